@@ -1,0 +1,1 @@
+"""Models: any Hugging Face transformer, its residual stream readable at any depth."""

@@ -1,0 +1,145 @@
+"""Reading the residual stream while the model runs.
+
+In: a wrapped model, its inputs, and which layers, sites and positions are wanted.
+Out: those states and nothing else; rows are gathered inside the hook, so a whole batch of
+activations is never kept for the sake of one position.
+
+Hooks are set on entering and removed on leaving, whatever happens in between.
+"""
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.trace import state_given, state_taken
+
+if TYPE_CHECKING:
+    from layerleap.models.transformer import Transformer
+
+
+@dataclass
+class Seen:
+    """What one forward pass showed.
+
+    `states[layer]` is h[layer]; `sites[block, name]` is the value at a site of the block that
+    makes h[block]. With `keep`, both are (row, d_model); without, (batch, pos, d_model).
+    """
+
+    states: dict[int, Tensor] = field(default_factory=dict)
+    sites: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    logits: Tensor | None = None
+
+
+class _Enough(Exception):
+    """Raised inside the forward pass once everything wanted has been seen."""
+
+
+@torch.inference_mode()
+def see(
+    transformer: "Transformer",
+    inputs: Mapping[str, Any],
+    *,
+    layers: Collection[int] | None = None,
+    sites: Collection[tuple[int, str]] = (),
+    keep: Tensor | None = None,
+    logits: bool = False,
+) -> Seen:
+    """Run the model once and return what was asked for.
+
+    Args:
+        transformer: the wrapped model.
+        inputs: keyword arguments of its forward pass, without padding on the left.
+        layers: which h[layer] to keep; all when None.
+        sites: pairs (block, site name), blocks counted from 1: block b makes h[b].
+        keep: boolean (batch, pos): the positions to gather, in row-major order.
+        logits: also run the tail. Without it the pass ends after the last block needed.
+    """
+    wanted = set(range(transformer.n_layers + 1)) if layers is None else set(layers)
+    _check_wanted(transformer, wanted, sites)
+    last = max([*wanted, *(block for block, _ in sites)], default=0)
+    seen, taken = Seen(), _Taker(keep)
+    done = 0  # blocks applied so far; a shared block (ALBERT) runs once per layer
+
+    def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        state = state_taken(args, kwargs)
+        if done == 0 and state is not None:
+            taken.shape = state.shape[:2]
+            if 0 in wanted:
+                seen.states[0] = taken(state)
+            if last == 0 and not logits:
+                raise _Enough
+
+    def after_block(_: nn.Module, __: Any, output: Any) -> None:
+        nonlocal done
+        done += 1
+        state = state_given(output)
+        if done in wanted and state is not None:
+            seen.states[done] = taken(state)
+        if done == last and not logits:
+            raise _Enough
+
+    def at_site(name: str, side: str, value: Tensor | None) -> None:
+        if (done + 1, name) in sites and value is not None:
+            seen.sites[done + 1, name] = taken(value)
+
+    with ExitStack() as hooks:
+        for path in dict.fromkeys(transformer.blocks):
+            block = transformer.model.get_submodule(path)
+            hooks.callback(block.register_forward_pre_hook(before_block, with_kwargs=True).remove)
+            hooks.callback(block.register_forward_hook(after_block).remove)
+        for name, side, module in transformer.site_modules(sites):
+            hooks.callback(_site_hook(module, name, side, at_site).remove)
+        try:
+            output = transformer.model(**inputs)
+            seen.logits = output.logits if logits else None
+        except _Enough:
+            pass
+    if missing := wanted - seen.states.keys():
+        raise ModelRefused(f"layers {sorted(missing)} were never reached in this forward pass")
+    return seen
+
+
+class _Taker:
+    """Gathers the kept positions; a copy, because a view would hold the whole activation."""
+
+    def __init__(self, keep: Tensor | None) -> None:
+        self.keep = keep
+        self.shape: torch.Size | None = None
+
+    def __call__(self, value: Tensor) -> Tensor:
+        if self.shape is not None and value.shape[:2] != self.shape:
+            value = value.reshape(*self.shape, -1)  # experts see rows without the batch axis
+        if self.keep is None:
+            return value.clone()
+        return value[self.keep.to(value.device)]
+
+
+def _site_hook(module: nn.Module, name: str, side: str, at_site: Any) -> Any:
+    if side == "in":
+        return module.register_forward_pre_hook(
+            lambda _, args, kwargs: at_site(name, side, state_taken(args, kwargs)),
+            with_kwargs=True,
+        )
+    return module.register_forward_hook(
+        lambda _, __, output: at_site(name, side, state_given(output))
+    )
+
+
+def _check_wanted(
+    transformer: "Transformer", layers: set[int], sites: Collection[tuple[int, str]]
+) -> None:
+    top = transformer.n_layers
+    for layer in layers:
+        if not 0 <= layer <= top:
+            raise BadSettings(f"layer {layer} does not exist: this model has layers 0 to {top}")
+    for block, name in sites:
+        if not 1 <= block <= top:
+            raise BadSettings(f"block {block} does not exist: this model has blocks 1 to {top}")
+        if name not in transformer.sites(block):
+            known = ", ".join(transformer.sites(block)) or "none"
+            raise BadSettings(f"no site {name!r} in block {block}; there are: {known}")

@@ -1,0 +1,168 @@
+"""Where the blocks and the tail of a model are, found by structure and execution order.
+
+In: the trace of one forward pass.
+Out: the path of the block behind each layer, and the steps from h[n_layers] to the logits.
+Not here: whether that is true. `laws` checks it with fresh inputs.
+
+No family is named anywhere: the blocks are the last outermost chain of modules in which
+each takes what the one before gave; the tail is what runs afterwards, with the plain
+operations between modules (a scale, a soft-cap, picking a position) inferred from numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from layerleap.errors import ModelRefused
+from layerleap.models.trace import Call, gap, is_close
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of the tail: a module by path, or a plain operation with a number."""
+
+    kind: Literal["module", "scale", "cap", "pick", "activate"]
+    path: str = ""
+    number: float = 0.0
+
+    def __str__(self) -> str:
+        return self.path or f"{self.kind}({self.number:.6g})"
+
+
+def find_blocks(
+    model: nn.Module, calls: Sequence[Call], wanted: str | None = None
+) -> tuple[Call, ...]:
+    """The call behind each layer: entry 0 turns h[0] into h[1]. `wanted` names the list."""
+    lists = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and (wanted is None or path == wanted)
+    }
+    if not lists:
+        raise ModelRefused(
+            f"no list of blocks{f' at {wanted!r}' if wanted else ''} in {type(model).__name__}: "
+            "wanted an nn.ModuleList whose items run one after the other; " + BY_HAND
+        )
+    chains = [chain for module in lists.values() if (chain := _chain(module, calls))]
+    outermost = [
+        chain
+        for chain in chains
+        if not any(other is not chain and _holds(other, chain) for other in chains)
+    ]
+    if not outermost:
+        raise ModelRefused(
+            f"law 'chain' failed for {type(model).__name__}: in none of {sorted(lists)} does each "
+            "item take exactly the state that the item before gave; " + BY_HAND
+        )
+    # An encoder-decoder has two chains; the one that ends last is the one that feeds the head.
+    return max(outermost, key=lambda chain: chain[-1].end)
+
+
+BY_HAND = (
+    "if you know better, name the paths by hand: "
+    "load(model, blocks='path.of.the.list', tail=['path.of.final.norm', 'path.of.head'])"
+)
+
+
+def _chain(items: nn.Module, calls: Sequence[Call]) -> tuple[Call, ...]:
+    """The calls of a list's items, if each takes what the one before gave; else nothing."""
+    members = {id(item) for item in items.children()}
+    ran = tuple(call for call in calls if id(call.module) in members)
+    if not ran or members != {id(call.module) for call in ran}:
+        return ()
+    for call in ran:
+        if call.takes is None or call.gives is None or call.takes.dim() != 3:
+            return ()
+        if call.gives.shape != call.takes.shape:
+            return ()
+    for before, after in zip(ran, ran[1:], strict=False):
+        if before.end > after.start or not is_close(after.takes, before.gives):  # type: ignore[arg-type]
+            return ()
+    return ran
+
+
+def _holds(outer: tuple[Call, ...], inner: tuple[Call, ...]) -> bool:
+    return any(call.contains(inner[0]) for call in outer)
+
+
+def find_tail(
+    model: nn.Module,
+    calls: Sequence[Call],
+    last_block: Call,
+    logits: Tensor,
+    wanted: Sequence[str] | None = None,
+) -> tuple[Step, ...]:
+    """The steps that turn what leaves the last block into `logits`."""
+    config = getattr(model, "config", None)
+    value, steps = last_block.gives, []
+    assert value is not None
+    for call in _after(calls, last_block, wanted):
+        if call.takes is None or call.gives is None:
+            continue
+        glue = _explain(value, call.takes, config)
+        if glue is None:
+            if wanted is not None:
+                raise ModelRefused(
+                    f"law 'tail' failed: {call.path!r} does not take what the step before gives"
+                )
+            continue  # a side branch, such as a router's loss
+        if is_close(call.gives, call.takes):
+            continue  # dropout and other identities
+        steps += [*glue, Step("module", call.path)]
+        value = call.gives
+    glue = _explain(value, logits, config)
+    if glue is None:
+        found = " -> ".join(str(step) for step in steps) or "nothing"
+        raise ModelRefused(
+            f"law 'tail' failed for {type(model).__name__}: after the last block ran {found}, which "
+            f"does not give the model's logits (off by {gap(value, logits):.2g}); {BY_HAND}"
+        )
+    return (*steps, *glue)
+
+
+def _after(calls: Sequence[Call], last_block: Call, wanted: Sequence[str] | None) -> list[Call]:
+    """Calls that start after the last block and lie in no other such call."""
+    later = [call for call in calls if call.start > last_block.end]
+    if wanted is not None:
+        missing = [path for path in wanted if all(call.path != path for call in later)]
+        if missing:
+            raise ModelRefused(f"tail path {missing[0]!r} does not run after the last block")
+        return [next(call for call in later if call.path == path) for path in wanted]
+    return [call for call in later if not any(other.contains(call) for other in later)]
+
+
+def _explain(value: Tensor, target: Tensor, config: Any) -> list[Step] | None:
+    """The plain operations between two recorded tensors; None if there is no simple story."""
+    if is_close(value, target):
+        return []
+    if value.dim() == 3 and target.dim() == 2:
+        for position in range(value.shape[1]):
+            rest = _explain(value[:, position], target, config)
+            if rest is not None:
+                return [Step("pick", number=position), *rest]
+        return None
+    if value.shape != target.shape:
+        return None
+    return _scaled(value, target) or _capped(value, target, config) or _activated(value, target)
+
+
+def _scaled(value: Tensor, target: Tensor) -> list[Step] | None:
+    exact = value.double()
+    number = ((exact * target.double()).sum() / exact.square().sum()).item()
+    return [Step("scale", number=number)] if is_close(value * number, target) else None
+
+
+def _capped(value: Tensor, target: Tensor, config: Any) -> list[Step] | None:
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap and is_close(cap * torch.tanh(value / cap), target):
+        return [Step("cap", number=float(cap))]
+    return None
+
+
+def _activated(value: Tensor, target: Tensor) -> list[Step] | None:
+    if is_close(nn.functional.gelu(value), target):
+        return [Step("activate")]
+    return None

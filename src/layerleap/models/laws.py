@@ -1,0 +1,219 @@
+"""The self-check: what must hold before a model is trusted.
+
+In: a wrapped model. Out: one verdict per law, each from fresh inputs that discovery never saw.
+
+    blocks    there are as many blocks as the configuration says
+    steady    two passes over the same input agree to the bit (no dropout left on)
+    finite    every state and logit is a number
+    tail      the tail applied to h[n_layers] gives the model's own logits
+    parts     attention, FFN and norms of each block add up to the block
+    padding   a row's states do not change when it shares a batch with a longer row
+    traceless after reading, logits are bit-identical and every hook is gone
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from layerleap.errors import LayerleapError, ModelRefused
+from layerleap.models.discover import BY_HAND
+from layerleap.models.probe import N_TOKENS, probe, probe_ids, ready
+from layerleap.models.sites import Anatomy, is_small
+from layerleap.models.trace import TOLERANCE, gap
+from layerleap.models.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One law and how it went."""
+
+    law: str
+    status: Literal["holds", "fails", "not applicable"]
+    detail: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+def check(transformer: Transformer) -> list[Verdict]:
+    """Every law's verdict, in the order of the module docstring."""
+    hooks_before = _count_hooks(transformer.model)
+    inputs = probe(transformer.model, rows=3, seed=11)
+    with torch.inference_mode():
+        before = transformer.model(**inputs).logits
+    verdicts = [_verdict(law, rule, transformer, inputs, before) for law, rule in LAWS.items()]
+    after_hooks = _count_hooks(transformer.model)
+    with torch.inference_mode():
+        after = transformer.model(**inputs).logits
+    same, left = torch.equal(before, after), after_hooks - hooks_before
+    steady = next(v for v in verdicts if v.law == "steady").status == "holds"
+    verdicts.append(
+        Verdict(
+            "traceless",
+            "holds" if (same or not steady) and left == 0 else "fails",
+            f"logits {'bit-identical' if same else 'changed'} after reading, {left} hooks left",
+        )
+    )
+    return verdicts
+
+
+def require(transformer: Transformer) -> None:
+    """Raise `ModelRefused` if any law fails."""
+    failed = [verdict for verdict in check(transformer) if verdict.status == "fails"]
+    if failed:
+        name = type(transformer.model).__name__
+        reasons = "; ".join(f"law '{verdict.law}' failed: {verdict.detail}" for verdict in failed)
+        raise ModelRefused(f"{name} is refused: {reasons}; {BY_HAND}")
+
+
+def check_model(model: PreTrainedModel, **names: Any) -> list[Verdict]:
+    """Wrap and check; a model that cannot even be wrapped gives one failed verdict."""
+    try:
+        return check(Transformer.wrap(model, check=False, **names))
+    except LayerleapError as error:
+        return [Verdict("discovery", "fails", str(error))]
+
+
+Rule = Callable[[Transformer, dict[str, Any], Tensor], tuple[bool | None, str]]
+
+
+def _verdict(
+    law: str, rule: Rule, transformer: Transformer, inputs: dict[str, Any], logits: Tensor
+) -> Verdict:
+    holds, detail = rule(transformer, inputs, logits)
+    status = {True: "holds", False: "fails", None: "not applicable"}[holds]
+    return Verdict(law, status, detail)  # type: ignore[arg-type]
+
+
+def _blocks(transformer: Transformer, _: dict[str, Any], __: Tensor) -> tuple[bool | None, str]:
+    config = transformer.model.config
+    if config.is_encoder_decoder:
+        names = ("decoder_layers", "num_decoder_layers")
+    else:
+        config, names = config.get_text_config(), ("num_hidden_layers", "n_layer")
+    said = next((getattr(config, name) for name in names if hasattr(config, name)), None)
+    found = f"{transformer.n_layers} at {transformer.blocks[0].rpartition('.')[0]}"
+    return (None if said is None else said == transformer.n_layers), f"{found}, config says {said}"
+
+
+def _steady(
+    transformer: Transformer, inputs: dict[str, Any], logits: Tensor
+) -> tuple[bool | None, str]:
+    with torch.inference_mode():
+        again = transformer.model(**inputs).logits
+    if torch.equal(again, logits):
+        return True, "two passes agree to the bit"
+    hint = "; call model.eval()" if transformer.model.training else ""
+    return False, f"two passes differ by {gap(again, logits):.2g} of the largest logit{hint}"
+
+
+def _finite(
+    transformer: Transformer, inputs: dict[str, Any], logits: Tensor
+) -> tuple[bool | None, str]:
+    seen = transformer.see(inputs)
+    bad = [layer for layer, h in seen.states.items() if not torch.isfinite(h).all()]
+    if bad:
+        return False, f"NaN or infinite states at layers {bad}"
+    if not torch.isfinite(logits).all():
+        return False, "NaN or infinite logits"
+    return True, f"{len(seen.states)} layers of states and the logits are numbers"
+
+
+def _tail(
+    transformer: Transformer, inputs: dict[str, Any], logits: Tensor
+) -> tuple[bool | None, str]:
+    h = transformer.see(inputs, layers=[transformer.n_layers]).states[transformer.n_layers]
+    picked = transformer.picked_position
+    rows = h[:, picked] if picked is not None else h.flatten(0, 1)
+    with torch.inference_mode():
+        ours = transformer.logits(rows)
+    error = gap(ours, logits.reshape(ours.shape))
+    path = " -> ".join(str(step) for step in transformer.tail)
+    return error <= _tolerance(logits), f"{path} (off by {error:.1e})"
+
+
+def _parts(
+    transformer: Transformer, inputs: dict[str, Any], _: Tensor
+) -> tuple[bool | None, str]:
+    unknown = [a for a in transformer.anatomy if isinstance(a, str)]
+    if unknown:
+        return None, f"no sites in {len(unknown)} blocks: {unknown[0]}; layers can still be read"
+    wanted = [
+        (block, name)
+        for block in range(1, transformer.n_layers + 1)
+        for name in transformer.sites(block)
+    ]
+    seen = transformer.see(inputs, sites=wanted)
+    worst = 0.0
+    for block in range(1, transformer.n_layers + 1):
+        rebuilt = rebuild(transformer, block, seen.states[block - 1], seen.sites)
+        worst = max(worst, gap(rebuilt, seen.states[block]))
+    anatomy = transformer.anatomy[0]
+    assert isinstance(anatomy, Anatomy)
+    scale = "" if anatomy.scale == 1 else f", scaled by {anatomy.scale:.4g}"
+    summary = f"{anatomy.style}: {' + '.join(anatomy.parts)}{scale} (off by {worst:.1e})"
+    return is_small(worst, seen.states[0]), summary
+
+
+def rebuild(
+    transformer: Transformer, block: int, h: Tensor, sites: dict[tuple[int, str], Tensor]
+) -> Tensor:
+    """h[block] from h[block - 1] and what the parts gave, by the block's own equation."""
+    anatomy = transformer.anatomy[block - 1]
+    assert isinstance(anatomy, Anatomy)
+    for part, added in zip(anatomy.parts, anatomy.adds, strict=True):
+        name = next(n for n, site in anatomy.sites.items() if site == added)
+        value = sites[block, name].to(h.device)
+        if anatomy.style == "post-norm":
+            path = anatomy.sites[f"{part}_post.out"].path
+            norm = transformer.model.get_submodule(f"{transformer.blocks[block - 1]}.{path}")
+            with torch.inference_mode():
+                h = norm(h + value)
+        else:
+            h = h + anatomy.scale * value
+    return h
+
+
+def _padding(
+    transformer: Transformer, inputs: dict[str, Any], _: Tensor
+) -> tuple[bool | None, str]:
+    if transformer.kind == "class" or "attention_mask" not in inputs:
+        return None, "inputs of one size"
+    model = transformer.model
+    short = probe_ids(model, 1, N_TOKENS - 3, seed=5)
+    long = torch.cat([short.expand(2, -1), probe_ids(model, 2, 3, seed=6)], dim=1)
+    mask = torch.ones_like(long)
+    mask[0, N_TOKENS - 3 :] = 0
+    alone = transformer.see(
+        ready(model, {"input_ids": short, "attention_mask": torch.ones_like(short)})
+    )
+    padded = transformer.see(ready(model, {"input_ids": long, "attention_mask": mask}))
+    worst = max(
+        gap(padded.states[layer][0, : N_TOKENS - 3], h[0]) for layer, h in alone.states.items()
+    )
+    return worst <= _tolerance(alone.states[0]), f"states move by {worst:.1e} under padding"
+
+
+def _tolerance(like: Tensor) -> float:
+    return TOLERANCE.get(like.dtype, 5e-2)
+
+
+def _count_hooks(model: PreTrainedModel) -> int:
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+    )
+
+
+LAWS: dict[str, Rule] = {
+    "blocks": _blocks,
+    "steady": _steady,
+    "finite": _finite,
+    "tail": _tail,
+    "parts": _parts,
+    "padding": _padding,
+}

@@ -1,0 +1,167 @@
+"""From a name to a trusted model.
+
+In: a bundled name, a hub name, a folder, a GGUF file, or a model that is already loaded.
+Out: a `Transformer` that passed its self-check, with its tokenizer if there is one.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from layerleap.errors import ModelRefused, UnknownModel
+from layerleap.models import zoo
+
+
+def load(
+    source: Any,
+    *,
+    tokenizer: Any = None,
+    blocks: str | None = None,
+    tail: Sequence[str] | None = None,
+    check: bool = True,
+    tell: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Any:
+    """Load and wrap a model; `options` go to `from_pretrained` untouched.
+
+    Args:
+        source: name, folder, GGUF file or `PreTrainedModel`.
+        tokenizer: for a model that is already loaded, or to replace the one found.
+        blocks: path of the list of blocks, when discovery fails.
+        tail: paths of the modules after the last block, when discovery fails.
+        check: False skips the laws; for `layerleap check`, which wants to show them.
+        tell: called with one line before anything slow.
+        options: `dtype`, `device_map`, `revision`, `trust_remote_code`, `quantization_config` ...
+    """
+    from transformers import PreTrainedModel
+
+    from layerleap.models.transformer import Transformer
+
+    names = {"blocks": blocks, "tail": tail, "check": check}
+    if isinstance(source, PreTrainedModel):
+        return Transformer.wrap(source, tokenizer, **names)
+    folder, name, more = _locate(str(source), tell)
+    options = {**more, **options}
+    model = _load_model(folder, name, options)
+    if tokenizer is None:
+        tokenizer = _load_tokenizer(folder, options)
+    return Transformer.wrap(
+        model, tokenizer, name=name, revision=options.get("revision"), **names
+    )
+
+
+def _locate(source: str, tell: Callable[[str], None] | None) -> tuple[str, str, dict[str, Any]]:
+    """What to hand to `from_pretrained`, what to call it, and what else it needs."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UnknownModel(
+                f"{source} is a folder without config.json; a model saved by save_pretrained was wanted"
+            )
+        return str(path), source, {}
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UnknownModel(f"{source} is a file but not .gguf; a folder or a GGUF file was wanted")
+        return str(path.parent), path.stem, {"gguf_file": path.name}
+    if source in zoo.MODELS:
+        return str(zoo.fetch_model(source, tell=tell)), source, {}
+    if path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise UnknownModel(f"no file or folder {source}; check the spelling")
+    return source, source, {}
+
+
+def _load_model(folder: str, name: str, options: dict[str, Any]) -> Any:
+    """The model with the head it was saved with; a head made up at random is refused."""
+    from transformers import AutoConfig
+
+    with warnings.catch_warnings(), _quiet_transformers():
+        warnings.simplefilter("ignore")
+        try:
+            passed = {k: v for k, v in options.items() if k in CONFIG_OPTIONS}
+            config = AutoConfig.from_pretrained(folder, **passed)
+            model, info = _model_class(config).from_pretrained(
+                folder, output_loading_info=True, **options
+            )
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+            raise UnknownModel(_why_not(name, folder, error)) from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelRefused(
+            f"{name} lacks {len(missing)} weights that {type(model).__name__} needs, such as "
+            f"{missing[0]}; they would be random, so load a checkpoint saved with its head"
+        )
+    return model.eval()
+
+
+CONFIG_OPTIONS = ("revision", "token", "trust_remote_code", "cache_dir", "local_files_only", "gguf_file", "subfolder")  # fmt: skip
+
+
+def _why_not(name: str, folder: str, error: Exception) -> str:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if Path(folder).is_dir():
+        return f"cannot load a model from {folder}: {first}"
+    bundled = ", ".join(zoo.MODELS)
+    return (
+        f"no model {name!r}: neither bundled ({bundled}), nor a folder, nor to be had from the hub "
+        f"({first[:160]}); check the spelling and the network"
+    )
+
+
+def _model_class(config: Any) -> Any:
+    """The class named in the configuration, or the auto class that knows this configuration."""
+    import transformers
+
+    for name in config.architectures or ():
+        found = getattr(transformers, name, None)
+        if found is not None and not name.endswith("Model"):
+            return found
+    for name in AUTO_CLASSES:
+        auto = getattr(transformers, name, None)
+        if auto is not None and (
+            type(config) in auto._model_mapping or name in (getattr(config, "auto_map", None) or {})
+        ):
+            return auto
+    raise ValueError(f"no class with logits is known for {type(config).__name__}")
+
+
+# Masked before causal: encoders are in both lists, decoders only in the second.
+AUTO_CLASSES = (
+    "AutoModelForMaskedLM",
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForImageClassification",
+)
+
+
+def _load_tokenizer(folder: str, options: dict[str, Any]) -> Any:
+    """The tokenizer beside the model, or None: a bare model can still be checked."""
+    from transformers import AutoTokenizer
+
+    passed = {k: v for k, v in options.items() if k in CONFIG_OPTIONS}
+    with _quiet_transformers():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **passed)
+        except Exception:  # whatever goes wrong, the answer is the same: there is none
+            return None
+    return tokenizer if len(tokenizer) > 1 else None
+
+
+class _quiet_transformers:
+    """Keep load reports and progress bars of transformers off the terminal."""
+
+    def __enter__(self) -> None:
+        from transformers.utils import logging
+
+        self.level = logging.get_verbosity()
+        self.bars = logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        from transformers.utils import logging
+
+        logging.set_verbosity(self.level)
+        if self.bars:
+            logging.enable_progress_bar()

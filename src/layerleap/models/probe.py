@@ -1,0 +1,72 @@
+"""Small inputs that any wrapped model accepts, for discovery and self-check.
+
+In: a model. Out: keyword arguments for its forward pass.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+N_TOKENS = 7
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """How many ids the input embedding knows."""
+    embedding = model.get_input_embeddings()
+    size = getattr(embedding, "num_embeddings", None) or model.config.get_text_config().vocab_size
+    return int(size)
+
+
+def accepts(model: PreTrainedModel, name: str) -> bool:
+    """True if the forward pass has an argument of that name."""
+    return name in inspect.signature(model.forward).parameters
+
+
+def probe_ids(model: PreTrainedModel, rows: int, n_tokens: int, seed: int) -> Tensor:
+    """Random ids that avoid padding, which some families treat apart."""
+    generator = torch.Generator().manual_seed(seed)
+    low = 5 if vocabulary_size(model) > 12 else 0
+    return torch.randint(low, vocabulary_size(model), (rows, n_tokens), generator=generator)
+
+
+def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, Any]:
+    """Inputs of `rows` random examples."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    main = model.main_input_name
+    inputs: dict[str, Any] = {}
+    if main == "pixel_values":
+        inputs[main] = torch.randn(rows, *_image_shape(model), generator=generator)
+        return ready(model, inputs)
+    ids = probe_ids(model, rows, N_TOKENS, seed)
+    if main == "input_features":
+        inputs[main] = torch.randn(rows, *_sound_shape(model), generator=generator)
+        inputs["decoder_input_ids"] = ids
+    elif model.config.is_encoder_decoder:
+        inputs["input_ids"] = probe_ids(model, rows, N_TOKENS + 2, seed + 2)
+        inputs["decoder_input_ids"] = ids
+    else:
+        inputs["input_ids"] = ids
+        inputs["attention_mask"] = torch.ones_like(ids)
+    return ready(model, inputs)
+
+
+def ready(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs on the model's entry device and, if they are not ids, in its dtype; no cache."""
+    placed = {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        for name, value in inputs.items()
+    }
+    return {**placed, "use_cache": False} if accepts(model, "use_cache") else placed
+
+
+def _image_shape(model: PreTrainedModel) -> tuple[int, int, int]:
+    size = model.config.image_size
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return model.config.num_channels, height, width
+
+
+def _sound_shape(model: PreTrainedModel) -> tuple[int, int]:
+    return model.config.num_mel_bins, 2 * model.config.max_source_positions

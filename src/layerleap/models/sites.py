@@ -1,0 +1,252 @@
+"""Named points inside a block: what enters and leaves attention, FFN and the norms around them.
+
+In: the calls of one block in a trace.
+Out: `{"attn.in": Site(path, "in"), ...}` and the equation by which the parts add up.
+
+The equation is found by trying: each part's contribution may be the output of a module, of
+its last projection, or of a norm applied to either; the stream may be `x + part`
+(pre-norm, parallel, sandwich) or `norm(x + part)` (post-norm). Whatever reproduces the
+block's own output is the architecture; if nothing does, the block has no sites.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from layerleap.models.trace import TOLERANCE, Call, gap, is_close
+
+Style = Literal["sequential", "parallel", "post-norm"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One side of one module, by its path inside the block."""
+
+    path: str
+    side: Literal["in", "out"]
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """How one block is put together.
+
+    sequential, parallel: `out = in + scale * (sum of contributions)`
+    post-norm:            `x = norm(x + contribution)`, part after part
+    """
+
+    style: Style
+    parts: tuple[str, ...]  # "attn", "cross", "ffn" in order of execution
+    adds: tuple[Site, ...]  # for each part, the site whose value is added to the stream
+    scale: float = 1.0
+    sites: dict[str, Site] = field(default_factory=dict)
+    error: float = 0.0  # how far the parts were from the block on the probe
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A sub-module under investigation: its calls, and where it begins."""
+
+    name: str
+    first: Call  # its input is what enters the part
+    outputs: tuple[Call, ...]  # candidates for what the part gives, best first
+
+
+def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
+    """The anatomy of one block, or the reason why it has none."""
+    inside = [call for call in calls if block.contains(call) and call.gives is not None]
+    norms = [call for call in inside if _is_norm(call.module)]
+    parts = _parts(block, inside, norms)
+    if isinstance(parts, str):
+        return parts
+    best: Anatomy | None = None
+    for outputs in itertools.product(*(_contributions(part, norms, block) for part in parts)):
+        for anatomy in (_additive(block, parts, outputs), _post_norm(block, parts, outputs, norms)):
+            if anatomy and is_small(anatomy.error, block.gives):
+                return _with_sites(anatomy, block, parts, outputs, norms)
+            if anatomy and (best is None or anatomy.error < best.error):
+                best = anatomy
+    near = f"; the nearest sum is off by {best.error:.2g}" if best else ""
+    return f"{', '.join(part.name for part in parts)} do not add up to the block{near}"
+
+
+def is_small(error: float, like: Tensor | None) -> bool:
+    """Within the rounding of the dtype."""
+    return like is not None and error <= TOLERANCE.get(like.dtype, 5e-2)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    flat = all(parameter.dim() == 1 for parameter in module.parameters())
+    return "norm" in type(module).__name__.lower() and flat
+
+
+def _relative(block: Call, call: Call) -> str:
+    return call.path.removeprefix(f"{block.path}.")
+
+
+def _attention_root(path: str) -> str | None:
+    """The path up to the first component that speaks of attention."""
+    pieces = path.split(".")
+    for place, piece in enumerate(pieces):
+        if re.search("att(n|ention)", piece.lower()):
+            return ".".join(pieces[: place + 1])
+    return None
+
+
+def _parts(block: Call, inside: list[Call], norms: list[Call]) -> tuple[_Part, ...] | str:
+    """Attention(s) and FFN in order of execution."""
+    weighted = [
+        call
+        for call in inside
+        if call not in norms and any(p.dim() > 1 for p in call.module.parameters(recurse=False))
+    ]
+    by_root: dict[str, list[Call]] = {}
+    feed_forward = []
+    for call in weighted:
+        root = _attention_root(_relative(block, call))
+        (by_root.setdefault(root, []) if root else feed_forward).append(call)
+    if not 1 <= len(by_root) <= 2 or not feed_forward:
+        return f"found {len(by_root)} attention modules and {len(feed_forward)} FFN matrices"
+    parts = []
+    for name, (root, members) in zip(("attn", "cross"), by_root.items(), strict=False):
+        whole = next((call for call in inside if _relative(block, call) == root), None)
+        parts.append(_part(name, whole, members))
+    # An FFN often is a module of its own; in BERT and OPT it is loose matrices of the block.
+    mixed = [*norms, *(call for members in by_root.values() for call in members)]
+    whole = _smallest_holding(feed_forward, inside, apart_from=mixed)
+    parts.append(_part("ffn", whole, feed_forward))
+    return tuple(parts)
+
+
+def _part(name: str, whole: Call | None, members: list[Call]) -> _Part:
+    ends = (members[-1],) if whole is None else (whole, members[-1])
+    return _Part(name, whole or members[0], ends)
+
+
+def _smallest_holding(
+    members: list[Call], inside: list[Call], apart_from: list[Call]
+) -> Call | None:
+    """The smallest call that holds all `members` and none of `apart_from`."""
+
+    def holds(call: Call, other: Call) -> bool:
+        return call is other or call.contains(other)
+
+    fitting = [
+        call
+        for call in inside
+        if all(holds(call, member) for member in members)
+        and not any(holds(call, other) for other in apart_from)
+    ]
+    return min(fitting, key=lambda call: call.end - call.start, default=None)
+
+
+def _contributions(part: _Part, norms: list[Call], block: Call) -> Iterator[tuple[Call, Call]]:
+    """Pairs (what the part gives, what is added to the stream): raw, or after a norm."""
+    for output in part.outputs:
+        value = _as_state(output, block)
+        if value is None:
+            continue
+        for norm in norms:
+            if norm.start > output.end and norm.takes is not None and is_close(norm.takes, value):
+                yield output, norm
+        yield output, output
+
+
+def _as_state(call: Call, block: Call) -> Tensor | None:
+    """What a call gives in the block's shape; experts see rows without the batch axis."""
+    assert block.gives is not None
+    value = call.gives
+    if value is None or value.numel() != block.gives.numel():
+        return None
+    return value.reshape(block.gives.shape).to(block.gives.device)
+
+
+def _additive(
+    block: Call, parts: tuple[_Part, ...], outputs: tuple[tuple[Call, Call], ...]
+) -> Anatomy | None:
+    """`out = in + scale * sum`, with the scale that fits best (1 for nearly every family)."""
+    values = [_as_state(added, block) for _, added in outputs]
+    if any(value is None for value in values) or block.takes is None or block.gives is None:
+        return None
+    total = torch.stack([value.double() for value in values if value is not None]).sum(0)
+    start = block.takes.to(block.gives.device).double()
+    change = block.gives.double() - start
+    scale = ((total * change).sum() / total.square().sum().clamp_min(1e-300)).item()
+    scale = 1.0 if abs(scale - 1) < 1e-2 else scale
+    error = gap(start + scale * total, block.gives)
+    adds = tuple(Site(_relative(block, added), "out") for _, added in outputs)
+    return Anatomy("sequential", tuple(p.name for p in parts), adds, scale, error=error)
+
+
+def _post_norm(
+    block: Call,
+    parts: tuple[_Part, ...],
+    outputs: tuple[tuple[Call, Call], ...],
+    norms: list[Call],
+) -> Anatomy | None:
+    """`x = norm(x + part)`, part after part."""
+    stream = block.takes
+    for _, added in outputs:
+        value = _as_state(added, block)
+        if stream is None or value is None:
+            return None
+        total = stream.to(value.device) + value
+        norm = next((n for n in norms if n.takes is not None and is_close(n.takes, total)), None)
+        stream = norm.gives if norm else None
+    if stream is None or block.gives is None:
+        return None
+    adds = tuple(Site(_relative(block, added), "out") for _, added in outputs)
+    names = tuple(part.name for part in parts)
+    return Anatomy("post-norm", names, adds, error=gap(stream, block.gives))
+
+
+def _with_sites(
+    anatomy: Anatomy,
+    block: Call,
+    parts: tuple[_Part, ...],
+    outputs: tuple[tuple[Call, Call], ...],
+    norms: list[Call],
+) -> Anatomy:
+    """Name the points around each part; parallel blocks are told apart by what the FFN takes."""
+    sites: dict[str, Site] = {}
+
+    def name(word: str, call: Call) -> None:
+        sites[f"{word}.in"] = Site(_relative(block, call), "in")
+        sites[f"{word}.out"] = Site(_relative(block, call), "out")
+
+    stream = block.takes
+    parallel = anatomy.style == "sequential"
+    for part, (output, added) in zip(parts, outputs, strict=True):
+        sites[f"{part.name}.in"] = Site(_relative(block, part.first), "in")
+        sites[f"{part.name}.out"] = Site(_relative(block, output), "out")
+        before = _norm_giving(part.first.takes, norms)
+        if before:
+            name(f"{part.name}_norm", before)
+        if added is not output:
+            name(f"{part.name}_post", added)
+        entry = before.takes if before else part.first.takes
+        parallel = parallel and entry is not None and stream is not None and is_close_flat(entry, stream)
+        if anatomy.style == "post-norm" and stream is not None:
+            value = _as_state(added, block)
+            assert value is not None
+            after = next(n for n in norms if n.takes is not None and is_close(n.takes, stream + value))
+            name(f"{part.name}_post", after)
+            sites.pop(f"{part.name}_norm.in", None), sites.pop(f"{part.name}_norm.out", None)
+            stream = after.gives
+    style: Style = "parallel" if parallel else anatomy.style
+    return Anatomy(style, anatomy.parts, anatomy.adds, anatomy.scale, sites, anatomy.error)
+
+
+def is_close_flat(ours: Tensor, theirs: Tensor) -> bool:
+    """Close, whether or not one of them lost its batch axis."""
+    return ours.numel() == theirs.numel() and is_close(ours.reshape(theirs.shape), theirs)
+
+
+def _norm_giving(value: Tensor | None, norms: list[Call]) -> Call | None:
+    if value is None:
+        return None
+    return next((n for n in norms if n.gives is not None and is_close_flat(n.gives, value)), None)

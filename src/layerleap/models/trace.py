@@ -1,0 +1,113 @@
+"""One forward pass, written down: which module ran when, what it took and what it gave.
+
+In: a model and a small probe input.
+Out: a list of calls in order of execution, from which `discover` and `sites` read the
+architecture instead of knowing it.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# How far two computations of the same quantity may lie apart, as a share of its largest entry.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One execution of one module; `start` and `end` are ticks of a common clock."""
+
+    path: str
+    module: nn.Module
+    start: int
+    end: int
+    takes: Tensor | None
+    gives: Tensor | None
+
+    def contains(self, other: "Call") -> bool:
+        """True if `other` ran inside this call."""
+        return self.start < other.start and other.end < self.end
+
+
+def state_taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The state that a module is called with: first tensor by place, else `hidden_states`."""
+    for value in args:
+        if isinstance(value, Tensor):
+            return value
+    named = kwargs.get("hidden_states")
+    if isinstance(named, Tensor):
+        return named
+    return next((value for value in kwargs.values() if isinstance(value, Tensor)), None)
+
+
+def state_given(output: Any) -> Tensor | None:
+    """The state that a module returns: the output itself, or the first tensor in it."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, list | tuple):
+        return next((value for value in output if isinstance(value, Tensor)), None)
+    return None
+
+
+def with_state(output: Any, state: Tensor) -> Any:
+    """`output` with its state replaced, in the shape the module returned it."""
+    if isinstance(output, Tensor):
+        return state
+    place = next(i for i, value in enumerate(output) if isinstance(value, Tensor))
+    return type(output)([*output[:place], state, *output[place + 1 :]])
+
+
+@torch.no_grad()
+def trace(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Call], Any]:
+    """Every call of one forward pass in order of start, and the model's output."""
+    calls: list[Call] = []
+    open_calls: list[tuple[nn.Module, int, Tensor | None]] = []
+    clock = 0
+
+    def copy(value: Tensor | None) -> Tensor | None:
+        # Some blocks add in place, so what was seen must be kept apart from what follows.
+        return None if value is None else value.detach().clone()
+
+    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal clock
+        clock += 1
+        open_calls.append((module, clock, copy(state_taken(args, kwargs))))
+
+    def leaving(path: str, module: nn.Module, output: Any) -> None:
+        nonlocal clock
+        clock += 1
+        opened, start, taken = open_calls.pop()
+        if opened is module:
+            calls.append(Call(path, module, start, clock, taken, copy(state_given(output))))
+
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            before = module.register_forward_pre_hook(entering, with_kwargs=True)
+            hooks.callback(before.remove)
+            after = module.register_forward_hook(
+                lambda module, _, output, path=path: leaving(path, module, output)
+            )
+            hooks.callback(after.remove)
+        output = model(**inputs)
+    return sorted(calls, key=lambda call: call.start), output
+
+
+def gap(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference as a share of the largest entry of `theirs`; inf if shapes differ."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    theirs = theirs.to(ours.device)
+    scale = theirs.abs().amax().double().item() or 1.0
+    difference = (ours.double() - theirs.double()).abs().amax().item()
+    return float("inf") if difference != difference else difference / scale  # NaN is never close
+
+
+def is_close(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal up to the rounding of the dtype."""
+    return gap(ours, theirs) <= TOLERANCE.get(theirs.dtype, 5e-2)

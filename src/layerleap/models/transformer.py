@@ -1,0 +1,189 @@
+"""Transformer: a frozen model whose residual stream can be read at any depth.
+
+In: a Hugging Face model, loaded and placed as its owner wants it.
+Out: blocks, tail and sites under one contract, or `ModelRefused`; never a half-working object.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from layerleap.errors import ModelRefused
+from layerleap.models.capture import Seen, see
+from layerleap.models.discover import Step, find_blocks, find_tail
+from layerleap.models.identity import Identity, identify
+from layerleap.models.probe import probe
+from layerleap.models.sites import Anatomy, Site, find_anatomy
+from layerleap.models.trace import is_close, trace
+
+Kind = Literal["next-token", "masked-token", "class"]
+
+
+class Transformer:
+    """A model, and how to read it.
+
+    blocks[l]   path of the block that turns h[l] into h[l + 1]
+    tail        the steps that turn h[n_layers] into logits
+    anatomy[l]  the parts of that block, or the reason why they are not known
+    kind        next-token, masked-token or class: what a position's logits speak about
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        identity: Identity,
+        blocks: tuple[str, ...],
+        tail: tuple[Step, ...],
+        anatomy: tuple[Anatomy | str, ...],
+        kind: Kind,
+        d_model: int,
+        d_vocab: int,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.identity = identity
+        self.blocks = blocks
+        self.tail = tail
+        self.anatomy = anatomy
+        self.kind = kind
+        self.n_layers = len(blocks)
+        self.d_model = d_model
+        self.d_vocab = d_vocab
+
+    @classmethod
+    def wrap(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        name: str | None = None,
+        revision: str | None = None,
+        blocks: str | None = None,
+        tail: Sequence[str] | None = None,
+        check: bool = True,
+    ) -> "Transformer":
+        """Adapt a loaded model as it is: it is neither moved nor cast nor put into eval mode.
+
+        Args:
+            model: any `PreTrainedModel` with logits, quantised or placed by `device_map` or not.
+            tokenizer: needed only for text.
+            name: how to call it; the folder or hub name it came from when None.
+            revision: the hub revision it came from.
+            blocks: path of the list of blocks, when discovery fails.
+            tail: paths of the modules after the last block, when discovery fails.
+            check: refuse the model if a law fails. `laws.check` itself passes False.
+        """
+        inputs = probe(model)
+        calls, output = trace(model, inputs)
+        logits = getattr(output, "logits", None)
+        if logits is None:
+            raise ModelRefused(
+                f"{type(model).__name__} gives no logits; load it with its head, for instance "
+                "through AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForImageClassification"
+            )
+        chain = find_blocks(model, calls, blocks)
+        first = chain[0].takes
+        assert first is not None
+        wrapped = cls(
+            model,
+            tokenizer,
+            identify(model, name, revision),
+            tuple(call.path for call in chain),
+            find_tail(model, calls, chain[-1], logits, tail),
+            tuple(find_anatomy(call, calls) for call in chain),
+            _kind(model, inputs, logits),
+            first.shape[-1],
+            logits.shape[-1],
+        )
+        if check:
+            from layerleap.models.laws import require  # laws need a wrapped model to check
+
+            require(wrapped)
+        return wrapped
+
+    def __repr__(self) -> str:
+        return (
+            f"Transformer({self.identity.name}: {type(self.model).__name__}, {self.kind}, "
+            f"{self.n_layers} layers, d_model {self.d_model}, {self.d_vocab} outputs)"
+        )
+
+    def see(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        layers: Collection[int] | None = None,
+        sites: Collection[tuple[int, str]] = (),
+        keep: Tensor | None = None,
+        logits: bool = False,
+    ) -> Seen:
+        """One forward pass; see `capture.see`."""
+        return see(self, inputs, layers=layers, sites=sites, keep=keep, logits=logits)
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Read states of h[n_layers] with the model's own tail: (row, d_model) -> (row, d_vocab).
+
+        The states are taken before the final norm; the tail applies it.
+        """
+        value = h.unsqueeze(1)  # a batch of one-token texts: what every tail accepts
+        for step in self.tail:
+            value = self._apply(step, value)
+        return value.reshape(len(h), self.d_vocab)
+
+    def _apply(self, step: Step, value: Tensor) -> Tensor:
+        if step.kind == "module":
+            module = self.model.get_submodule(step.path)
+            return module(value.to(_device_of(module, value)))
+        if step.kind == "scale":
+            return value * step.number
+        if step.kind == "cap":
+            return step.number * torch.tanh(value / step.number)
+        if step.kind == "activate":
+            return nn.functional.gelu(value)
+        return value.squeeze(1)  # "pick": the rows already are the picked position
+
+    @property
+    def picked_position(self) -> int | None:
+        """The only position whose state reaches the logits (an image's CLS), or None for all."""
+        return next((int(step.number) for step in self.tail if step.kind == "pick"), None)
+
+    def sites(self, block: int) -> dict[str, Site]:
+        """The sites of block `block` (1 to n_layers) by name; empty if they are not known."""
+        anatomy = self.anatomy[block - 1]
+        return {} if isinstance(anatomy, str) else anatomy.sites
+
+    def site_modules(
+        self, wanted: Collection[tuple[int, str]]
+    ) -> Iterator[tuple[str, str, nn.Module]]:
+        """Each (name, side, module) behind `wanted` once, though a shared block serves many layers."""
+        found = {}
+        for block, name in wanted:
+            site = self.sites(block)[name]
+            found[name, site.side, f"{self.blocks[block - 1]}.{site.path}"] = None
+        for name, side, path in found:
+            yield name, side, self.model.get_submodule(path)
+
+
+def _device_of(module: nn.Module, value: Tensor) -> torch.device:
+    parameter = next(module.parameters(), None)
+    on_meta = parameter is None or parameter.device.type == "meta"  # offloaded: its hook moves us
+    return value.device if on_meta or parameter is None else parameter.device
+
+
+@torch.inference_mode()
+def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor) -> Kind:
+    """Found by behaviour: does an earlier position's output depend on a later token?"""
+    if logits.dim() == 2:
+        return "class"
+    name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    changed = inputs[name].clone()
+    changed[:, -1] = torch.where(changed[:, -1] == changed[:, 0], changed[:, 1], changed[:, 0])
+    if (changed[:, -1] == inputs[name][:, -1]).any():
+        changed[:, -1] = (inputs[name][:, -1] + 1) % logits.shape[-1]
+    other = model(**{**inputs, name: changed}).logits
+    return "next-token" if is_close(other[:, :-1], logits[:, :-1]) else "masked-token"
+
+

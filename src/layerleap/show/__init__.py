@@ -1,0 +1,1 @@
+"""Show: command line, figures and reports; translates and computes nothing."""

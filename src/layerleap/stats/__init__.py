@@ -1,0 +1,1 @@
+"""Stats: what a linear map needs to know, in constant memory, additive and mergeable."""
