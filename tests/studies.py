@@ -115,7 +115,7 @@ def _share(name: str, depth: float) -> float:
     return 0.25 + 0.2 * depth + 0.5 * depth**3.2
 
 
-def _value(metric: str, share: float, k_lift: float = 0.0) -> float:
+def _value(metric: str, share: float) -> float:
     if metric.startswith("precision"):
         k = int(metric.split("@")[1])
         return 1 - (1 - share) ** (1 + 0.55 * math.log(k))

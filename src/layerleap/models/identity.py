@@ -60,8 +60,7 @@ def _sample(weight: Tensor) -> bytes:
     if weight.device.type == "meta" or weight.numel() == 0:
         return b"not in memory"  # offloaded to disk: name and shape must do
     flat = weight.reshape(-1)
-    places = torch.linspace(0, flat.numel() - 1, min(SAMPLES, flat.numel())).long()
-    values = flat[places.to(flat.device)].cpu()
+    values = flat[:: max(1, flat.numel() // SAMPLES)].cpu()
     if values.is_floating_point():
         values = values.to(torch.bfloat16).view(torch.int16)
     return values.to(torch.int64).numpy().tobytes()

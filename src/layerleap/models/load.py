@@ -64,7 +64,7 @@ def _locate(source: str, tell: Callable[[str], None] | None) -> tuple[str, str, 
         if path.suffix != ".gguf":
             raise UnknownModel(f"{source} is a file but not .gguf; a folder or a GGUF file was wanted")
         return str(path.parent), path.stem, {"gguf_file": path.name}
-    if source in zoo.MODELS:
+    if source in zoo.MODEL_NAMES:
         return str(zoo.fetch_model(source, tell=tell)), source, {}
     if path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise UnknownModel(f"no file or folder {source}; check the spelling")
@@ -101,7 +101,7 @@ def _why_not(name: str, folder: str, error: Exception) -> str:
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if Path(folder).is_dir():
         return f"cannot load a model from {folder}: {first}"
-    bundled = ", ".join(zoo.MODELS)
+    bundled = ", ".join(zoo.MODEL_NAMES)
     return (
         f"no model {name!r}: neither bundled ({bundled}), nor a folder, nor to be had from the hub "
         f"({first[:160]}); check the spelling and the network"

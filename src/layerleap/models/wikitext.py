@@ -18,27 +18,26 @@ from typing import Any
 SHORTEST_ARTICLE = 300  # characters; what is left of a disambiguation page is shorter
 HOLE, LISTED = "\ue000", "\ue001"  # private-use characters: no article contains them
 
-SKIPPED_SECTIONS = frozenset(
-    "references, external links, see also, further reading, notes, bibliography, footnotes, "
-    "sources, works cited, citations, notes and references, references and notes, gallery, "
-    "filmography, discography, explanatory notes, works, publications, "
-    "selected bibliography, footnotes and references".split(", ")
+SKIPPED_SECTIONS = re.compile(
+    r"(external links|see also|further reading|bibliography|selected bibliography|sources|"
+    r"works cited|citations|gallery|filmography|discography|works|publications|"
+    r"((explanatory )?notes|references|footnotes)( and (notes|references|footnotes))?)$"
 )
-SKIPPED_TAGS = frozenset("table ref references gallery timeline source pre score".split())
+SKIPPED_TAGS = ("table", "ref", "references", "gallery", "timeline", "source", "pre", "score")
+FORMULAS = ("math", "chem", "ce", "hiero")
 # Taken out before parsing, because there are thousands and each replacement costs a search.
 REFERENCES = re.compile(
     r"<!--.*?-->|<ref\b[^<>]*/>|<ref\b[^<>]*>.*?</ref\s*>", re.DOTALL | re.IGNORECASE
 )
-FORMULAS = frozenset("math chem ce hiero".split())
 SKIPPED_LINKS = re.compile(r"\s*:?(file|image|category|media|[a-z]{2,3})\s*:", re.IGNORECASE)
 
 # Templates that print nothing in running prose, by how their names begin.
 SILENT = re.compile(
     r"(sfn|harv|rp$|cite|citation|cn$|fact$|refn|efn|notetag|clarif|when|who|which|page needed|"
-    r"ipa|respell|pron|lang-|lang\|-|coord|anchor|dubious|dead|update|failed|verif|by whom|"
+    r"ipa|respell|pron|lang-|coord|anchor|dubious|dead|update|failed|verif|by whom|"
     r"according|vague|better|not in|see|audio|#tag|flagicon|clear|note|ref$|nts|contradict|full)"
 )
-DASHES = frozenset("mdash ndash spaced snd snds mdashb spaced ndash dash en dash".split())
+DASHES = ("mdash", "ndash", "snd", "snds", "mdashb", "spaced ndash", "dash", "en dash")
 UNITS = {
     **{"km2": "square kilometres", "sqkm": "square kilometres", "sqmi": "square miles"},
     **{"km": "kilometres", "m": "metres", "cm": "centimetres", "mm": "millimetres", "nm": "nm"},
@@ -84,10 +83,14 @@ def prose(markup: str) -> str:
 def _drop_sections(code: Any) -> None:
     for section in code.get_sections(levels=[2, 3]):
         headings = section.filter_headings()
-        if headings and headings[0].title.strip_code().strip().lower() in SKIPPED_SECTIONS:
+        if headings and SKIPPED_SECTIONS.match(_plain(headings[0].title)):
             _replace(code, section, "")
     for heading in code.filter_headings():
         _replace(code, heading, "\n\n")
+
+
+def _plain(title: Any) -> str:
+    return str(title.strip_code()).strip().lower()
 
 
 def _replace_each(

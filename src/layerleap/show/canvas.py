@@ -23,6 +23,8 @@ OTHERS = ("#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#4d4d4d")
 NAMES = {"mat": "mat (linear shortcut)", "id": "id (logit lens)"}
 # The layout is measured with DejaVu Sans, which comes with matplotlib and is wider than these.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+LONG_NUMBER = re.compile(r"-?\d+\.\d{4,}(?!\d|e)")
+PLACED = ("d", "x", "y", "transform", "points", "width", "height")
 RAISED = str.maketrans(
     "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
 )
@@ -155,11 +157,14 @@ def to_svg(figure: Any, name: str, label: str) -> str:
             # Metadata names outside addresses; the style sheet would reach the whole page.
             if _local(child.tag) in ("metadata", "style"):
                 parent.remove(child)
+    renamed = _new_ids(root, name)
     for element in root.iter():
         element.tag = _local(element.tag)
-        old = dict(element.attrib)
+        old = {_local(key): value for key, value in element.attrib.items()}
         element.attrib.clear()
-        element.attrib.update({_local(key): _own(_local(key), old[key], name) for key in old})
+        for key, value in old.items():
+            if key != "id" or value in renamed:
+                element.attrib[key] = _own(key, value, renamed)
     root.attrib |= {
         "xmlns": "http://www.w3.org/2000/svg",
         "role": "img",
@@ -180,11 +185,31 @@ def _local(name: str) -> str:
     return name.rsplit("}", 1)[-1]
 
 
-def _own(key: str, value: str, prefix: str) -> str:
-    """An attribute's value with our fonts, and with ids and references that only we use."""
+def _new_ids(root: ElementTree.Element, prefix: str) -> dict[str, str]:
+    """New names, in the order of the document, for the ids that something refers to.
+
+    Matplotlib's names hash the last bits of its layout, which differ from run to run.
+    """
+    used = {
+        target
+        for element in root.iter()
+        for key, value in element.attrib.items()
+        for target in re.findall(r"^#(.+)$" if _local(key) == "href" else r"url\(#([^)]+)\)", value)
+    }
+    found = [element.attrib["id"] for element in root.iter() if element.get("id") in used]
+    return {old: f"{prefix}-{place}" for place, old in enumerate(found)}
+
+
+def _own(key: str, value: str, renamed: dict[str, str]) -> str:
+    """An attribute's value with our ids, our fonts, and a thousandth of a point as its grain."""
     if key == "id":
-        return f"{prefix}-{value}"
-    if key == "href" and value.startswith("#"):
-        return f"#{prefix}-{value[1:]}"
-    value = value.replace("url(#", f"url(#{prefix}-")
-    return re.sub(r"'DejaVu Sans'[^;]*", FONTS, value) if key == "style" else value
+        return renamed[value]
+    if key == "href":
+        return f"#{renamed[value[1:]]}" if value.startswith("#") else value
+    if key == "style":
+        return re.sub(r"'DejaVu Sans'[^;]*", FONTS, value)
+    if key == "clip-path":
+        return re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{renamed[match[1]]})", value)
+    return (
+        LONG_NUMBER.sub(lambda match: f"{float(match[0]):.3f}", value) if key in PLACED else value
+    )

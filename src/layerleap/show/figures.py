@@ -14,10 +14,10 @@ from layerleap.show.canvas import (
     colour_of,
     draw_curve,
     draw_r2,
+    drawing,
     dress_layers,
     dress_powers,
     dress_share,
-    drawing,
     sheet,
     to_svg,
 )

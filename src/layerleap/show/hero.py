@@ -12,14 +12,23 @@ from layerleap.show.canvas import (
     colour_of,
     draw_curve,
     draw_r2,
+    drawing,
     dress_layers,
     dress_share,
-    drawing,
     sheet,
     to_png,
     to_svg,
 )
-from layerleap.show.select import Curve, Study, home, home_curves, home_rows, r2_cells, sample
+from layerleap.show.select import (
+    Curve,
+    Study,
+    has_interval,
+    home,
+    home_curves,
+    home_rows,
+    r2_cells,
+    sample,
+)
 
 
 class Hero(NamedTuple):
@@ -45,12 +54,21 @@ def hero(study: Study) -> Hero | None:
             _r2_panel(figure, panels[1], cells, n_layers)
         title = hero_title(study)
         figure.text(0.018, 0.965, title, fontsize=16.5, weight="bold", va="top", linespacing=1.25)
-        _, read = home(study)
-        facts = f"{study['model']['name']}, {n_layers} layers, read on {read}; "
-        facts += f"{sample(home_rows(study))}; band = 95 % interval"
+        facts = _facts(study)
         figure.text(0.985, 0.015, facts, fontsize=8.5, color=SOFT, va="bottom", ha="right")
         label = f"{title.replace(chr(10), ' ')} {facts}."
         return Hero(to_svg(figure, "hero", label), to_png(figure))
+
+
+def _facts(study: Study) -> str:
+    rows, (_, read) = home_rows(study), home(study)
+    name, n_layers = _short(study["model"]["name"]), study["model"]["n_layers"]
+    band = "band = 95 % interval" if has_interval(rows) else "no interval"
+    return f"{name}, {n_layers} layers, read on {_short(read)}; {sample(rows)}; {band}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else name[:39] + "\u2026"
 
 
 def hero_title(study: Study) -> str:
@@ -58,7 +76,7 @@ def hero_title(study: Study) -> str:
     model, middle = study["model"], study["model"]["n_layers"] // 2
     curves = {each.map: each for each in home_curves(study, "precision@1")}
     shares = {name: point.value for name, each in curves.items() if (point := each.at(middle))}
-    name = model["name"] if len(model["name"]) <= 40 else model["name"][:39] + "\u2026"
+    name = _short(model["name"])
     token = "masked token" if model["kind"] == "masked-token" else "next token"
     if "mat" not in shares:
         return f"What {name} is about to say,\nread after each of its {model['n_layers']} layers"
@@ -92,7 +110,7 @@ def _mark_lead(axes: Any, mat: Curve, own: Curve, n_layers: int) -> None:
     style = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (early, 0.5), (late, 0.5), arrowprops=style, zorder=4)
     text = f"50 %,\n{late - early} layers\nearlier"
-    axes.text((early + late) / 2, 0.475, text, ha="center", va="top", fontsize=9.5)
+    axes.text(early + 0.02 * n_layers, 0.475, text, va="top", fontsize=9.5)
 
 
 def _r2_panel(figure: Any, axes: Any, cells: dict[tuple[int, int], float], n_layers: int) -> None:

@@ -1,0 +1,85 @@
+"""The card of a bank: what a reader must know before trusting it, as Markdown with hub metadata.
+
+In: a bank. Out: the text of its README.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from layerleap.maps.bank import ShortcutBank
+
+
+def readme(bank: "ShortcutBank") -> str:
+    """Front matter, use, how it was made, how good it is."""
+    name = bank.model["name"]
+    return "\n".join(
+        [
+            "---",
+            "library_name: layerleap",
+            "tags: [layerleap, linear-shortcut, interpretability]",
+            *([f"base_model: {name}"] if "/" in name else []),
+            "---",
+            "",
+            f"# Linear shortcuts of {name}",
+            "",
+            f"{len(bank)} maps, {'each layer to the last' if bank.is_final_only else 'layer to layer'}, "
+            f"of a model with {bank.n_layers} layers of width {bank.d_model}.",
+            "",
+            "```python",
+            "import layerleap as ll",
+            f'model = ll.load("{name}")',
+            'bank = ll.ShortcutBank.from_pretrained("this folder")',
+            'bank.lens(model).read("The capital of France is")',
+            "```",
+            "",
+            "## Made from",
+            "",
+            *_bullets({"made by": bank.source, **bank.model, **bank.data, **bank.settings}),
+            "",
+            "## How good",
+            "",
+            *_quality(bank),
+            "",
+        ]
+    )
+
+
+def _bullets(values: dict[str, Any]) -> list[str]:
+    return [f"- {key}: {value}" for key, value in values.items() if value is not None]
+
+
+def _quality(bank: "ShortcutBank") -> list[str]:
+    deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
+    lines = []
+    if deficient:
+        worst = min(deficient, key=lambda fit: fit.rank)
+        lines += [
+            f"**{len(deficient)} of {len(bank.fits)} fits are rank-deficient** (layer {worst.src}: "
+            f"rank {worst.rank} of {worst.width} from {worst.rows} rows): their maps are the "
+            "minimum-norm answer; fit on more text.",
+            "",
+        ]
+    if bank.quality:
+        columns = list(bank.quality[0])
+        lines += ["Held-out scores:", "", _row(columns), _row(["---"] * len(columns))]
+        lines += [_row([_cell(row.get(column)) for column in columns]) for row in bank.quality]
+    finals = [fit for fit in bank.fits.values() if fit.dst == bank.n_layers]
+    if finals:
+        columns = ["layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of id"]
+        lines += ["", "Fits to the last layer:", "", _row(columns), _row(["---"] * len(columns))]
+        lines += [
+            _row([
+                str(fit.src), str(fit.rows), f"{fit.rank}/{fit.width}", f"{fit.condition:.2g}",
+                f"{fit.ridge:g}", f"{fit.train_r2:.3f}", f"{fit.train_r2_id:.3f}",
+            ])
+            for fit in finals
+        ]  # fmt: skip
+    return lines or ["Not measured: these maps were imported or saved without scores."]
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,120 @@
+"""Maps that others have published, read without running anything they contain.
+
+In: a folder of mat's `i_j.pickle` matrices, or a tuned-lens folder.
+Out: a `ShortcutBank` of the same maps.
+
+Both formats are pickles. They are read by an unpickler that can build tensors and arrays and
+nothing else: any other name in the file is refused before it is looked up.
+"""
+
+import io
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerleap.errors import BadArtifact
+from layerleap.files import read_json
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.linear import LinearMap
+from layerleap.models.transformer import Transformer
+
+
+def import_mat(folder: str | Path, transformer: Transformer) -> ShortcutBank:
+    """Matrices of "Jump to Conclusions": `i_j.pickle` holds A with h[j] ~ A h[i], no bias."""
+    maps = []
+    for path in sorted(Path(folder).iterdir()):
+        if found := re.fullmatch(r"(\d+)_(\d+)\.pickle", path.name):
+            src, dst = int(found[1]), int(found[2])
+            matrix = _read_matrix(path)
+            _check_shape(path, matrix, transformer, src, dst)
+            maps.append(LinearMap(src, dst, weight=matrix.float().T.contiguous()))
+    if not maps:
+        raise BadArtifact(f"no files like 0_24.pickle in {folder}; mat's matrices were wanted")
+    return _bank(maps, transformer, f"mat, {folder}")
+
+
+def import_tuned_lens(folder: str | Path, transformer: Transformer) -> ShortcutBank:
+    """A tuned lens: `config.json` and `params.pt`, translator l reads h[l] as h + W h + b."""
+    folder = Path(folder)
+    config = read_json(folder / "config.json")
+    try:
+        state = torch.load(folder / "params.pt", weights_only=True, map_location="cpu")
+    except Exception as error:  # torch has no common class for a file it will not read
+        raise BadArtifact(f"{folder / 'params.pt'} cannot be read safely ({error})") from error
+    maps = []
+    for layer in range(int(config.get("num_hidden_layers", transformer.n_layers))):
+        if f"{layer}.weight" not in state:
+            raise BadArtifact(f"{folder / 'params.pt'} has no translator for layer {layer}")
+        change = state[f"{layer}.weight"].float()
+        _check_shape(folder, change, transformer, layer, transformer.n_layers)
+        weight = torch.eye(len(change)) + change.T
+        bias = state.get(f"{layer}.bias")
+        maps.append(
+            LinearMap(
+                layer,
+                transformer.n_layers,
+                weight=weight.contiguous(),
+                bias=None if bias is None else bias.float(),
+            )
+        )
+    return _bank(maps, transformer, f"tuned-lens, {folder}")
+
+
+def _bank(maps: list[LinearMap], transformer: Transformer, source: str) -> ShortcutBank:
+    return ShortcutBank(
+        maps,
+        model=transformer.identity.to_dict(),
+        n_layers=transformer.n_layers,
+        d_model=transformer.d_model,
+        source=source,
+    )
+
+
+def _check_shape(path: Path, matrix: Tensor, transformer: Transformer, src: int, dst: int) -> None:
+    width = transformer.d_model
+    if tuple(matrix.shape) != (width, width):
+        raise BadArtifact(f"{path} holds a matrix of {tuple(matrix.shape)}; {width} x {width} was wanted")
+    if not 0 <= src < dst <= transformer.n_layers:
+        raise BadArtifact(f"{path} maps {src} to {dst}; the model has layers 0 to {transformer.n_layers}")
+
+
+def _read_matrix(path: Path) -> Tensor:
+    try:
+        with path.open("rb") as stream:
+            value = _TensorsOnly(stream).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, RuntimeError) as error:
+        raise BadArtifact(f"{path} cannot be read safely ({error})") from error
+    return torch.as_tensor(value)
+
+
+def _storage(data: bytes) -> Any:
+    """A tensor's storage, as plain pickle writes it: a nested file, read by torch's safe loader."""
+    return torch.load(io.BytesIO(data), weights_only=True)
+
+
+class _TensorsOnly(pickle.Unpickler):
+    """Builds tensors and arrays; any other name is an error."""
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return _storage
+        module = module.replace("numpy.core", "numpy._core")  # where old files look for it
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it wants {module}.{name}, which is not a tensor")
+        return super().find_class(module, name)
+
+
+ALLOWED = {
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("collections", "OrderedDict"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("_codecs", "encode"),
+}

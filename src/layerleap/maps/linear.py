@@ -1,0 +1,271 @@
+"""Linear shortcuts, solved in closed form from moments.
+
+In: `Moments` of layers. Out: `LinearMap`s, each with how it was fitted.
+
+    h[dst] ~ h[src] @ W + b        W = argmin  sum |h[src] W + b - h[dst]|^2 + penalty |W|^2
+
+Faithful to "Jump to Conclusions" (arXiv 2303.09435) this is with b = 0 and no penalty. One
+eigendecomposition of the source's Gram matrix serves every target, every ridge and every rank,
+and gives the minimum-norm answer where the data leave directions undetermined.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerleap.errors import BadSettings, BadText
+from layerleap.stats.moments import Moments
+
+RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # tried by "auto"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How one map came about; plain JSON types."""
+
+    src: int
+    dst: int
+    rows: int  # rows fitted on
+    rank: int  # directions the data determine
+    width: int  # directions there are
+    condition: float  # largest over smallest singular value of the rows, among those kept
+    ridge: float  # penalty as a fraction of the mean squared singular value per direction
+    train_r2: float  # coordinate-averaged, on the rows fitted on
+    train_r2_id: float  # the same for the identity map
+
+    @property
+    def is_deficient(self) -> bool:
+        """True if the rows did not determine the map."""
+        return self.rank < self.width
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """h[dst] ~ h[src] @ weight + bias, or h[src] @ left @ right + bias at low rank.
+
+    Built by `solve` or loaded, so always fitted. Kept in float32 whatever the model's dtype.
+    """
+
+    src: int
+    dst: int
+    weight: Tensor | None = None
+    left: Tensor | None = None
+    right: Tensor | None = None
+    bias: Tensor | None = None
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """Carry rows of h[src] to layer dst, in their own dtype and on their own device."""
+        x = h.to(self._any.dtype)
+        if self.weight is not None:
+            y = x @ self.weight.to(h.device)
+        else:
+            assert self.left is not None and self.right is not None
+            y = x @ self.left.to(h.device) @ self.right.to(h.device)
+        if self.bias is not None:
+            y = y + self.bias.to(h.device)
+        return y.to(h.dtype)
+
+    @property
+    def _any(self) -> Tensor:
+        found = self.weight if self.weight is not None else self.left
+        assert found is not None
+        return found
+
+    @property
+    def rank(self) -> int:
+        """Inner width: d_model for a full map."""
+        return self._any.shape[1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved, by name."""
+        named = {"weight": self.weight, "left": self.left, "right": self.right, "bias": self.bias}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def to(self, device: Any) -> "LinearMap":
+        """The same map elsewhere."""
+        return LinearMap(self.src, self.dst, **{k: v.to(device) for k, v in self.tensors().items()})
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The logit lens: h[dst] ~ h[src]."""
+
+    src: int
+    dst: int
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """The rows as they are."""
+        return h
+
+
+def solve(
+    moments: Moments,
+    src: int,
+    *,
+    targets: Sequence[int] | None = None,
+    intercept: bool = False,
+    ridge: float | str = 0.0,
+    rank: int | None = None,
+    held_back: Moments | None = None,
+) -> Iterator[tuple[LinearMap, Fit]]:
+    """Maps from `src` to each of `targets`.
+
+    Args:
+        moments: what was seen.
+        src: the source layer.
+        targets: all that the moments hold, when None.
+        intercept: fit a bias too.
+        ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto".
+        rank: keep only the best `rank` directions of the prediction.
+        held_back: moments of other documents, for choosing the ridge.
+    """
+    if rank is not None and not 1 <= rank <= moments.d_model:
+        raise BadSettings(f"rank {rank} is not in 1 to {moments.d_model}")
+    source = _Source(moments, src, intercept)
+    if ridge == "auto":
+        ridge = source.best_ridge(held_back)
+    if isinstance(ridge, str) or not ridge >= 0:
+        raise BadSettings(f"ridge {ridge!r} is neither 'auto' nor a number of at least 0")
+    for dst in moments.targets(src) if targets is None else targets:
+        weight, bias = source.solve(dst, ridge)
+        fit = source.report(dst, weight, bias, ridge)
+        if rank is None:
+            yield LinearMap(src, dst, weight=_f32(weight), bias=_f32(bias)), fit
+        else:
+            left, right, bias = source.reduce(dst, weight, rank)
+            yield LinearMap(src, dst, left=_f32(left), right=_f32(right), bias=_f32(bias)), fit
+
+
+def _f32(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.float().contiguous()
+
+
+class _Source:
+    """The eigendecomposition of one source layer's Gram matrix, and what follows from it."""
+
+    def __init__(self, moments: Moments, src: int, intercept: bool) -> None:
+        self.moments, self.src, self.intercept = moments.settle(), src, intercept
+        if moments.n == 0:
+            raise BadText("no rows to fit on; the text gave no position to read")
+        self.xx = self._centred(moments.xx(src), src, src)
+        values, self.vectors = torch.linalg.eigh(self.xx)
+        self.values = values.clamp_min(0)
+        # Eigenvalues below this share of the largest are rounding: the data are silent there.
+        floor = self.values[-1] * len(values) * torch.finfo(values.dtype).eps
+        self.known = self.values > floor
+
+    def _centred(self, products: Tensor, src: int, dst: int) -> Tensor:
+        if not self.intercept:
+            return products
+        sums, n = self.moments.sums, self.moments.n
+        return products - torch.outer(sums[src], sums[dst]) / n
+
+    def _xy(self, dst: int) -> Tensor:
+        return self._centred(self.moments.xy(self.src, dst), self.src, dst)
+
+    def _inverse(self, ridge: float) -> Tensor:
+        """1 / (eigenvalue + penalty), 0 where the data are silent: the minimum-norm choice."""
+        penalised = self.values + ridge * self.values.mean()
+        return torch.where(self.known, 1 / penalised.clamp_min(1e-300), 0.0)
+
+    def solve(self, dst: int, ridge: float) -> tuple[Tensor, Tensor | None]:
+        rotated = self._inverse(ridge)[:, None] * (self.vectors.T @ self._xy(dst))
+        weight = self.vectors @ rotated
+        return weight, self._bias(dst, weight)
+
+    def _bias(self, dst: int, weight: Tensor) -> Tensor | None:
+        if not self.intercept:
+            return None
+        sums = self.moments.sums
+        return (sums[dst] - sums[self.src] @ weight) / self.moments.n
+
+    def reduce(self, dst: int, weight: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Reduced-rank regression: project the predictions onto their leading directions."""
+        predicted = weight.T @ self.xx @ weight
+        directions = torch.linalg.eigh(predicted).eigenvectors[:, -rank:]
+        left = weight @ directions
+        return left, directions.T, self._bias(dst, left @ directions.T)
+
+    def report(self, dst: int, weight: Tensor, bias: Tensor | None, ridge: float) -> Fit:
+        kept = self.values[self.known]
+        condition = (kept[-1] / kept[0]).sqrt().item() if len(kept) else 1.0
+        identity = torch.eye(len(weight), dtype=weight.dtype)
+        return Fit(
+            self.src, dst, self.moments.n, int(self.known.sum()), len(weight), condition,
+            ridge, moments_r2(self.moments, self.src, dst, weight, bias),
+            moments_r2(self.moments, self.src, dst, identity, None),
+        )  # fmt: skip
+
+    def best_ridge(self, held_back: Moments | None) -> float:
+        """The penalty with the least error to the last layer on rows held back.
+
+        In the eigenbasis an error is a quadratic form in the inverse eigenvalues, so each
+        candidate costs d^2 instead of a new fit.
+        """
+        if held_back is None or held_back.settle().n == 0:
+            raise BadSettings(
+                "an automatic ridge needs rows held back from the fit, and there are none: "
+                "give more documents, or a ridge as a number"
+            )
+        dst = self.moments.n_layers
+        other = _Rows(held_back, self, dst)
+        fitted = self.vectors.T @ self._xy(dst) * other.weights
+        gram = self.vectors.T @ other.xx @ self.vectors
+        quadratic = gram * (fitted @ fitted.T)
+        linear = (fitted * (self.vectors.T @ other.xy * other.weights)).sum(1)
+
+        def error(ridge: float) -> float:
+            inverse = self._inverse(ridge)
+            return (inverse @ quadratic @ inverse - 2 * inverse @ linear).item()
+
+        return min(RIDGES, key=error)
+
+
+class _Rows:
+    """Held-back rows seen from the fit's centre, coordinates weighted to count equally in R2."""
+
+    def __init__(self, held_back: Moments, source: _Source, dst: int) -> None:
+        src, n = source.src, held_back.n
+        self.xx, self.xy = held_back.xx(src), held_back.xy(src, dst)
+        if source.intercept:
+            mean_x = source.moments.sums[src] / source.moments.n
+            mean_y = source.moments.sums[dst] / source.moments.n
+            sum_x, sum_y = held_back.sums[src], held_back.sums[dst]
+            self.xx = self.xx - torch.outer(sum_x, mean_x) - torch.outer(mean_x, sum_x)
+            self.xx = self.xx + n * torch.outer(mean_x, mean_x)
+            self.xy = self.xy - torch.outer(sum_x, mean_y) - torch.outer(mean_x, sum_y)
+            self.xy = self.xy + n * torch.outer(mean_x, mean_y)
+        spread = held_back.xx(dst).diagonal() - held_back.sums[dst].square() / n
+        self.weights = spread.clamp_min(1e-12).rsqrt()
+
+
+def moments_r2(
+    moments: Moments, src: int, dst: int, weight: Tensor, bias: Tensor | None
+) -> float:
+    """Coordinate-averaged R2 of a map on the rows behind `moments`, without seeing them again."""
+    error = squared_error(moments, src, dst, weight, bias)
+    yy, sums = moments.xx(dst).diagonal(), moments.sums[dst]
+    spread = yy - sums.square() / moments.n
+    return (1 - error / spread.clamp_min(1e-300)).mean().item()
+
+
+def squared_error(
+    moments: Moments, src: int, dst: int, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Sum over rows of (h[src] W + b - h[dst])^2, per coordinate."""
+    weight = weight.double()
+    predicted = (weight * (moments.xx(src) @ weight)).sum(0)
+    both = (weight * moments.xy(src, dst)).sum(0)
+    error = predicted - 2 * both + moments.xx(dst).diagonal()
+    if bias is not None:
+        bias = bias.double()
+        drift = moments.sums[src] @ weight - moments.sums[dst]
+        error = error + 2 * bias * drift + moments.n * bias.square()
+    return error.clamp_min(0)

@@ -1,0 +1,148 @@
+"""Lens: a map to the last layer, then the model's own tail; what each layer would say.
+
+In: a wrapped model, and a bank of shortcuts or nothing (the logit lens).
+Out: logits for states of any layer, and `Readings` of texts.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerleap.errors import BadSettings, BadText
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.linear import Identity, LinearMap
+from layerleap.models.transformer import Transformer
+from layerleap.read.metrics import Answer
+from layerleap.read.readings import Readings, Track
+from layerleap.stream.examples import Example, collate
+
+ENTRIES = 2**23  # logits held at a time: 32 MB in float32
+
+
+class Lens:
+    """Reads states of a model through a bank, or as they are when there is none."""
+
+    def __init__(self, transformer: Transformer, bank: ShortcutBank | None = None) -> None:
+        if bank is not None:
+            bank.check_model(transformer)
+        self.transformer, self.bank = transformer, bank
+
+    @property
+    def name(self) -> str:
+        """`mat` with a bank, `id` without."""
+        return "id" if self.bank is None else "mat"
+
+    def map(self, layer: int) -> LinearMap | Identity:
+        """The map from `layer` to the last."""
+        last = self.transformer.n_layers
+        return Identity(layer, last) if self.bank is None else self.bank[layer, last]
+
+    @torch.inference_mode()
+    def logits(self, h: Tensor, layer: int) -> Tensor:
+        """What rows of h[layer] would say: (row, d_model) -> (row, d_vocab)."""
+        return self.transformer.logits(self.map(layer)(h))
+
+    def read(
+        self,
+        text: str | Sequence[int],
+        *,
+        positions: Sequence[int] | None = None,
+        top_k: int = 5,
+    ) -> Readings:
+        """Every layer's reading of `text`, through this lens and through the logit lens.
+
+        Args:
+            text: a string, or token ids. For masked models it should contain the mask token.
+            positions: which tokens to read, negative ones from the end; when None, all of them,
+                or just the masked ones if there are any.
+            top_k: how many tokens to keep per reading.
+        """
+        return self.read_batch([text], positions=positions, top_k=top_k)[0]
+
+    def read_batch(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        positions: Sequence[int] | None = None,
+        top_k: int = 5,
+    ) -> list[Readings]:
+        """Readings of several texts in one forward pass; each is as if it were read alone."""
+        if not 1 <= top_k <= self.transformer.d_vocab:
+            raise BadSettings(f"top_k {top_k} is not in 1 to {self.transformer.d_vocab}")
+        encoded = [self._encode(text) for text in texts]
+        kept = [self._positions(ids, positions) for ids in encoded]
+        batch = collate(
+            self.transformer,
+            [Example(n, tuple(i), tuple(k)) for n, (i, k) in enumerate(zip(encoded, kept, strict=True))],
+        )
+        seen = self.transformer.see(batch.inputs, keep=batch.keep)
+        lenses = [Lens(self.transformer)] + ([self] if self.bank is not None else [])
+        tracks = {lens.name: track(lens, seen.states, top_k) for lens in lenses}
+        found = []
+        for number, (ids, keep) in enumerate(zip(encoded, kept, strict=True)):
+            rows = batch.documents == number
+            cut = {name: value.rows(rows) for name, value in tracks.items()}
+            found.append(Readings(self._tokens(ids), keep, self.transformer.n_layers, cut, self._token))
+        return found
+
+    def _encode(self, text: str | Sequence[int]) -> list[int]:
+        tokenizer = self.transformer.tokenizer
+        if isinstance(text, str):
+            if tokenizer is None:
+                raise BadText(f"{self.transformer.identity.name} has no tokenizer; give token ids")
+            text = tokenizer(text)["input_ids"]
+        ids = [int(token) for token in text]
+        if not ids:
+            raise BadText("the text is empty; at least one token was wanted")
+        return ids
+
+    def _positions(self, ids: list[int], wanted: Sequence[int] | None) -> list[int]:
+        if wanted is None:
+            mask = getattr(self.transformer.tokenizer, "mask_token_id", None)
+            is_masked = self.transformer.kind == "masked-token" and mask is not None
+            masked = [p for p, token in enumerate(ids) if is_masked and token == mask]
+            return masked or list(range(len(ids)))
+        for position in wanted:
+            if not -len(ids) <= position < len(ids):
+                raise BadSettings(f"position {position} does not exist: the text has {len(ids)} tokens")
+        return sorted({position % len(ids) for position in wanted})
+
+    def _tokens(self, ids: list[int]) -> list[str]:
+        return [self._token(token) for token in ids]
+
+    def _token(self, token: int) -> str:
+        tokenizer: Any = self.transformer.tokenizer
+        return str(token) if tokenizer is None else tokenizer.decode([token])
+
+
+@torch.inference_mode()
+def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
+    """The readings of every layer at the given rows, reduced to what is kept."""
+    last = lens.transformer.n_layers
+    parts = []
+    for rows in chunks(len(states[last]), lens.transformer.d_vocab):
+        answer = Answer(lens.transformer.logits(states[last][rows]))
+        layers = []
+        for layer in range(last + 1):
+            logits = lens.logits(states[layer][rows], layer).float()
+            compared = answer.compare(logits.to(answer.p.device))
+            best = _top(logits, top_k)
+            layers.append((*best, compared.rank == 0, compared.kl, compared.surprisal))
+        parts.append([torch.stack([values.cpu() for values in kind]) for kind in zip(*layers, strict=True)])
+    return Track(*(torch.cat(kind, dim=1) for kind in zip(*parts, strict=True)))
+
+
+def _top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Ids and probabilities of the k best; equal logits in order of id."""
+    order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    ids = order.indices[:, :k]
+    return ids, (order.values[:, :k] - logits.logsumexp(-1, keepdim=True)).exp()
+
+
+def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:
+    """Slices of rows whose logits fit the budget; results do not depend on the cut."""
+    size = max(1, ENTRIES // d_vocab)
+    for start in range(0, n_rows, size):
+        yield slice(start, min(start + size, n_rows))

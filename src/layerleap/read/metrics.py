@@ -1,0 +1,101 @@
+"""Measures of a reading against the model's own answer, one value per row.
+
+In: logits of the model and of a reading, (row, d_vocab). Out: numbers per row, nothing V-sized.
+Averages and intervals are made from rows by `mean_interval`, which resamples whole documents,
+because positions of one document are not independent.
+
+Definitions follow "Jump to Conclusions" (arXiv 2303.09435), section 4:
+    Precision@k   the reading's top token is among the model's k best
+    Surprisal     -ln p_model(the reading's top token), nats; at the last layer -ln p_max, not 0
+    KL            KL(model || reading), nats
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DEPTH = 10  # Precision@k is known for k up to this
+
+
+def top_token(logits: Tensor) -> Tensor:
+    """The id of the largest logit; of equal ones, the lowest id."""
+    best = logits.amax(-1, keepdim=True)
+    return (logits == best).to(torch.uint8).argmax(-1)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A reading against the model, per row."""
+
+    top: Tensor  # the reading's top token
+    rank: Tensor  # where the model places it, 0 = first; DEPTH means lower than that
+    surprisal: Tensor
+    kl: Tensor
+
+
+class Answer:
+    """The model's own distribution for a few rows, ready to be compared with many readings."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits.float()
+        self.log_norm = self.logits.logsumexp(-1)
+        self.p = (self.logits - self.log_norm[:, None]).exp()
+        self.best = self.logits.topk(min(DEPTH + 1, logits.shape[-1])).values
+        self.negative_entropy = (self.p * self.logits).sum(-1) - self.log_norm
+
+    def compare(self, reading: Tensor) -> Comparison:
+        """How `reading` (row, d_vocab) differs from the model's answer."""
+        reading = reading.float()
+        top = top_token(reading)
+        chosen = self.logits.gather(-1, top[:, None])
+        cross = reading.logsumexp(-1) - (self.p * reading).sum(-1)
+        # Clamped because rounding can put a divergence of zero just below it.
+        kl = (self.negative_entropy + cross).clamp_min(0)
+        return Comparison(top, self._rank(chosen, top), self.log_norm - chosen[:, 0], kl)
+
+    def _rank(self, chosen: Tensor, top: Tensor) -> Tensor:
+        rank = (self.best > chosen).sum(-1).clamp_max(DEPTH)
+        tied = ((self.best == chosen).sum(-1) > 1).nonzero()[:, 0]
+        for row in tied.tolist():  # rare: equal logits are ordered by id, as top_token does
+            before = self.logits[row, : int(top[row])] == chosen[row]
+            rank[row] = min(DEPTH, int(rank[row] + before.sum()))
+        return rank
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its interval and what it rests on."""
+
+    value: float
+    low: float
+    high: float
+    rows: int
+    documents: int
+
+
+def mean_interval(
+    values: Tensor, documents: Tensor, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> list[Estimate]:
+    """Column means of (row, column) with percentile intervals from resampled documents."""
+    names, group = documents.unique(return_inverse=True)
+    sums = torch.zeros(len(names), values.shape[1], dtype=torch.float64)
+    sums.index_add_(0, group, values.double())
+    counts = torch.bincount(group, minlength=len(names)).double()
+    weights = resample(len(names), resamples, seed)
+    means = (weights @ sums) / (weights @ counts)[:, None]
+    tail = (1 - level) / 2
+    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)
+    centre = values.double().mean(0)
+    return [
+        Estimate(c, lo, hi, len(values), len(names))
+        for c, lo, hi in zip(centre.tolist(), low.tolist(), high.tolist(), strict=True)
+    ]
+
+
+def resample(n: int, times: int, seed: int) -> Tensor:
+    """How often each of n groups is drawn in each of `times` bootstrap samples: (times, n)."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(n, (times, n), generator=generator)
+    counts = torch.zeros(times, n, dtype=torch.float64)
+    return counts.scatter_add_(1, drawn, torch.ones(times, n, dtype=torch.float64))

@@ -1,0 +1,101 @@
+"""The report of a study: one HTML page that needs nothing else, and its data beside it.
+
+In: the plain-data result of a study and a folder. Out: `report.html`, `study.json` and three CSV
+files in that folder, all of them or none; other files of the folder are left alone.
+"""
+
+import base64
+import csv
+import hashlib
+import io
+import json
+from contextlib import ExitStack
+from importlib import resources
+from pathlib import Path
+
+from layerleap.errors import BadArtifact
+from layerleap.files import whole_file
+from layerleap.show import page
+from layerleap.show.extras import report_library
+from layerleap.show.select import Row, Study, home, without_nan
+
+FORMAT = 1
+# Columns that come first when present; whatever else the study has follows.
+COLUMNS = {
+    "r2": ("map", "src", "dst", "r2", "low", "high", "weighted", "no_first", "rows", "documents"),
+    "scores": ("fit", "read", "map", "layer", "metric", "value", "low", "high", "rows",
+               "documents"),
+    "fits": ("src", "dst", "rows", "rank", "width", "condition", "ridge", "train_r2",
+             "train_r2_id"),
+}  # fmt: skip
+
+
+def write_report(study: Study, folder: Path) -> Path:
+    """Write the page and the data of `study` into `folder`; returns the path of the page.
+
+    NaN and infinity, which JSON does not have, become null and are shown as a dash.
+    """
+    study = without_nan(study)
+    contents = {
+        "study.json": json.dumps(study, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        **{f"{name}.csv": csv_text(study[name], columns) for name, columns in COLUMNS.items()},
+        "report.html": report_html(study),
+    }
+    # Every file is complete on the disk, under a temporary name, before the first is renamed.
+    with ExitStack() as all_files:
+        for name, text in contents.items():
+            temporary = all_files.enter_context(whole_file(Path(folder) / name))
+            temporary.write_text(text, encoding="utf8", newline="")
+    return Path(folder) / "report.html"
+
+
+def report_html(study: Study) -> str:
+    """The page alone, as text: style, script and figures are inside it."""
+    if study.get("format") != FORMAT or study.get("kind") != "shortcuts":
+        found = f"{study.get('kind')}, format {study.get('format')}"
+        raise BadArtifact(f"the study is of kind {found}; wanted shortcuts, format {FORMAT}")
+    jinja2 = report_library("jinja2")
+    markup = report_library("markupsafe").Markup
+    study = without_nan(study)
+    script = _asset("report.js")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    fit, read = home(study)
+    html: str = environment.from_string(_asset("report.html.j2")).render(
+        study=study,
+        model=study["model"],
+        fit=fit,
+        read=read,
+        figures=page.figures_of(study),
+        headlines=[row["text"] for row in study["findings"] if row["topic"] == "headline"],
+        tiles=page.tiles(study),
+        scores=page.score_table(study),
+        transfer=page.transfer_table(study),
+        fits=page.fit_table(study),
+        data=page.data_table(study),
+        style=markup(_asset("report.css")),  # our own files: trusted, not escaped
+        script=markup(script),
+        script_hash=_hash(script),
+        markup=markup,
+    )
+    return html
+
+
+def csv_text(rows: list[Row], columns: tuple[str, ...]) -> str:
+    """Rows as CSV with a head; None is an empty field, and numbers keep all their digits."""
+    known = dict.fromkeys([*columns, *(key for row in rows for key in row)])
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(known), lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def _asset(name: str) -> str:
+    return resources.files("layerleap.show").joinpath(name).read_text(encoding="utf8")
+
+
+def _hash(script: str) -> str:
+    """What the page's security policy knows our script by; any other script is refused."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

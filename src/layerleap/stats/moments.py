@@ -1,0 +1,172 @@
+"""Moments: all that a linear map needs to know about the data, in constant memory.
+
+In: batches of states, one tensor per layer.
+Out: sums and cross products, additive: moments of parts add up to moments of the whole,
+in any order, on any number of machines.
+
+Sums are float64. With unit-free states of any size, a covariance then keeps about eight
+digits even where a mean is 1e4 standard deviations away from zero.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
+from layerleap.files import whole_file
+
+FORMAT = 1
+BUFFER = 1024  # rows gathered before the products are taken: large products run fastest
+
+Pairs = Literal["final", "all"]
+
+
+class Moments:
+    """Running sums over rows of h[0] .. h[n_layers].
+
+    n         rows seen
+    sums[l]   sum of h[l]                                  (n_layers + 1, d)
+    cross[s]  h[s]^T [h[s], h[t1], h[t2], ...]             (d, (1 + targets) * d)
+              with targets t = n_layers alone, or every later layer
+    """
+
+    def __init__(self, n_layers: int, d_model: int, pairs: Pairs = "final") -> None:
+        self.n_layers, self.d_model, self.pairs = n_layers, d_model, pairs
+        self.n = 0
+        self.sums = torch.zeros(n_layers + 1, d_model, dtype=torch.float64)
+        self.cross = [
+            torch.zeros(d_model, (1 + len(self.targets(src))) * d_model, dtype=torch.float64)
+            for src in range(n_layers + 1)
+        ]
+        self._waiting: list[list[Tensor]] = []  # states not yet multiplied, batch by batch
+
+    def targets(self, src: int) -> list[int]:
+        """The layers that maps from `src` can be fitted to."""
+        if src == self.n_layers:
+            return []
+        return [self.n_layers] if self.pairs == "final" else list(range(src + 1, self.n_layers + 1))
+
+    def add(self, states: Sequence[Tensor]) -> None:
+        """Take in one batch: states[l] holds the rows of h[l]."""
+        if len(states) != self.n_layers + 1:
+            raise BadSettings(f"{len(states)} layers of states; {self.n_layers + 1} were wanted")
+        if len(states[0]) == 0:
+            return
+        self._waiting.append([h.detach().cpu() for h in states])
+        if sum(len(batch[0]) for batch in self._waiting) >= BUFFER:
+            self._multiply()
+
+    def _multiply(self) -> None:
+        """Turn the waiting rows into products."""
+        if not self._waiting:
+            return
+        layers = [torch.cat(parts).double() for parts in zip(*self._waiting, strict=True)]
+        self._waiting = []
+        for layer, h in enumerate(layers):
+            if not torch.isfinite(h.sum()):
+                raise NotFinite(
+                    f"NaN or infinite states at layer {layer} after {self.n} good rows; "
+                    "run the model in float32 or bfloat16 and look for broken weights or inputs"
+                )
+        self.n += len(layers[0])
+        self.sums += torch.stack([h.sum(0) for h in layers])
+        for src, h in enumerate(layers):
+            block = torch.cat([h, *(layers[dst] for dst in self.targets(src))], dim=1)
+            self.cross[src].addmm_(h.T, block)
+
+    def settle(self) -> "Moments":
+        """Count every row that was added; read-outs need it. Returns itself."""
+        self._multiply()
+        return self
+
+    def xx(self, src: int) -> Tensor:
+        """Sum of h[src] h[src]^T."""
+        self.settle()
+        return self.cross[src][:, : self.d_model]
+
+    def xy(self, src: int, dst: int) -> Tensor:
+        """Sum of h[src] h[dst]^T."""
+        self.settle()
+        if dst not in self.targets(src):
+            raise BadSettings(
+                f"no moments from layer {src} to layer {dst}: these hold "
+                f"{'every layer to the last' if self.pairs == 'final' else 'every pair src < dst'}"
+            )
+        start = (1 + self.targets(src).index(dst)) * self.d_model
+        return self.cross[src][:, start : start + self.d_model]
+
+    def merge(self, other: "Moments") -> "Moments":
+        """Moments of both data sets together, as a new object."""
+        mine, theirs = self.shape, other.shape
+        if mine != theirs:
+            raise WrongModel(f"moments of shape {theirs} cannot be added to moments of {mine}")
+        merged = Moments(self.n_layers, self.d_model, self.pairs)
+        merged.n = self.settle().n + other.settle().n
+        merged.sums = self.sums + other.sums
+        merged.cross = [a + b for a, b in zip(self.cross, other.cross, strict=True)]
+        return merged
+
+    @property
+    def shape(self) -> tuple[int, int, str]:
+        """What must agree for two moments to be added."""
+        return self.n_layers, self.d_model, self.pairs
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything, waiting rows included, so that a resumed run adds in the same order."""
+        found = {"n": torch.tensor(self.n), "sums": self.sums}
+        found |= {f"cross.{src}": value for src, value in enumerate(self.cross)}
+        for number, batch in enumerate(self._waiting):
+            found |= {f"waiting.{number}.{layer}": h.clone() for layer, h in enumerate(batch)}
+        return found
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, int, Pairs]) -> "Moments":
+        """The inverse of `tensors`."""
+        moments = cls(*shape)
+        moments.n = int(tensors["n"])
+        moments.sums = tensors["sums"].clone()
+        moments.cross = [tensors[f"cross.{src}"].clone() for src in range(shape[0] + 1)]
+        batches = {int(key.split(".")[1]) for key in tensors if key.startswith("waiting.")}
+        moments._waiting = [
+            [tensors[f"waiting.{number}.{layer}"].clone() for layer in range(shape[0] + 1)]
+            for number in sorted(batches)
+        ]
+        return moments
+
+
+def save_moments(path: Path, sets: Mapping[str, Moments], about: Mapping[str, Any]) -> None:
+    """Write named moments and what they are about into one file, in one step."""
+    tensors = {
+        f"{name}/{key}": value.contiguous()
+        for name, moments in sets.items()
+        for key, value in moments.tensors().items()
+    }
+    shapes = {name: moments.shape for name, moments in sets.items()}
+    header = json.dumps({"format": FORMAT, "shapes": shapes, "about": about}, allow_nan=False)
+    with whole_file(path) as temporary:
+        save_file(tensors, temporary, metadata={"layerleap.moments": header})
+
+
+def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
+    """Read what `save_moments` wrote; anything else is a `BadArtifact`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("layerleap.moments", "{}"))
+            if header.get("format") != FORMAT:
+                raise BadArtifact(
+                    f"{path} holds format {header.get('format')}; {FORMAT} was wanted, make it again"
+                )
+            sets = {}
+            for name, shape in header["shapes"].items():
+                keys = [key for key in file.keys() if key.startswith(f"{name}/")]  # noqa: SIM118
+                tensors = {key.removeprefix(f"{name}/"): file.get_tensor(key) for key in keys}
+                sets[name] = Moments.from_tensors(tensors, tuple(shape))
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise BadArtifact(f"{path} is missing, truncated or no moments file ({error})") from error
+    return sets, header["about"]

@@ -1,0 +1,255 @@
+"""From documents to token batches, each with the positions to be read.
+
+In: documents, a wrapped model's tokenizer, and how to cut and choose (`Sampling`).
+Out: `Batch`es in a fixed order that depends on nothing but text, settings and seed; so a run
+can be resumed, sharded, or repeated.
+
+Padding is always on the right and always masked, whatever the tokenizer's own habit: with
+causal attention and absolute positions counted from 0 it then cannot reach a real token.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from layerleap.errors import BadSettings, BadText
+from layerleap.models.probe import ready
+from layerleap.models.transformer import Transformer
+from layerleap.stream.pieces import Document, is_held_out, iter_pieces
+from layerleap.stream.positions import OnePerText, Positions, parse_positions
+from layerleap.stream.texts import iter_documents
+
+WINDOW = 512  # examples sorted by length at a time: little padding, constant memory
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How texts are cut from documents and positions chosen; plain values, written into cards."""
+
+    unit: Literal["sentence", "paragraph", "document"] = "sentence"
+    max_tokens: int = 128  # longer texts are cut here
+    positions: str = "one"  # "one", "all" or "every:N"
+    per_document: int | None = 128  # at most this many texts of one document
+    held_out: float = 0.25  # share of documents that are never fitted on
+    include_special: bool = False  # masked models: may [CLS] and [SEP] be masked and read?
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        parse_positions(self.positions)
+        if self.unit not in ("sentence", "paragraph", "document"):
+            raise BadSettings(f"unit {self.unit!r} is unknown; sentence, paragraph or document")
+        if self.max_tokens < 1:
+            raise BadSettings(f"max_tokens {self.max_tokens} leaves no position to read")
+        if not 0 <= self.held_out < 1:
+            raise BadSettings(f"held_out {self.held_out} is not a share; 0 to below 1 was wanted")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text as the model sees it; `keep` are the positions to read."""
+
+    document: int
+    ids: tuple[int, ...]
+    keep: tuple[int, ...]
+    held_back: bool = False  # reserved for choosing the ridge
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded inputs and, per kept row in row-major order, where it comes from."""
+
+    index: int
+    inputs: dict[str, Tensor]
+    keep: Tensor  # bool (batch, pos)
+    documents: Tensor  # (row,)
+    positions: Tensor  # (row,)
+    held_back: Tensor  # bool (row,)
+    n_texts: int
+    n_tokens: int
+
+
+@dataclass
+class Census:
+    """What has been read so far, and a fingerprint of it."""
+
+    documents: int = 0
+    texts: int = 0
+    tokens: int = 0
+    rows: int = 0
+    digest: Any = field(default_factory=hashlib.sha256, repr=False)
+
+    def note(self, example: Example) -> None:
+        """Count one example."""
+        self.texts += 1
+        self.tokens += len(example.ids)
+        self.rows += len(example.keep)
+        self.digest.update(repr((example.ids, example.keep)).encode())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts and the fingerprint of ids and positions."""
+        counts = {key: getattr(self, key) for key in ("documents", "texts", "tokens", "rows")}
+        return {**counts, "fingerprint": self.digest.hexdigest()[:32]}
+
+
+def iter_examples(
+    transformer: Transformer,
+    source: Any,
+    sampling: Sampling,
+    *,
+    side: Literal["fit", "held-out", "both"] = "fit",
+    n_texts: int | None = None,
+    census: Census | None = None,
+    ridge_share: float = 0.0,
+) -> Iterator[Example]:
+    """The examples of one side of a text; document-level separation is by hash, not by order.
+
+    Args:
+        transformer: its tokenizer and kind decide how a text is encoded and masked.
+        source: anything `iter_documents` reads.
+        sampling: how to cut and choose.
+        side: documents to fit on, documents held out, or both.
+        n_texts: stop after that many.
+        census: filled in as examples go by.
+        ridge_share: share of fitting documents whose rows are held back to choose a ridge.
+    """
+    _require_text(transformer, sampling)
+    census = census if census is not None else Census()
+    policy = parse_positions(sampling.positions, sampling.seed)
+    for number, document in enumerate(iter_documents(source)):
+        held = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
+        if side != "both" and held != (side == "held-out"):
+            continue
+        back = ridge_share > 0 and is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
+        counted = False
+        for example in _encode(transformer, document, number, sampling, policy, back):
+            if n_texts is not None and census.texts >= n_texts:
+                return
+            census.documents += not counted
+            counted = True
+            census.note(example)
+            yield example
+
+
+def _require_text(transformer: Transformer, sampling: Sampling) -> None:
+    name = transformer.identity.name
+    if transformer.tokenizer is None:
+        raise BadText(f"{name} has no tokenizer, so it cannot read text; pass tokenizer=...")
+    if transformer.kind == "class" or transformer.model.config.is_encoder_decoder:
+        raise BadSettings(
+            f"{name} reads images, sound or two texts at once; a plain text stream serves decoders "
+            "and masked models only"
+        )
+    if transformer.kind == "masked-token":
+        if transformer.tokenizer.mask_token_id is None:
+            raise BadText(f"the tokenizer of {name} has no mask token, which a masked model needs")
+        if sampling.positions == "all":
+            raise BadSettings("masking all positions leaves nothing to read from; use 'one'")
+
+
+def _encode(
+    transformer: Transformer,
+    document: Document,
+    number: int,
+    sampling: Sampling,
+    policy: Positions,
+    held_back: bool,
+) -> Iterator[Example]:
+    tokenizer = transformer.tokenizer
+    assert tokenizer is not None
+    limit = min(sampling.max_tokens, _context(transformer))
+    pieces = iter_pieces(
+        document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
+    )
+    while chunk := list(islice(pieces, 64)):
+        encoded = tokenizer(chunk, truncation=True, max_length=limit, return_attention_mask=False)
+        for piece, ids in zip(chunk, encoded["input_ids"], strict=True):
+            example = _example(transformer, piece, list(ids), number, sampling, policy, held_back)
+            if example:
+                yield example
+
+
+def _example(
+    transformer: Transformer,
+    piece: str,
+    ids: list[int],
+    number: int,
+    sampling: Sampling,
+    policy: Positions,
+    held_back: bool,
+) -> Example | None:
+    masked = transformer.kind == "masked-token"
+    special = set(transformer.tokenizer.all_special_ids) if masked else set()  # type: ignore[union-attr]
+    skip = set() if sampling.include_special else special
+    keep = policy.choose([p for p, token in enumerate(ids) if token not in skip], piece)
+    if not keep:
+        return None
+    if masked:
+        for position in keep:
+            ids[position] = transformer.tokenizer.mask_token_id  # type: ignore[union-attr]
+    elif isinstance(policy, OnePerText):
+        ids = ids[: keep[0] + 1]  # what follows cannot reach a causal state
+    return Example(number, tuple(ids), tuple(keep), held_back)
+
+
+def _context(transformer: Transformer) -> int:
+    """The longest input the model's position table allows."""
+    config = transformer.model.config.get_text_config()
+    limits = [getattr(config, n, None) for n in ("max_position_embeddings", "n_positions", "max_seq_len")]
+    known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    # RoBERTa's table starts after the padding id, so its last two entries are not usable.
+    offset = 2 if "roberta" in config.model_type else 0
+    return min(known, default=10**9) - offset
+
+
+def iter_batches(
+    transformer: Transformer, examples: Iterable[Example], *, tokens_per_batch: int = 2048
+) -> Iterator[Batch]:
+    """Batches of at most `tokens_per_batch` padded tokens, similar lengths together."""
+    stream, index = iter(examples), 0
+    while window := list(islice(stream, WINDOW)):
+        window.sort(key=lambda example: len(example.ids))  # stable: the order is reproducible
+        start = 0
+        while start < len(window):
+            stop = start + 1
+            while stop < len(window) and _padded(window, start, stop) <= tokens_per_batch:
+                stop += 1
+            yield collate(transformer, window[start:stop], index)
+            index, start = index + 1, stop
+
+
+def _padded(window: list[Example], start: int, stop: int) -> int:
+    return len(window[stop].ids) * (stop + 1 - start)
+
+
+def collate(transformer: Transformer, examples: list[Example], index: int = 0) -> Batch:
+    """Pad on the right and mask the padding."""
+    width = max(len(example.ids) for example in examples)
+    tokenizer = transformer.tokenizer
+    pad = tokenizer.pad_token_id if tokenizer is not None else None
+    ids = torch.full((len(examples), width), 0 if pad is None else pad)
+    mask = torch.zeros_like(ids)
+    keep = torch.zeros_like(ids, dtype=torch.bool)
+    for row, example in enumerate(examples):
+        ids[row, : len(example.ids)] = torch.tensor(example.ids)
+        mask[row, : len(example.ids)] = 1
+        keep[row, list(example.keep)] = True
+    rows, positions = keep.nonzero(as_tuple=True)
+    return Batch(
+        index,
+        ready(transformer.model, {"input_ids": ids, "attention_mask": mask}),
+        keep,
+        torch.tensor([example.document for example in examples])[rows],
+        positions,
+        torch.tensor([example.held_back for example in examples])[rows],
+        len(examples),
+        int(mask.sum()),
+    )

@@ -1,0 +1,257 @@
+"""Texts: any source of text as a stream of named documents.
+
+In: a bundled name, a file, a folder, "-", a data set's name, or an iterable of strings.
+Out: `Document`s, one at a time: only one of them is in memory.
+Not here: cutting documents into pieces and splitting them into two sides (`pieces.py`).
+"""
+
+import gzip
+import io
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain, groupby
+from pathlib import Path
+from typing import IO, Any
+
+from layerleap.errors import BadText, CannotFetch
+from layerleap.models.zoo import TEXT_NAMES, fetch_text
+from layerleap.stream.pieces import Document, is_held_out, iter_pieces
+
+__all__ = ["Document", "is_held_out", "iter_documents", "iter_pieces"]
+
+LINES_SUFFIXES = (".jsonl", ".ndjson", ".json-lines", ".jsonlines", ".json")
+FOLDER_SUFFIXES = (".txt", ".md", ".parquet", *LINES_SUFFIXES)
+LOOKAHEAD = 64 * 1024  # characters in which a blank line must show up
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.+-]*){0,2}")
+
+
+def iter_documents(
+    source: str | Path | Iterable[str], *, field: str = "text"
+) -> Iterator[Document]:
+    """The documents of `source`; a file or folder that does not exist is refused at once.
+
+    Args:
+        source: "wikipedia" or "news"; a .txt, .md, .jsonl or .parquet file (or .gz of one); a
+            folder of such; "-" for standard input; a data set as "org/name:config:split"; or
+            strings. A bundled name wins over a file of that name: write ./news for the file.
+        field: the column or key that holds the text in records.
+    """
+    if not isinstance(source, str | Path):
+        return _not_empty(_from_strings(source), "the given strings")
+    label = str(source)
+    if label == "-":
+        return _not_empty(_from_plain(sys.stdin.buffer, "stdin"), "standard input")
+    if label in TEXT_NAMES and isinstance(source, str):
+        return _from_bundled(fetch_text(label))
+    path = Path(label).expanduser()
+    if path.is_dir():
+        return _not_empty(_from_files(_files_under(path), path, field), label)
+    if path.exists():
+        return _not_empty(_from_file(path, label, field), label)
+    if isinstance(source, Path) or not _may_be_hub_name(label):
+        names = ", ".join(TEXT_NAMES)
+        raise BadText(f"there is no file or folder {label}; bundled texts are {names}")
+    return _not_empty(_from_hub(label, field), label)
+
+
+def _not_empty(documents: Iterator[Document], label: str) -> Iterator[Document]:
+    empty = True
+    for document in documents:
+        empty = False
+        yield document
+    if empty:
+        raise BadText(f"{label} holds no text; at least one non-empty document is wanted")
+
+
+def _from_strings(strings: Iterable[str]) -> Iterator[Document]:
+    for number, text in enumerate(strings, start=1):
+        if not isinstance(text, str):
+            raise BadText(f"item {number} is of type {type(text).__name__}; a string is wanted")
+        if text.strip():
+            yield Document(f"text#{number}", text.strip())
+
+
+def _from_bundled(path: Path) -> Iterator[Document]:
+    with path.open(encoding="utf8") as lines:
+        for line in lines:
+            record = json.loads(line)
+            yield Document(record["name"], record["text"])
+
+
+def _files_under(folder: Path) -> list[Path]:
+    inside = sorted(p for p in folder.rglob("*") if p.is_file() and _kind(p) in FOLDER_SUFFIXES)
+    files = [p for p in inside if not any(x.startswith(".") for x in p.relative_to(folder).parts)]
+    if not files:
+        wanted = ", ".join(FOLDER_SUFFIXES)
+        raise BadText(f"the folder {folder} holds no text file; wanted are {wanted} or .gz of them")
+    return files
+
+
+def _from_files(files: list[Path], folder: Path, field: str) -> Iterator[Document]:
+    for path in files:
+        # Named relative to the folder, so that a moved folder is split the same way.
+        yield from _from_file(path, path.relative_to(folder).as_posix(), field)
+
+
+def _kind(path: Path) -> str:
+    """The suffix that says how to read it: ".jsonl" for both x.jsonl and x.jsonl.gz."""
+    suffix = path.suffix.lower()
+    return path.with_suffix("").suffix.lower() if suffix == ".gz" else suffix
+
+
+def _from_file(path: Path, label: str, field: str) -> Iterator[Document]:
+    with _clear_read_errors(str(path)), ExitStack() as stack:
+        stream: IO[bytes] = stack.enter_context(path.open("rb"))
+        if path.suffix.lower() == ".gz":
+            zipped: Any = gzip.GzipFile(fileobj=stream)
+            stream = stack.enter_context(zipped)
+        kind = _kind(path)
+        if kind == ".parquet":
+            yield from _from_parquet(stream, path, label, field)
+        elif kind in LINES_SUFFIXES:
+            yield from _from_json_lines(stream, path, label, field)
+        else:
+            yield from _from_plain(stream, label)
+
+
+@contextmanager
+def _clear_read_errors(label: str) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise BadText(
+            f"{label} is not UTF-8 text (it has the byte 0x{byte:02x}); save it as UTF-8"
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadText(f"{label} cannot be read ({reason}); check the file") from error
+
+
+def _decoded(stream: IO[bytes], label: str) -> Iterator[str]:
+    """Lines of UTF-8 text; a file with zero bytes is not text."""
+    wrapper = io.TextIOWrapper(stream, encoding="utf-8-sig")
+    try:
+        for line in wrapper:
+            if "\0" in line:
+                raise BadText(f"{label} looks like a binary file; UTF-8 text is wanted")
+            yield line
+    finally:
+        wrapper.detach()  # the stream is closed by whoever opened it
+
+
+def _from_plain(stream: IO[bytes], label: str) -> Iterator[Document]:
+    """Paragraphs if blank lines separate them, else lines."""
+    with _clear_read_errors(label):
+        lines = _decoded(stream, label)
+        head, size = [], 0
+        while size < LOOKAHEAD and (line := next(lines, None)) is not None:
+            head.append(line)
+            size += len(line)
+        has_blank = "\n\n" in re.sub(r"\n\s*\n", "\n\n", "".join(head).strip())
+        every = chain(head, lines)
+        texts = _paragraph_lines(every) if has_blank else (line.strip() for line in every)
+        for number, text in enumerate(filter(None, texts), start=1):
+            yield Document(f"{label}#{number}", text)
+
+
+def _paragraph_lines(lines: Iterable[str]) -> Iterator[str]:
+    for is_blank, group in groupby(lines, key=lambda line: not line.strip()):
+        if not is_blank:
+            yield "".join(group).strip()
+
+
+def _from_json_lines(stream: IO[bytes], path: Path, label: str, field: str) -> Iterator[Document]:
+    for number, line in enumerate(_decoded(stream, str(path)), start=1):
+        if not line.strip():
+            continue
+        where = f"line {number} of {path}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadText(
+                f"{where} is not valid JSON ({error}); one object a line is wanted"
+            ) from error
+        if not isinstance(record, dict):
+            raise BadText(f"{where} holds no JSON object; one object a line is wanted")
+        yield from _from_record(record, field, where, f"{label}#{number}")
+
+
+def _from_record(record: dict[str, Any], field: str, where: str, name: str) -> Iterator[Document]:
+    """At most one document: a record whose text is empty or null is left out."""
+    if field not in record:
+        fields = ", ".join(map(str, record)) or "no field at all"
+        raise BadText(f"{where} has no field {field!r}; it has {fields}: name one of them")
+    text = record[field]
+    if text is not None and not isinstance(text, str):
+        raise BadText(f"{where}: {field!r} is of type {type(text).__name__}; a string is wanted")
+    if text and text.strip():
+        title = record.get("name") or record.get("title")
+        # Titles may repeat, so the place stays in the name.
+        yield Document(f"{title} [{name}]" if isinstance(title, str) else name, text.strip())
+
+
+def _from_parquet(stream: IO[bytes], path: Path, label: str, field: str) -> Iterator[Document]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise _missing("pyarrow", f"reading {path}") from error
+    try:
+        file = pyarrow.parquet.ParquetFile(stream)
+        there = file.schema_arrow.names
+        columns = [c for c in dict.fromkeys((field, "name", "title")) if c in there]
+        if field not in there:
+            raise BadText(f"{path} has no field {field!r}; it has {', '.join(there)}: name one")
+        number = 0
+        for batch in file.iter_batches(batch_size=256, columns=columns):
+            for record in batch.to_pylist():
+                number += 1
+                where = f"row {number} of {path}"
+                yield from _from_record(record, field, where, f"{label}#{number}")
+    except pyarrow.ArrowException as error:
+        raise BadText(f"{path} is not a readable parquet file ({_first_line(error)})") from error
+
+
+def _may_be_hub_name(label: str) -> bool:
+    looks_like_file = Path(label).suffix.lower() in (*FOLDER_SUFFIXES, ".gz")
+    return bool(HUB_NAME.fullmatch(label)) and not looks_like_file and label[0] not in "./"
+
+
+def _from_hub(label: str, field: str) -> Iterator[Document]:
+    try:
+        from datasets import load_dataset
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        unknown = f"{label!r}, which is neither a file nor one of {', '.join(TEXT_NAMES)},"
+        raise _missing("datasets", f"reading {unknown} as a data set") from error
+    name, config, split = (*label.split(":"), "", "")[:3]
+    try:
+        # Asked first, because load_dataset retries noisily for half a minute without a network.
+        HfApi().dataset_info(name, timeout=10)
+        rows = load_dataset(name, config or None, split=split or "train", streaming=True)
+        for number, row in enumerate(rows, start=1):
+            place = f"{label}#{number}"
+            yield from _from_record(row, field, f"row {number} of {label}", place)
+    except BadText:
+        raise
+    except Exception as error:  # the library raises whatever its many back ends raise
+        raise CannotFetch(
+            f"{label!r} is neither a file nor one of {', '.join(TEXT_NAMES)}, and as a data set it "
+            f"cannot be had ({type(error).__name__}: {_first_line(error)})"
+        ) from error
+
+
+def _missing(library: str, purpose: str) -> CannotFetch:
+    return CannotFetch(
+        f'{purpose} needs the library {library}; install it with pip install "layerleap[data]"'
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
