@@ -32,7 +32,7 @@ def collect(
     choose_ridge: bool = False,
     shard: tuple[int, int] | None = None,
     checkpoint: Path | None = None,
-    tokens_per_batch: int = 2048,
+    tokens_per_batch: int = 1024,
     progress: Progress = silent,
 ) -> Tally:
     """Moments of the fitting side of `text`, in one pass.

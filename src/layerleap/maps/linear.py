@@ -196,11 +196,10 @@ class _Source:
     def report(self, dst: int, weight: Tensor, bias: Tensor | None, ridge: float) -> Fit:
         kept = self.values[self.known]
         condition = (kept[-1] / kept[0]).sqrt().item() if len(kept) else 1.0
-        identity = torch.eye(len(weight), dtype=weight.dtype)
         return Fit(
             self.src, dst, self.moments.n, int(self.known.sum()), len(weight), condition,
             ridge, moments_r2(self.moments, self.src, dst, weight, bias),
-            moments_r2(self.moments, self.src, dst, identity, None),
+            moments_r2(self.moments, self.src, dst, None, None),
         )  # fmt: skip
 
     def best_ridge(self, held_back: Moments | None) -> float:
@@ -247,9 +246,12 @@ class _Rows:
 
 
 def moments_r2(
-    moments: Moments, src: int, dst: int, weight: Tensor, bias: Tensor | None
+    moments: Moments, src: int, dst: int, weight: Tensor | None, bias: Tensor | None
 ) -> float:
-    """Coordinate-averaged R2 of a map on the rows behind `moments`, without seeing them again."""
+    """Coordinate-averaged R2 of a map on the rows behind `moments`, without seeing them again.
+
+    `weight` None is the identity map.
+    """
     error = squared_error(moments, src, dst, weight, bias)
     yy, sums = moments.xx(dst).diagonal(), moments.sums[dst]
     spread = yy - sums.square() / moments.n
@@ -257,9 +259,12 @@ def moments_r2(
 
 
 def squared_error(
-    moments: Moments, src: int, dst: int, weight: Tensor, bias: Tensor | None
+    moments: Moments, src: int, dst: int, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """Sum over rows of (h[src] W + b - h[dst])^2, per coordinate."""
+    if weight is None:
+        xx, yy = moments.xx(src).diagonal(), moments.xx(dst).diagonal()
+        return (xx - 2 * moments.xy(src, dst).diagonal() + yy).clamp_min(0)
     weight = weight.double()
     predicted = (weight * (moments.xx(src) @ weight)).sum(0)
     both = (weight * moments.xy(src, dst)).sum(0)

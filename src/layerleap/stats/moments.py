@@ -66,19 +66,27 @@ class Moments:
         """Turn the waiting rows into products."""
         if not self._waiting:
             return
-        layers = [torch.cat(parts).double() for parts in zip(*self._waiting, strict=True)]
+        layers = [torch.cat(parts) for parts in zip(*self._waiting, strict=True)]
         self._waiting = []
         for layer, h in enumerate(layers):
-            if not torch.isfinite(h.sum()):
+            if not torch.isfinite(h).all():
                 raise NotFinite(
                     f"NaN or infinite states at layer {layer} after {self.n} good rows; "
                     "run the model in float32 or bfloat16 and look for broken weights or inputs"
                 )
-        self.n += len(layers[0])
-        self.sums += torch.stack([h.sum(0) for h in layers])
-        for src, h in enumerate(layers):
-            block = torch.cat([h, *(layers[dst] for dst in self.targets(src))], dim=1)
-            self.cross[src].addmm_(h.T, block)
+        rows = torch.cat(layers, dim=1).double()  # (row, (n_layers + 1) * d)
+        self.n += len(rows)
+        self.sums += rows.sum(0).view_as(self.sums)
+        width = self.d_model
+        for src in range(self.n_layers + 1):
+            start = src * width
+            h = rows[:, start : start + width]
+            # Later layers lie side by side already: every target in one product, no copy.
+            others = rows[:, start:] if self.pairs == "all" else self._with_last(rows, h, src)
+            self.cross[src].addmm_(h.T, others)
+
+    def _with_last(self, rows: Tensor, h: Tensor, src: int) -> Tensor:
+        return h if src == self.n_layers else torch.cat([h, rows[:, -self.d_model :]], dim=1)
 
     def settle(self) -> "Moments":
         """Count every row that was added; read-outs need it. Returns itself."""

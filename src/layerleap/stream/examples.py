@@ -24,7 +24,7 @@ from layerleap.stream.pieces import Document, is_held_out, iter_pieces
 from layerleap.stream.positions import OnePerText, Positions, parse_positions
 from layerleap.stream.texts import iter_documents
 
-WINDOW = 512  # examples sorted by length at a time: little padding, constant memory
+WINDOW = 2048  # examples sorted by length at a time: little padding, constant memory
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sampling:
     unit: Literal["sentence", "paragraph", "document"] = "sentence"
     max_tokens: int = 128  # longer texts are cut here
     positions: str = "one"  # "one", "all" or "every:N"
-    per_document: int | None = 128  # at most this many texts of one document
+    per_document: int | None = 256  # at most this many texts of one document
     held_out: float = 0.25  # share of documents that are never fitted on
     include_special: bool = False  # masked models: may [CLS] and [SEP] be masked and read?
     seed: int = 0
@@ -211,7 +211,7 @@ def _context(transformer: Transformer) -> int:
 
 
 def iter_batches(
-    transformer: Transformer, examples: Iterable[Example], *, tokens_per_batch: int = 2048
+    transformer: Transformer, examples: Iterable[Example], *, tokens_per_batch: int = 1024
 ) -> Iterator[Batch]:
     """Batches of at most `tokens_per_batch` padded tokens, similar lengths together."""
     stream, index = iter(examples), 0

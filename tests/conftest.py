@@ -1,0 +1,26 @@
+"""Fixtures shared by all tests; tiny random models come from `families`."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# A hub is never asked: what tests need is bundled, tiny and random, or made on the spot.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> object:
+    """The bundled decoder, loaded once."""
+    import layerleap
+
+    return layerleap.load("smollm2")
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache with nothing in it."""
+    monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
