@@ -36,7 +36,7 @@ _HOME = {
     "LayerleapError": "layerleap.errors",
 }
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

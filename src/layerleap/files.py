@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from layerleap.errors import BadArtifact, CannotWrite
 
 
@@ -30,8 +32,11 @@ def clear_write_errors(target: Path) -> Iterator[None]:
     """Turn the operating system's refusals into one sentence about `target`."""
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, SafetensorError) as error:
+        # safetensors does not pass on the system's own error, and has one class for everything.
+        if isinstance(error, SafetensorError) and "I/O error" not in str(error):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
         raise CannotWrite(
             f"cannot write {target}: {reason}; free some space or choose another place"
         ) from error
@@ -46,9 +51,9 @@ def whole_file(target: Path) -> Iterator[Path]:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         os.close(handle)
         temporary = Path(name)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's 0600 would survive the rename
         try:
             yield temporary
+            _open_up(temporary)
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -66,6 +71,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
         temporary.chmod(0o777 & ~_umask())
         try:
             yield temporary
+            for path in temporary.rglob("*"):
+                if path.is_file() and not path.is_symlink():
+                    _open_up(path)
             _swap_in(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -87,6 +95,11 @@ def _swap_in(fresh: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _open_up(path: Path) -> None:
+    """Give a file the user's default mode: mkstemp's and safetensors' 0600 survive a rename."""
+    path.chmod(0o666 & ~_umask())
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -106,6 +119,8 @@ def read_json(source: Path) -> Any:
         return json.loads(source.read_text(encoding="utf8"))
     except FileNotFoundError as error:
         raise BadArtifact(f"{source} is missing; was the folder copied whole?") from error
+    except OSError as error:
+        raise BadArtifact(f"{source} cannot be read ({error.strerror or error})") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadArtifact(f"{source} is not valid JSON ({error}); make or copy it again") from error
 

@@ -79,13 +79,14 @@ class ShortcutBank:
         shape = (self.n_layers, self.d_model)
         if shape != (transformer.n_layers, transformer.d_model):
             raise WrongModel(
-                f"this bank is of {wanted['name']} with {self.n_layers} layers of {self.d_model}; "
-                f"{found.name} has {transformer.n_layers} of {transformer.d_model}; fit a bank for it"
+                f"this bank is of {wanted['name']} with {self.n_layers} layers of {self.d_model}, "
+                f"but {found.name} has {transformer.n_layers} of {transformer.d_model}; "
+                "fit a bank for it"
             )
         if wanted.get("fingerprint") and wanted["fingerprint"] != found.fingerprint:
             raise WrongModel(
-                f"this bank is of {wanted['name']} (weights {wanted['fingerprint'][:8]}); the weights "
-                f"of {found.name} are {found.fingerprint[:8]}; fit a bank for them"
+                f"this bank is of {wanted['name']} (weights {wanted['fingerprint'][:8]}), but the "
+                f"weights of {found.name} are {found.fingerprint[:8]}; fit a bank for them"
             )
 
     def lens(self, transformer: Transformer) -> "Lens":
@@ -131,9 +132,10 @@ class ShortcutBank:
         if not folder.is_dir():
             folder = _download(str(source), revision, token)
         config = read_json(folder / CONFIG)
-        if config.get("format") != FORMAT:
+        found = config.get("format") if isinstance(config, dict) else None
+        if found != FORMAT:
             raise BadArtifact(
-                f"{folder / CONFIG} holds format {config.get('format')}; {FORMAT} was wanted, "
+                f"{folder / CONFIG} holds format {found}; {FORMAT} was wanted, "
                 "fit the bank again or update layerleap"
             )
         tensors = _load_weights(folder / WEIGHTS, config.get("sha256"))

@@ -22,8 +22,8 @@ def readme(bank: "ShortcutBank") -> str:
             "",
             f"# Linear shortcuts of {name}",
             "",
-            f"{len(bank)} maps, {'each layer to the last' if bank.is_final_only else 'layer to layer'}, "
-            f"of a model with {bank.n_layers} layers of width {bank.d_model}.",
+            f"{len(bank)} maps, {'layer to last' if bank.is_final_only else 'all pairs'}, of a "
+            f"model with {bank.n_layers} layers of width {bank.d_model}.",
             "",
             "```python",
             "import layerleap as ll",
@@ -34,7 +34,7 @@ def readme(bank: "ShortcutBank") -> str:
             "",
             "## Made from",
             "",
-            *_bullets({"made by": bank.source, **bank.model, **bank.data, **bank.settings}),
+            *_bullets({"made by": bank.source, **_model(bank), **bank.data, **bank.settings}),
             "",
             "## How good",
             "",
@@ -42,6 +42,11 @@ def readme(bank: "ShortcutBank") -> str:
             "",
         ]
     )
+
+
+def _model(bank: "ShortcutBank") -> dict[str, Any]:
+    """Set apart from the data, which has a fingerprint too."""
+    return {f"model {key}": value for key, value in bank.model.items()}
 
 
 def _bullets(values: dict[str, Any]) -> list[str]:

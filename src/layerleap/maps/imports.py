@@ -10,6 +10,7 @@ nothing else: any other name in the file is refused before it is looked up.
 import io
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from layerleap.models.transformer import Transformer
 
 def import_mat(folder: str | Path, transformer: Transformer) -> ShortcutBank:
     """Matrices of "Jump to Conclusions": `i_j.pickle` holds A with h[j] ~ A h[i], no bias."""
+    if not Path(folder).is_dir():
+        raise BadArtifact(f"there is no folder {folder}; mat's matrices were wanted")
     maps = []
     for path in sorted(Path(folder).iterdir()):
         if found := re.fullmatch(r"(\d+)_(\d+)\.pickle", path.name):
@@ -41,28 +44,31 @@ def import_mat(folder: str | Path, transformer: Transformer) -> ShortcutBank:
 def import_tuned_lens(folder: str | Path, transformer: Transformer) -> ShortcutBank:
     """A tuned lens: `config.json` and `params.pt`, translator l reads h[l] as h + W h + b."""
     folder = Path(folder)
-    config = read_json(folder / "config.json")
-    try:
-        state = torch.load(folder / "params.pt", weights_only=True, map_location="cpu")
-    except Exception as error:  # torch has no common class for a file it will not read
-        raise BadArtifact(f"{folder / 'params.pt'} cannot be read safely ({error})") from error
-    maps = []
-    for layer in range(int(config.get("num_hidden_layers", transformer.n_layers))):
-        if f"{layer}.weight" not in state:
-            raise BadArtifact(f"{folder / 'params.pt'} has no translator for layer {layer}")
-        change = state[f"{layer}.weight"].float()
-        _check_shape(folder, change, transformer, layer, transformer.n_layers)
-        weight = torch.eye(len(change)) + change.T
-        bias = state.get(f"{layer}.bias")
-        maps.append(
-            LinearMap(
-                layer,
-                transformer.n_layers,
-                weight=weight.contiguous(),
-                bias=None if bias is None else bias.float(),
-            )
-        )
+    config, path = read_json(folder / "config.json"), folder / "params.pt"
+    count = config.get("num_hidden_layers") if isinstance(config, dict) else None
+    if not isinstance(count, int):
+        raise BadArtifact(f"{folder / 'config.json'} does not say how many layers the lens has")
+    state = _read_state(path)
+    maps = [_translator(state, path, transformer, layer) for layer in range(count)]
     return _bank(maps, transformer, f"tuned-lens, {folder}")
+
+
+def _translator(
+    state: dict[str, Any], path: Path, transformer: Transformer, layer: int
+) -> LinearMap:
+    change, bias = state.get(f"{layer}.weight"), state.get(f"{layer}.bias")
+    if not isinstance(change, Tensor):
+        raise BadArtifact(f"{path} has no translator for layer {layer}")
+    _check_shape(path, change, transformer, layer, transformer.n_layers)
+    if bias is not None and getattr(bias, "shape", None) != (len(change),):
+        raise BadArtifact(f"{path} has no bias of {len(change)} numbers for layer {layer}")
+    weight = torch.eye(len(change)) + change.float().T
+    return LinearMap(
+        layer,
+        transformer.n_layers,
+        weight=weight.contiguous(),
+        bias=None if bias is None else bias.float(),
+    )
 
 
 def _bank(maps: list[LinearMap], transformer: Transformer, source: str) -> ShortcutBank:
@@ -78,18 +84,39 @@ def _bank(maps: list[LinearMap], transformer: Transformer, source: str) -> Short
 def _check_shape(path: Path, matrix: Tensor, transformer: Transformer, src: int, dst: int) -> None:
     width = transformer.d_model
     if tuple(matrix.shape) != (width, width):
-        raise BadArtifact(f"{path} holds a matrix of {tuple(matrix.shape)}; {width} x {width} was wanted")
+        raise BadArtifact(
+            f"{path} holds a matrix of {tuple(matrix.shape)}; {width} x {width} was wanted"
+        )
     if not 0 <= src < dst <= transformer.n_layers:
-        raise BadArtifact(f"{path} maps {src} to {dst}; the model has layers 0 to {transformer.n_layers}")
+        raise BadArtifact(
+            f"{path} maps {src} to {dst}; the model has layers 0 to {transformer.n_layers}"
+        )
 
 
 def _read_matrix(path: Path) -> Tensor:
     try:
-        with path.open("rb") as stream:
-            value = _TensorsOnly(stream).load()
-    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, RuntimeError) as error:
-        raise BadArtifact(f"{path} cannot be read safely ({error})") from error
-    return torch.as_tensor(value)
+        with path.open("rb") as stream, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about odd files: they fail anyway
+            return torch.as_tensor(_TensorsOnly(stream).load())
+    except Exception as error:  # a damaged pickle can make its reader raise anything
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadArtifact(f"{path} cannot be read safely ({first[:160]})") from error
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise BadArtifact(f"{path} is missing; was the folder copied whole?")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            state = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch has no common class for a file it will not read
+        raise BadArtifact(
+            f"{path} cannot be read safely: it is damaged or holds more than tensors"
+        ) from error
+    if not isinstance(state, dict):
+        raise BadArtifact(f"{path} holds no dictionary of tensors; a tuned lens was wanted")
+    return state
 
 
 def _storage(data: bytes) -> Any:

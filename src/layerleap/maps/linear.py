@@ -66,7 +66,8 @@ class LinearMap:
         if self.weight is not None:
             y = x @ self.weight.to(h.device)
         else:
-            assert self.left is not None and self.right is not None
+            assert self.left is not None
+            assert self.right is not None
             y = x @ self.left.to(h.device) @ self.right.to(h.device)
         if self.bias is not None:
             y = y + self.bias.to(h.device)
@@ -126,21 +127,29 @@ def solve(
         rank: keep only the best `rank` directions of the prediction.
         held_back: moments of other documents, for choosing the ridge.
     """
-    if rank is not None and not 1 <= rank <= moments.d_model:
-        raise BadSettings(f"rank {rank} is not in 1 to {moments.d_model}")
+    check_solving(ridge, rank, moments.d_model)
+    if not 0 <= src <= moments.n_layers:
+        raise BadSettings(f"layer {src} does not exist: there are layers 0 to {moments.n_layers}")
     source = _Source(moments, src, intercept)
     if ridge == "auto":
         ridge = source.best_ridge(held_back)
-    if isinstance(ridge, str) or not ridge >= 0:
-        raise BadSettings(f"ridge {ridge!r} is neither 'auto' nor a number of at least 0")
+    assert isinstance(ridge, float | int)
     for dst in moments.targets(src) if targets is None else targets:
         weight, bias = source.solve(dst, ridge)
-        fit = source.report(dst, weight, bias, ridge)
-        if rank is None:
-            yield LinearMap(src, dst, weight=_f32(weight), bias=_f32(bias)), fit
-        else:
+        found = LinearMap(src, dst, weight=_f32(weight), bias=_f32(bias))
+        if rank is not None:
             left, right, bias = source.reduce(dst, weight, rank)
-            yield LinearMap(src, dst, left=_f32(left), right=_f32(right), bias=_f32(bias)), fit
+            weight = left @ right
+            found = LinearMap(src, dst, left=_f32(left), right=_f32(right), bias=_f32(bias))
+        yield found, source.report(dst, weight, bias, ridge)
+
+
+def check_solving(ridge: float | str, rank: int | None, d_model: int) -> None:
+    """Refuse a ridge or rank without meaning; called before a pass over the text is spent."""
+    if rank is not None and not 1 <= rank <= d_model:
+        raise BadSettings(f"rank {rank} is not in 1 to {d_model}")
+    if ridge != "auto" and (isinstance(ridge, str) or not 0 <= ridge < torch.inf):
+        raise BadSettings(f"ridge {ridge!r} is neither 'auto' nor a number of at least 0")
 
 
 def _f32(value: Tensor | None) -> Tensor | None:
@@ -158,8 +167,10 @@ class _Source:
         values, self.vectors = torch.linalg.eigh(self.xx)
         self.values = values.clamp_min(0)
         # Eigenvalues below this share of the largest are rounding: the data are silent there.
-        floor = self.values[-1] * len(values) * torch.finfo(values.dtype).eps
-        self.known = self.values > floor
+        scale = self.values[-1] * len(values)
+        if intercept:  # centring subtracts products of the raw size, and leaves their rounding
+            scale = torch.maximum(scale, 8 * moments.xx(src).trace())
+        self.known = self.values > scale * torch.finfo(values.dtype).eps
 
     def _centred(self, products: Tensor, src: int, dst: int) -> Tensor:
         if not self.intercept:
@@ -241,8 +252,9 @@ class _Rows:
             self.xx = self.xx + n * torch.outer(mean_x, mean_x)
             self.xy = self.xy - torch.outer(sum_x, mean_y) - torch.outer(mean_x, sum_y)
             self.xy = self.xy + n * torch.outer(mean_x, mean_y)
-        spread = held_back.xx(dst).diagonal() - held_back.sums[dst].square() / n
-        self.weights = spread.clamp_min(1e-12).rsqrt()
+        spread = _spread(held_back, dst)
+        # Without any spread (one row) there is no R2, and plain squared errors must do.
+        self.weights = torch.where(spread > 0, spread.rsqrt(), 0.0 if spread.any() else 1.0)
 
 
 def moments_r2(
@@ -250,12 +262,19 @@ def moments_r2(
 ) -> float:
     """Coordinate-averaged R2 of a map on the rows behind `moments`, without seeing them again.
 
-    `weight` None is the identity map.
+    `weight` None is the identity map. Coordinates that never vary are left out; if none varies
+    there is nothing to explain, and the answer is 0.
     """
-    error = squared_error(moments, src, dst, weight, bias)
-    yy, sums = moments.xx(dst).diagonal(), moments.sums[dst]
-    spread = yy - sums.square() / moments.n
-    return (1 - error / spread.clamp_min(1e-300)).mean().item()
+    error, spread = squared_error(moments, src, dst, weight, bias), _spread(moments, dst)
+    varies = spread > 0
+    return (1 - error[varies] / spread[varies]).mean().item() if varies.any() else 0.0
+
+
+def _spread(moments: Moments, layer: int) -> Tensor:
+    """Squared distance of a layer's rows from their mean, per coordinate; 0 if only rounding."""
+    squares = moments.xx(layer).diagonal()
+    spread = squares - moments.sums[layer].square() / moments.n
+    return torch.where(spread > 1e-12 * squares, spread, 0.0)
 
 
 def squared_error(

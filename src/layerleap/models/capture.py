@@ -8,12 +8,13 @@ Hooks are set on entering and removed on leaving, whatever happens in between.
 """
 
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.trace import state_given, state_taken
@@ -61,72 +62,83 @@ def see(
     """
     wanted = set(range(transformer.n_layers + 1)) if layers is None else set(layers)
     _check_wanted(transformer, wanted, sites)
-    last = max([*wanted, *(block for block, _ in sites)], default=0)
-    seen, taken = Seen(), _Taker(keep)
-    done = 0  # blocks applied so far; a shared block (ALBERT) runs once per layer
-
-    def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        state = state_taken(args, kwargs)
-        if done == 0 and state is not None:
-            taken.shape = state.shape[:2]
-            if 0 in wanted:
-                seen.states[0] = taken(state)
-            if last == 0 and not logits:
-                raise _Enough
-
-    def after_block(_: nn.Module, __: Any, output: Any) -> None:
-        nonlocal done
-        done += 1
-        state = state_given(output)
-        if done in wanted and state is not None:
-            seen.states[done] = taken(state)
-        if done == last and not logits:
-            raise _Enough
-
-    def at_site(name: str, side: str, value: Tensor | None) -> None:
-        if (done + 1, name) in sites and value is not None:
-            seen.sites[done + 1, name] = taken(value)
-
+    watch = _Watch(wanted, frozenset(sites), keep, stop=not logits)
     with ExitStack() as hooks:
         for path in dict.fromkeys(transformer.blocks):
             block = transformer.model.get_submodule(path)
-            hooks.callback(block.register_forward_pre_hook(before_block, with_kwargs=True).remove)
-            hooks.callback(block.register_forward_hook(after_block).remove)
+            before = block.register_forward_pre_hook(watch.before_block, with_kwargs=True)
+            hooks.callback(before.remove)
+            hooks.callback(block.register_forward_hook(watch.after_block).remove)
         for name, side, module in transformer.site_modules(sites):
-            hooks.callback(_site_hook(module, name, side, at_site).remove)
-        try:
+            hooks.callback(_site_hook(module, name, side, watch).remove)
+        with suppress(_Enough):
             output = transformer.model(**inputs)
-            seen.logits = output.logits if logits else None
-        except _Enough:
-            pass
-    if missing := wanted - seen.states.keys():
+            watch.seen.logits = output.logits if logits else None
+    if missing := wanted - watch.seen.states.keys():
         raise ModelRefused(f"layers {sorted(missing)} were never reached in this forward pass")
-    return seen
+    return watch.seen
 
 
-class _Taker:
-    """Gathers the kept positions; a copy, because a view would hold the whole activation."""
+class _Watch:
+    """What the hooks of one forward pass share."""
 
-    def __init__(self, keep: Tensor | None) -> None:
-        self.keep = keep
+    def __init__(
+        self,
+        layers: set[int],
+        sites: frozenset[tuple[int, str]],
+        keep: Tensor | None,
+        stop: bool,
+    ) -> None:
+        self.layers, self.sites, self.keep = layers, sites, keep
+        # The layer after which nothing more is wanted; never, if the tail is to run as well.
+        last = max([*layers, *(block for block, _ in sites)], default=0)
+        self.enough = last if stop else None
+        self.done = 0  # blocks applied so far; a shared block (ALBERT) runs once per layer
         self.shape: torch.Size | None = None
+        self.seen = Seen()
 
-    def __call__(self, value: Tensor) -> Tensor:
+    def before_block(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """h[0] is what the first block takes."""
+        state = state_taken(args, kwargs)
+        if self.done == 0 and state is not None:
+            self.shape = state.shape[:2]
+            self._reached(state)
+
+    def after_block(self, module: nn.Module, args: Any, output: Any) -> None:
+        """h[l] is what block l gives."""
+        self.done += 1
+        state = state_given(output)
+        if state is not None:
+            self._reached(state)
+
+    def _reached(self, state: Tensor) -> None:
+        if self.done in self.layers:
+            self.seen.states[self.done] = self._rows(state)
+        if self.done == self.enough:
+            raise _Enough
+
+    def at_site(self, name: str, value: Tensor | None) -> None:
+        """A value inside the block that makes h[done + 1]."""
+        if (self.done + 1, name) in self.sites and value is not None:
+            self.seen.sites[self.done + 1, name] = self._rows(value)
+
+    def _rows(self, value: Tensor) -> Tensor:
+        """The kept positions; a copy, because a view would hold the whole activation."""
         if self.shape is not None and value.shape[:2] != self.shape:
             value = value.reshape(*self.shape, -1)  # experts see rows without the batch axis
-        if self.keep is None:
-            return value.clone()
-        return value[self.keep.to(value.device)]
+        return value.clone() if self.keep is None else value[self.keep.to(value.device)]
 
 
-def _site_hook(module: nn.Module, name: str, side: str, at_site: Any) -> Any:
+def _site_hook(module: nn.Module, name: str, side: str, watch: _Watch) -> RemovableHandle:
     if side == "in":
         return module.register_forward_pre_hook(
-            lambda _, args, kwargs: at_site(name, side, state_taken(args, kwargs)),
+            lambda _, args, kwargs: watch.at_site(name, state_taken(args, kwargs)),
             with_kwargs=True,
         )
     return module.register_forward_hook(
-        lambda _, __, output: at_site(name, side, state_given(output))
+        lambda _, __, output: watch.at_site(name, state_given(output))
     )
 
 

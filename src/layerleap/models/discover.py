@@ -9,6 +9,7 @@ each takes what the one before gave; the tail is what runs afterwards, with the 
 operations between modules (a scale, a soft-cap, picking a position) inferred from numbers.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -78,7 +79,7 @@ def _chain(items: nn.Module, calls: Sequence[Call]) -> tuple[Call, ...]:
             return ()
         if call.gives.shape != call.takes.shape:
             return ()
-    for before, after in zip(ran, ran[1:], strict=False):
+    for before, after in itertools.pairwise(ran):
         if before.end > after.start or not is_close(after.takes, before.gives):  # type: ignore[arg-type]
             return ()
     return ran
@@ -106,7 +107,8 @@ def find_tail(
         if glue is None:
             if wanted is not None:
                 raise ModelRefused(
-                    f"law 'tail' failed: {call.path!r} does not take what the step before gives"
+                    f"law 'tail' failed: {call.path!r} does not take what the step before gives; "
+                    + BY_HAND
                 )
             continue  # a side branch, such as a router's loss
         if is_close(call.gives, call.takes):
@@ -117,7 +119,7 @@ def find_tail(
     if glue is None:
         found = " -> ".join(str(step) for step in steps) or "nothing"
         raise ModelRefused(
-            f"law 'tail' failed for {type(model).__name__}: after the last block ran {found}, which "
+            f"law 'tail' failed for {type(model).__name__}: {found} ran after the last block and "
             f"does not give the model's logits (off by {gap(value, logits):.2g}); {BY_HAND}"
         )
     return (*steps, *glue)
@@ -129,7 +131,9 @@ def _after(calls: Sequence[Call], last_block: Call, wanted: Sequence[str] | None
     if wanted is not None:
         missing = [path for path in wanted if all(call.path != path for call in later)]
         if missing:
-            raise ModelRefused(f"tail path {missing[0]!r} does not run after the last block")
+            raise ModelRefused(
+                f"law 'tail' failed: {missing[0]!r} does not run after the last block; {BY_HAND}"
+            )
         return [next(call for call in later if call.path == path) for path in wanted]
     return [call for call in later if not any(other.contains(call) for other in later)]
 

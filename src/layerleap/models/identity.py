@@ -52,13 +52,21 @@ def fingerprint(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(weight.shape)}".encode())
-        digest.update(_sample(weight))
+        digest.update(_sample(weight if weight.device.type != "meta" else _fetch(model, name)))
     return digest.hexdigest()[:32]
 
 
+def _fetch(model: PreTrainedModel, name: str) -> Tensor:
+    """A weight that accelerate keeps elsewhere until its module runs."""
+    from accelerate.utils import align_module_device
+
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    with align_module_device(owner, torch.device("cpu")):
+        return getattr(owner, leaf).detach()
+
+
 def _sample(weight: Tensor) -> bytes:
-    if weight.device.type == "meta" or weight.numel() == 0:
-        return b"not in memory"  # offloaded to disk: name and shape must do
     flat = weight.reshape(-1)
     values = flat[:: max(1, flat.numel() // SAMPLES)].cpu()
     if values.is_floating_point():

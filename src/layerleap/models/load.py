@@ -7,10 +7,17 @@ Out: a `Transformer` that passed its self-check, with its tokenizer if there is 
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerleap.errors import ModelRefused, UnknownModel
 from layerleap.models import zoo
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from layerleap.models.transformer import Transformer
+
+Tell = Callable[[str], None]
 
 
 def load(
@@ -20,9 +27,9 @@ def load(
     blocks: str | None = None,
     tail: Sequence[str] | None = None,
     check: bool = True,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
     **options: Any,
-) -> Any:
+) -> "Transformer":
     """Load and wrap a model; `options` go to `from_pretrained` untouched.
 
     Args:
@@ -38,7 +45,7 @@ def load(
 
     from layerleap.models.transformer import Transformer
 
-    names = {"blocks": blocks, "tail": tail, "check": check}
+    names: dict[str, Any] = {"blocks": blocks, "tail": tail, "check": check}
     if isinstance(source, PreTrainedModel):
         return Transformer.wrap(source, tokenizer, **names)
     folder, name, more = _locate(str(source), tell)
@@ -46,23 +53,31 @@ def load(
     model = _load_model(folder, name, options)
     if tokenizer is None:
         tokenizer = _load_tokenizer(folder, options)
-    return Transformer.wrap(
-        model, tokenizer, name=name, revision=options.get("revision"), **names
-    )
+    revision = options.get("revision")
+    return Transformer.wrap(model, tokenizer, name=name, revision=revision, **names)
 
 
-def _locate(source: str, tell: Callable[[str], None] | None) -> tuple[str, str, dict[str, Any]]:
+def load_bare(source: str, *, tell: Tell | None = None, **options: Any) -> "PreTrainedModel":
+    """Just the model of a name, folder or GGUF file, unchecked; for `layerleap check`."""
+    folder, name, more = _locate(source, tell)
+    chosen = {key: value for key, value in options.items() if value is not None}
+    return _load_model(folder, name, {**more, **chosen})
+
+
+def _locate(source: str, tell: Tell | None) -> tuple[str, str, dict[str, Any]]:
     """What to hand to `from_pretrained`, what to call it, and what else it needs."""
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UnknownModel(
-                f"{source} is a folder without config.json; a model saved by save_pretrained was wanted"
+                f"{source} is a folder without config.json; what save_pretrained writes was wanted"
             )
         return str(path), source, {}
     if path.is_file():
         if path.suffix != ".gguf":
-            raise UnknownModel(f"{source} is a file but not .gguf; a folder or a GGUF file was wanted")
+            raise UnknownModel(
+                f"{source} is a file but not .gguf; a folder or a GGUF file was wanted"
+            )
         return str(path.parent), path.stem, {"gguf_file": path.name}
     if source in zoo.MODEL_NAMES:
         return str(zoo.fetch_model(source, tell=tell)), source, {}
@@ -71,10 +86,26 @@ def _locate(source: str, tell: Callable[[str], None] | None) -> tuple[str, str, 
     return source, source, {}
 
 
-def _load_model(folder: str, name: str, options: dict[str, Any]) -> Any:
+def _ask_hub(name: str, options: dict[str, Any]) -> None:
+    """Fail at once and in one line where transformers would try again for half a minute."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    where = {key: options[key] for key in ("revision", "cache_dir") if options.get(key)}
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json", **where), str):
+            api = HfApi(token=options.get("token"))
+            api.model_info(name, revision=options.get("revision"), timeout=20)
+    except Exception as error:  # no network, no such model, no right to it, no valid name
+        raise UnknownModel(_why_not(name, name, error)) from error
+
+
+def _load_model(folder: str, name: str, options: dict[str, Any]) -> "PreTrainedModel":
     """The model with the head it was saved with; a head made up at random is refused."""
+    from safetensors import SafetensorError
     from transformers import AutoConfig
 
+    if not Path(folder).is_dir():
+        _ask_hub(name, options)
     with warnings.catch_warnings(), _quiet_transformers():
         warnings.simplefilter("ignore")
         try:
@@ -83,7 +114,7 @@ def _load_model(folder: str, name: str, options: dict[str, Any]) -> Any:
             model, info = _model_class(config).from_pretrained(
                 folder, output_loading_info=True, **options
             )
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise UnknownModel(_why_not(name, folder, error)) from error
     missing = sorted(info["missing_keys"])
     if missing:
@@ -94,7 +125,10 @@ def _load_model(folder: str, name: str, options: dict[str, Any]) -> Any:
     return model.eval()
 
 
-CONFIG_OPTIONS = ("revision", "token", "trust_remote_code", "cache_dir", "local_files_only", "gguf_file", "subfolder")  # fmt: skip
+CONFIG_OPTIONS = (
+    "revision", "token", "trust_remote_code", "cache_dir", "local_files_only", "gguf_file",
+    "subfolder",
+)  # fmt: skip
 
 
 def _why_not(name: str, folder: str, error: Exception) -> str:
@@ -145,7 +179,9 @@ def _load_tokenizer(folder: str, options: dict[str, Any]) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(folder, **passed)
         except Exception:  # whatever goes wrong, the answer is the same: there is none
             return None
-    return tokenizer if len(tokenizer) > 1 else None
+    # Many classes are built without any file, and then know nothing but their special tokens.
+    words = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
+    return tokenizer if len(words) > 1 else None
 
 
 class _quiet_transformers:

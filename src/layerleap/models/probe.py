@@ -55,8 +55,10 @@ def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, 
 
 def ready(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
     """Inputs on the model's entry device and, if they are not ids, in its dtype; no cache."""
+    # Offloaded weights look as if they were on "meta"; accelerate's hooks move the inputs.
+    device = torch.device("cpu") if model.device.type == "meta" else model.device
     placed = {
-        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        name: value.to(device, model.dtype if value.is_floating_point() else None)
         for name, value in inputs.items()
     }
     return {**placed, "use_cache": False} if accepts(model, "use_cache") else placed

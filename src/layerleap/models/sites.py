@@ -105,7 +105,7 @@ def _parts(block: Call, inside: list[Call], norms: list[Call]) -> tuple[_Part, .
         if call not in norms and any(p.dim() > 1 for p in call.module.parameters(recurse=False))
     ]
     by_root: dict[str, list[Call]] = {}
-    feed_forward = []
+    feed_forward: list[Call] = []
     for call in weighted:
         root = _attention_root(_relative(block, call))
         (by_root.setdefault(root, []) if root else feed_forward).append(call)
@@ -229,11 +229,15 @@ def _with_sites(
         if added is not output:
             name(f"{part.name}_post", added)
         entry = before.takes if before else part.first.takes
-        parallel = parallel and entry is not None and stream is not None and is_close_flat(entry, stream)
+        parallel = (
+            parallel and entry is not None and stream is not None and is_close_flat(entry, stream)
+        )
         if anatomy.style == "post-norm" and stream is not None:
             value = _as_state(added, block)
             assert value is not None
-            after = next(n for n in norms if n.takes is not None and is_close(n.takes, stream + value))
+            after = next(
+                n for n in norms if n.takes is not None and is_close(n.takes, stream + value)
+            )
             name(f"{part.name}_post", after)
             sites.pop(f"{part.name}_norm.in", None), sites.pop(f"{part.name}_norm.out", None)
             stream = after.gives

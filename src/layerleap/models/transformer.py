@@ -82,8 +82,13 @@ class Transformer:
         logits = getattr(output, "logits", None)
         if logits is None:
             raise ModelRefused(
-                f"{type(model).__name__} gives no logits; load it with its head, for instance "
-                "through AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForImageClassification"
+                f"{type(model).__name__} gives no logits; load it with its head, say through "
+                "AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForImageClassification"
+            )
+        if not torch.isfinite(logits).all():  # else no two states look alike, and all laws fail
+            raise ModelRefused(
+                f"law 'finite' failed for {type(model).__name__}: NaN or infinite logits; look for "
+                "broken weights, or a dtype too narrow for them"
             )
         chain = find_blocks(model, calls, blocks)
         first = chain[0].takes
@@ -158,8 +163,8 @@ class Transformer:
     def site_modules(
         self, wanted: Collection[tuple[int, str]]
     ) -> Iterator[tuple[str, str, nn.Module]]:
-        """Each (name, side, module) behind `wanted` once, though a shared block serves many layers."""
-        found = {}
+        """Each (name, side, module) behind `wanted` once: a shared block serves many layers."""
+        found: dict[tuple[str, str, str], None] = {}
         for block, name in wanted:
             site = self.sites(block)[name]
             found[name, site.side, f"{self.blocks[block - 1]}.{site.path}"] = None
@@ -185,5 +190,3 @@ def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor) -> Kin
         changed[:, -1] = (inputs[name][:, -1] + 1) % logits.shape[-1]
     other = model(**{**inputs, name: changed}).logits
     return "next-token" if is_close(other[:, :-1], logits[:, :-1]) else "masked-token"
-
-

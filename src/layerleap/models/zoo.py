@@ -181,7 +181,7 @@ def inventory() -> list[dict[str, Any]]:
             "package": f"{bundle.package}=={bundle.version}",
             "licence": bundle.licence,
             "note": bundle.note,
-            "download_mb": bundle.wheel_mb,
+            "size": f"{bundle.wheel_mb} MB",
             "cached": bundle.is_cached,
             "path": str(bundle.path),
         }

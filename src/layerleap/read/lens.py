@@ -16,7 +16,7 @@ from layerleap.maps.linear import Identity, LinearMap
 from layerleap.models.transformer import Transformer
 from layerleap.read.metrics import Answer
 from layerleap.read.readings import Readings, Track
-from layerleap.stream.examples import Example, collate
+from layerleap.stream.examples import Example, collate, longest_input
 
 ENTRIES = 2**23  # logits held at a time: 32 MB in float32
 
@@ -71,11 +71,16 @@ class Lens:
         """Readings of several texts in one forward pass; each is as if it were read alone."""
         if not 1 <= top_k <= self.transformer.d_vocab:
             raise BadSettings(f"top_k {top_k} is not in 1 to {self.transformer.d_vocab}")
+        if not texts:
+            raise BadText("there is no text to read; at least one was wanted")
         encoded = [self._encode(text) for text in texts]
         kept = [self._positions(ids, positions) for ids in encoded]
         batch = collate(
             self.transformer,
-            [Example(n, tuple(i), tuple(k)) for n, (i, k) in enumerate(zip(encoded, kept, strict=True))],
+            [
+                Example(n, tuple(i), tuple(k))
+                for n, (i, k) in enumerate(zip(encoded, kept, strict=True))
+            ],
         )
         seen = self.transformer.see(batch.inputs, keep=batch.keep)
         lenses = [Lens(self.transformer)] + ([self] if self.bank is not None else [])
@@ -84,7 +89,9 @@ class Lens:
         for number, (ids, keep) in enumerate(zip(encoded, kept, strict=True)):
             rows = batch.documents == number
             cut = {name: value.rows(rows) for name, value in tracks.items()}
-            found.append(Readings(self._tokens(ids), keep, self.transformer.n_layers, cut, self._token))
+            found.append(
+                Readings(self._tokens(ids), keep, self.transformer.n_layers, cut, self._token)
+            )
         return found
 
     def _encode(self, text: str | Sequence[int]) -> list[int]:
@@ -92,10 +99,15 @@ class Lens:
         if isinstance(text, str):
             if tokenizer is None:
                 raise BadText(f"{self.transformer.identity.name} has no tokenizer; give token ids")
-            text = tokenizer(text)["input_ids"]
+            text = tokenizer(text)["input_ids"] if text else []  # not the special tokens alone
         ids = [int(token) for token in text]
         if not ids:
             raise BadText("the text is empty; at least one token was wanted")
+        if len(ids) > (limit := longest_input(self.transformer)):
+            raise BadText(f"the text has {len(ids)} tokens; this model reads at most {limit}")
+        known = getattr(self.transformer.model.get_input_embeddings(), "num_embeddings", None)
+        if known and not all(0 <= token < known for token in ids):
+            raise BadText(f"a token id is not in 0 to {known - 1}, the ids that this model knows")
         return ids
 
     def _positions(self, ids: list[int], wanted: Sequence[int] | None) -> list[int]:
@@ -104,9 +116,13 @@ class Lens:
             is_masked = self.transformer.kind == "masked-token" and mask is not None
             masked = [p for p, token in enumerate(ids) if is_masked and token == mask]
             return masked or list(range(len(ids)))
+        if not wanted:
+            raise BadSettings("no position to read; name at least one, or leave them out for all")
         for position in wanted:
             if not -len(ids) <= position < len(ids):
-                raise BadSettings(f"position {position} does not exist: the text has {len(ids)} tokens")
+                raise BadSettings(
+                    f"position {position} does not exist: the text has {len(ids)} tokens"
+                )
         return sorted({position % len(ids) for position in wanted})
 
     def _tokens(self, ids: list[int]) -> list[str]:
@@ -130,7 +146,9 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
             compared = answer.compare(logits.to(answer.p.device))
             best = _top(logits, top_k)
             layers.append((*best, compared.rank == 0, compared.kl, compared.surprisal))
-        parts.append([torch.stack([values.cpu() for values in kind]) for kind in zip(*layers, strict=True)])
+        parts.append(
+            [torch.stack([values.cpu() for values in kind]) for kind in zip(*layers, strict=True)]
+        )
     return Track(*(torch.cat(kind, dim=1) for kind in zip(*parts, strict=True)))
 
 

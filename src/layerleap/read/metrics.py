@@ -68,8 +68,8 @@ class Estimate:
     """A mean with its interval and what it rests on."""
 
     value: float
-    low: float
-    high: float
+    low: float | None  # None with one document: it cannot say how documents differ
+    high: float | None
     rows: int
     documents: int
 
@@ -86,10 +86,12 @@ def mean_interval(
     means = (weights @ sums) / (weights @ counts)[:, None]
     tail = (1 - level) / 2
     low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)
-    centre = values.double().mean(0)
+    known = len(names) > 1
     return [
-        Estimate(c, lo, hi, len(values), len(names))
-        for c, lo, hi in zip(centre.tolist(), low.tolist(), high.tolist(), strict=True)
+        Estimate(c, lo if known else None, hi if known else None, len(values), len(names))
+        for c, lo, hi in zip(
+            values.double().mean(0).tolist(), low.tolist(), high.tolist(), strict=True
+        )
     ]
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from layerleap.errors import BadSettings
+
 
 @dataclass(frozen=True, eq=False)
 class Track:
@@ -64,6 +66,10 @@ class Readings:
 
     def at(self, position: int) -> list[dict[str, Any]]:
         """The rows of one position, negative ones from the end."""
+        if not -len(self.tokens) <= position < len(self.tokens):
+            raise BadSettings(
+                f"position {position} does not exist: the text has {len(self.tokens)} tokens"
+            )
         wanted = position % len(self.tokens)
         return [row for row in self.rows() if row["position"] == wanted]
 

@@ -81,7 +81,10 @@ class Quality:
     def add(self, states: Mapping[int, Tensor], batch: Batch) -> None:
         """Take in the rows of one batch."""
         group = torch.tensor(
-            [self.group_of.setdefault(d, len(self.group_of) % GROUPS) for d in batch.documents.tolist()]
+            [
+                self.group_of.setdefault(d, len(self.group_of) % GROUPS)
+                for d in batch.documents.tolist()
+            ]
         )
         first = batch.positions == 0
         h = {layer: value.float().cpu() for layer, value in states.items()}
@@ -112,7 +115,8 @@ class Quality:
                     weights @ error[:used], weights @ y[:used], weights @ yy[:used],
                     (weights @ self.n[:used])[:, None],
                 )  # fmt: skip
-                low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975]).double()).tolist()
+                ends = torch.quantile(drawn, torch.tensor([0.025, 0.975]).double()).tolist()
+                low, high = ends if used > 1 else (None, None)
                 rest = _r2(
                     error.sum(0) - self.first_errors[name][src, dst],
                     y.sum(0) - self.first[dst, 0], yy.sum(0) - self.first[dst, 1], later,
@@ -171,7 +175,7 @@ def score(
         if quality is not None:
             quality.add(seen.states, batch)
         for rows in chunks(len(batch.documents), transformer.d_vocab):
-            _compare(transformer, lenses, {l: h[rows] for l, h in seen.states.items()}, kept)
+            _compare(transformer, lenses, {at: h[rows] for at, h in seen.states.items()}, kept)
         texts += batch.n_texts
         progress(phase, texts, total)
     if not documents.blocks:
@@ -193,7 +197,9 @@ def _compare(
             answer.compare(lens.logits(states[layer], layer).to(answer.p.device))
             for layer in range(last + 1)
         ]
-        kept[name, "rank"].blocks.append(torch.stack([c.rank for c in compared], 1).to(torch.int8).cpu())
+        kept[name, "rank"].blocks.append(
+            torch.stack([c.rank for c in compared], 1).to(torch.int8).cpu()
+        )
         for measure in ("surprisal", "kl"):
             values = torch.stack([getattr(c, measure) for c in compared], 1)
             kept[name, measure].blocks.append(values.cpu())

@@ -1,22 +1,26 @@
 """The report of a study: one HTML page that needs nothing else, and its data beside it.
 
-In: the plain-data result of a study and a folder. Out: `report.html`, `study.json` and three CSV
-files in that folder, all of them or none; other files of the folder are left alone.
+In: the plain-data result of a study and a folder. Out: `report.html`, `study.json`, three CSV
+files, `findings.txt` and `summary.png` in that folder, all of them or none; other files of the
+folder are left alone.
 """
 
 import base64
 import csv
 import hashlib
+import html
 import io
 import json
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from layerleap.errors import BadArtifact
 from layerleap.files import whole_file
 from layerleap.show import page
 from layerleap.show.extras import report_library
+from layerleap.show.hero import hero
 from layerleap.show.select import Row, Study, home, without_nan
 
 FORMAT = 1
@@ -39,13 +43,19 @@ def write_report(study: Study, folder: Path) -> Path:
     contents = {
         "study.json": json.dumps(study, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
         **{f"{name}.csv": csv_text(study[name], columns) for name, columns in COLUMNS.items()},
+        "findings.txt": "".join(f"{row['text']}\n" for row in study["findings"]),
         "report.html": report_html(study),
     }
+    pictured = hero(study)
     # Every file is complete on the disk, under a temporary name, before the first is renamed.
     with ExitStack() as all_files:
         for name, text in contents.items():
             temporary = all_files.enter_context(whole_file(Path(folder) / name))
             temporary.write_text(text, encoding="utf8", newline="")
+        if pictured is not None:
+            all_files.enter_context(whole_file(Path(folder) / "summary.png")).write_bytes(
+                pictured.png
+            )
     return Path(folder) / "report.html"
 
 
@@ -99,3 +109,17 @@ def _asset(name: str) -> str:
 def _hash(script: str) -> str:
     """What the page's security policy knows our script by; any other script is refused."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def write_readings(readings: Any, text: str, path: Path) -> Path:
+    """Write the readings of a text as one self-contained page."""
+    title = html.escape(text)
+    page = (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>layerleap: {title}</title>"
+        '<body style="font-family:system-ui,sans-serif;margin:2em">'
+        f"<h1>{title}</h1>{readings._repr_html_()}</body></html>\n"
+    )
+    with whole_file(Path(path)) as temporary:
+        temporary.write_text(page, encoding="utf8")
+    return Path(path)

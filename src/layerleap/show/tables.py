@@ -86,14 +86,14 @@ def laws_table(rows: list[Row]) -> RenderableType:
 def inventory_table(rows: list[Row]) -> RenderableType:
     """The models that can be had by name; paths and notes are lines under the table."""
     table = _table()
-    for head in ("name", "kind", "size", "licence"):
+    for head in ("name", "kind", "size", "package"):
         table.add_column(head, no_wrap=True, justify="right" if head == "size" else "left")
-    table.add_column("package", no_wrap=True, overflow="ellipsis", ratio=1, min_width=7)
+    table.add_column("licence", no_wrap=True, overflow="ellipsis", ratio=1, min_width=7)
     table.add_column("cached", no_wrap=True)
     for row in rows:
         cells = [_plain(row.get(key)) for key in ("name", "kind")]
         cells.append(Text(_size(row.get("size"))))
-        cells += [_plain(row.get(key)) for key in ("licence", "package")]
+        cells += [_plain(row.get(key)) for key in ("package", "licence")]
         cached = Text("yes", style="green") if row.get("cached") else Text("no", style="dim")
         table.add_row(*cells, cached)
     return Group(table, *_remarks(rows))
@@ -173,3 +173,24 @@ def _size(size: Any) -> str:
     if size is None or isinstance(size, str):
         return size or "-"
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def fits_table(rows: list[Row]) -> RenderableType:
+    """How each map to the last layer was fitted."""
+    table = _table(Text("fits to the last layer"))
+    for name in ("layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of id"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        short = row["rank"] < row["width"]
+        table.add_row(
+            str(row["src"]), f"{row['rows']:,}",
+            Text(f"{row['rank']}/{row['width']}", style="bold red" if short else ""),
+            f"{row['condition']:.1e}", f"{row['ridge']:g}", f"{row['train_r2']:.3f}",
+            f"{row['train_r2_id']:.3f}",
+        )  # fmt: skip
+    short = [row for row in rows if row["rank"] < row["width"]]
+    note = (
+        f"{len(short)} of {len(rows)} fits are rank-deficient: the rows do not determine every "
+        "direction, and the minimum-norm map was taken; fit on more text."
+    )
+    return Group(table, Text(note, style="yellow")) if short else table

@@ -56,9 +56,16 @@ class Moments:
         """Take in one batch: states[l] holds the rows of h[l]."""
         if len(states) != self.n_layers + 1:
             raise BadSettings(f"{len(states)} layers of states; {self.n_layers + 1} were wanted")
-        if len(states[0]) == 0:
+        wanted = (len(states[0]), self.d_model)
+        for layer, h in enumerate(states):
+            if tuple(h.shape) != wanted:
+                raise BadSettings(
+                    f"states of layer {layer} have shape {tuple(h.shape)}; {wanted} was wanted"
+                )
+        if wanted[0] == 0:
             return
-        self._waiting.append([h.detach().cpu() for h in states])
+        # A copy: these rows wait, and their owner may write over them meanwhile.
+        self._waiting.append([h.detach().to("cpu", copy=True) for h in states])
         if sum(len(batch[0]) for batch in self._waiting) >= BUFFER:
             self._multiply()
 
@@ -134,12 +141,18 @@ class Moments:
         return found
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, int, Pairs]) -> "Moments":
+    def from_tensors(
+        cls, tensors: Mapping[str, Tensor], shape: tuple[int, int, Pairs]
+    ) -> "Moments":
         """The inverse of `tensors`."""
         moments = cls(*shape)
         moments.n = int(tensors["n"])
-        moments.sums = tensors["sums"].clone()
-        moments.cross = [tensors[f"cross.{src}"].clone() for src in range(shape[0] + 1)]
+        sums = {"sums": moments.sums} | {f"cross.{s}": m for s, m in enumerate(moments.cross)}
+        for key, empty in sums.items():
+            if tensors[key].shape != empty.shape:
+                found, wanted = tuple(tensors[key].shape), tuple(empty.shape)
+                raise BadArtifact(f"{key} has shape {found}; {wanted} was wanted, make it again")
+            empty.copy_(tensors[key])
         batches = {int(key.split(".")[1]) for key in tensors if key.startswith("waiting.")}
         moments._waiting = [
             [tensors[f"waiting.{number}.{layer}"].clone() for layer in range(shape[0] + 1)]
@@ -166,15 +179,17 @@ def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("layerleap.moments", "{}"))
-            if header.get("format") != FORMAT:
+            number = header.get("format") if isinstance(header, dict) else None
+            if number != FORMAT:
                 raise BadArtifact(
-                    f"{path} holds format {header.get('format')}; {FORMAT} was wanted, make it again"
+                    f"{path} holds format {number}; format {FORMAT} was wanted, make it again"
                 )
             sets = {}
             for name, shape in header["shapes"].items():
                 keys = [key for key in file.keys() if key.startswith(f"{name}/")]  # noqa: SIM118
                 tensors = {key.removeprefix(f"{name}/"): file.get_tensor(key) for key in keys}
                 sets[name] = Moments.from_tensors(tensors, tuple(shape))
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+            about = header["about"]
+    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise BadArtifact(f"{path} is missing, truncated or no moments file ({error})") from error
-    return sets, header["about"]
+    return sets, about

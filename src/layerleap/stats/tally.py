@@ -7,6 +7,7 @@ A checkpoint is the moments and the number of the last batch in them, written in
 a run killed at any moment goes on from there and ends with the same sums to the bit.
 """
 
+import hashlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, BadText, WrongModel
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments
@@ -34,6 +36,7 @@ class Tally:
     about: dict[str, Any]  # model identity, data, sampling: what must agree to merge
     n_batches: int = 0  # batches seen, counted or left to other shards
     n_texts: int = 0
+    mark: str = ""  # a hash over all batches seen: what a resumed run must find again
 
     @classmethod
     def empty(cls, transformer: Transformer, pairs: Pairs, about: dict[str, Any]) -> "Tally":
@@ -43,14 +46,17 @@ class Tally:
 
     def save(self, path: Path) -> None:
         """Write everything into one file."""
-        about = {"about": self.about, "n_batches": self.n_batches, "n_texts": self.n_texts}
-        save_moments(path, {"fit": self.fit, "held_back": self.held_back}, about)
+        state = {key: getattr(self, key) for key in ("about", "n_batches", "n_texts", "mark")}
+        save_moments(path, {"fit": self.fit, "held_back": self.held_back}, state)
 
     @classmethod
     def load(cls, path: Path) -> "Tally":
         """Read what `save` wrote."""
         sets, state = load_moments(path)
-        return cls(sets["fit"], sets["held_back"], **state)
+        try:
+            return cls(sets["fit"], sets["held_back"], **state)
+        except (KeyError, TypeError) as error:
+            raise BadArtifact(f"{path} holds moments, but no tally; make it again") from error
 
     def merge(self, other: "Tally") -> "Tally":
         """Both together; they must be of one model, one text and one way of sampling."""
@@ -68,6 +74,7 @@ class Tally:
             {**self.about, "shard": None},
             max(self.n_batches, other.n_batches),
             self.n_texts + other.n_texts,
+            self.mark,
         )
 
 
@@ -93,32 +100,62 @@ def run_tally(
         total: how many texts there will be, if known.
     """
     saved = time.monotonic()
-    seen = 0
+    seen, mark = 0, ""
+    before = tally.n_batches
+    whole = True  # not while a batch is half added: such sums must never be saved
     try:
         for batch in batches:
-            if batch.index < tally.n_batches:
+            mark = _marked(mark, batch)
+            if batch.index < before:
+                if batch.index + 1 == before:
+                    _require_same_text(mark, tally)
                 continue
             if batch.index % shard[1] == shard[0]:
-                _add(transformer, batch, tally)
-            tally.n_batches = batch.index + 1
+                states = _states(transformer, batch)
+                whole = False
+                _add(tally, batch, states)
+            tally.n_batches, tally.mark = batch.index + 1, mark
+            whole = True
             seen += 1
             progress("fitting", tally.n_texts, total)
             if checkpoint and time.monotonic() - saved > CHECKPOINT_SECONDS:
                 tally.save(checkpoint)
                 saved = time.monotonic()
     except KeyboardInterrupt:
-        if checkpoint and seen:
+        if checkpoint and seen and whole:
             tally.save(checkpoint)
         raise
+    if not seen and before:
+        _require_same_text(mark, tally)  # nothing was left to do, or the text got shorter
     tally.fit.settle(), tally.held_back.settle()
     if shard[1] == 1 and tally.fit.n == 0:
-        raise BadText("no position to fit on: the text is empty or every piece is too short")
+        raise BadText(
+            "no position to fit on: the text is empty, every piece is too short, or every document "
+            "fell to the held-out side; give more documents"
+        )
     return tally
 
 
-def _add(transformer: Transformer, batch: Batch, tally: Tally) -> None:
+def _marked(mark: str, batch: Batch) -> str:
+    parts = (batch.inputs["input_ids"], batch.keep, batch.held_back)
+    data = b"".join(part.cpu().numpy().tobytes() for part in parts)
+    return hashlib.sha256(mark.encode() + data).hexdigest()
+
+
+def _require_same_text(mark: str, tally: Tally) -> None:
+    if mark != tally.mark:
+        raise WrongModel(
+            f"the text has changed since the checkpoint of {tally.n_batches} batches was saved; "
+            "delete the checkpoint to start anew"
+        )
+
+
+def _states(transformer: Transformer, batch: Batch) -> list[Tensor]:
     seen = transformer.see(batch.inputs, keep=batch.keep)
-    states = [seen.states[layer] for layer in range(transformer.n_layers + 1)]
+    return [seen.states[layer] for layer in range(transformer.n_layers + 1)]
+
+
+def _add(tally: Tally, batch: Batch, states: list[Tensor]) -> None:
     back = batch.held_back
     if back.any():
         tally.held_back.add([h[back.to(h.device)] for h in states])
@@ -153,6 +190,6 @@ def reduce_tally(tally: Tally) -> Tally:
     return tally
 
 
-def _sums(moments: Moments) -> Iterator[torch.Tensor]:
+def _sums(moments: Moments) -> Iterator[Tensor]:
     yield moments.sums
     yield from moments.cross

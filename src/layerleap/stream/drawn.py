@@ -24,6 +24,7 @@ from layerleap.files import cache_root, whole_file
 from layerleap.models.probe import ready
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.stream.examples import longest_input
 from layerleap.stream.reactions import REACTIONS
 from layerleap.stream.texts import iter_documents
 
@@ -43,6 +44,12 @@ class Drawing:
     rounds: int = 16  # after which a chain starts again from its real sequence
     max_tokens: int = 128
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.n_texts, self.rounds, self.max_tokens) < 1:
+            raise BadSettings(f"n_texts, rounds and max_tokens must be 1 or more: {self}")
+        if not 0 < self.share <= 1:
+            raise BadSettings(f"share {self.share} is not a share; above 0 and up to 1 was wanted")
 
 
 def drawn(
@@ -112,7 +119,7 @@ def _resampled(
 ) -> Iterator[list[str]]:
     tokenizer: Any = transformer.tokenizer
     encoded = tokenizer(
-        starts, padding=True, truncation=True, max_length=drawing.max_tokens,
+        starts, padding=True, truncation=True, max_length=_length(transformer, drawing),
         padding_side="right", return_tensors="pt",
     )  # fmt: skip
     real, mask = encoded["input_ids"], encoded["attention_mask"]
@@ -134,15 +141,17 @@ def _resampled(
         yield _decoded(tokenizer, ids, mask)
 
 
+def _length(transformer: Transformer, drawing: Drawing) -> int:
+    return min(drawing.max_tokens, longest_input(transformer))
+
+
 def _decoded(tokenizer: Any, ids: Tensor, mask: Tensor) -> list[str]:
     rows = [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]
     return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
 @torch.inference_mode()
-def _written(
-    transformer: Transformer, drawing: Drawing, progress: Progress
-) -> Iterator[list[str]]:
+def _written(transformer: Transformer, drawing: Drawing, progress: Progress) -> Iterator[list[str]]:
     """Free writing from the first token of a text, plain sampling from the whole distribution."""
     tokenizer: Any = transformer.tokenizer
     model: Any = transformer.model
@@ -156,7 +165,8 @@ def _written(
             start = torch.full((size, 1), first, device=model.device)
             ids = model.generate(
                 start, attention_mask=torch.ones_like(start), do_sample=True, top_k=0, top_p=1.0,
-                temperature=1.0, max_length=drawing.max_tokens, pad_token_id=tokenizer.pad_token_id or 0,
+                temperature=1.0, max_length=_length(transformer, drawing),
+                pad_token_id=tokenizer.pad_token_id or 0,
             )  # fmt: skip
             progress("drawing texts", (done + 1) * size, drawing.n_texts)
             yield tokenizer.batch_decode(ids, skip_special_tokens=True)

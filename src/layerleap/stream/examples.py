@@ -9,7 +9,8 @@ causal attention and absolute positions counted from 0 it then cannot reach a re
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Literal
@@ -21,9 +22,10 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.models.probe import ready
 from layerleap.models.transformer import Transformer
 from layerleap.stream.pieces import Document, is_held_out, iter_pieces
-from layerleap.stream.positions import OnePerText, Positions, parse_positions
+from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
 from layerleap.stream.texts import iter_documents
 
+POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # documents read side by side
 WINDOW = 2048  # examples sorted by length at a time: little padding, constant memory
 
 
@@ -124,19 +126,47 @@ def iter_examples(
     _require_text(transformer, sampling)
     census = census if census is not None else Census()
     policy = parse_positions(sampling.positions, sampling.seed)
-    for number, document in enumerate(iter_documents(source)):
-        held = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-        if side != "both" and held != (side == "held-out"):
-            continue
-        back = ridge_share > 0 and is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
-        counted = False
-        for example in _encode(transformer, document, number, sampling, policy, back):
-            if n_texts is not None and census.texts >= n_texts:
-                return
-            census.documents += not counted
-            counted = True
-            census.note(example)
-            yield example
+
+    def of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
+        for number, document in enumerate(iter_documents(source)):
+            held = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
+            if side != "both" and held != (side == "held-out"):
+                continue
+            back = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
+            yield document, _encode(transformer, document, number, sampling, policy, back)
+
+    met: set[int] = set()
+    for example in islice(_in_turn(of_side()), n_texts):
+        met.add(example.document)
+        census.documents = len(met)
+        census.note(example)
+        yield example
+
+
+def _in_turn(streams: Iterator[tuple[Document, Iterator[Example]]]) -> Iterator[Example]:
+    """One example of each document in turn, over a pool of documents of bounded size.
+
+    The first n texts then come from as many documents as possible, not from the first few.
+    """
+    pool: deque[tuple[int, Iterator[Example]]] = deque()
+    size = 0
+    for document, examples in streams:
+        pool.append((len(document.text), examples))
+        size += len(document.text)
+        while len(pool) >= POOL_DOCUMENTS or size > POOL_CHARACTERS:
+            size -= yield from _turn(pool)
+    while pool:
+        yield from _turn(pool)
+
+
+def _turn(pool: deque[tuple[int, Iterator[Example]]]) -> Generator[Example, None, int]:
+    """The next example of the first document, which then goes to the end; returns what left."""
+    length, examples = pool.popleft()
+    for example in examples:
+        pool.append((length, examples))
+        yield example
+        return 0
+    return length
 
 
 def _require_text(transformer: Transformer, sampling: Sampling) -> None:
@@ -151,8 +181,14 @@ def _require_text(transformer: Transformer, sampling: Sampling) -> None:
     if transformer.kind == "masked-token":
         if transformer.tokenizer.mask_token_id is None:
             raise BadText(f"the tokenizer of {name} has no mask token, which a masked model needs")
-        if sampling.positions == "all":
+        if parse_positions(sampling.positions) == EveryNth(1):
             raise BadSettings("masking all positions leaves nothing to read from; use 'one'")
+    special = transformer.tokenizer.num_special_tokens_to_add()
+    if sampling.max_tokens <= special:  # the tokenizer would then not cut at all
+        raise BadSettings(
+            f"max_tokens {sampling.max_tokens} leaves no room beside the {special} special tokens "
+            "that the tokenizer adds"
+        )
 
 
 def _encode(
@@ -165,16 +201,21 @@ def _encode(
 ) -> Iterator[Example]:
     tokenizer = transformer.tokenizer
     assert tokenizer is not None
-    limit = min(sampling.max_tokens, _context(transformer))
+    limit = min(sampling.max_tokens, longest_input(transformer))
     pieces = iter_pieces(
         document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
     )
-    while chunk := list(islice(pieces, 64)):
+    while chunk := [_whole_characters(piece) for piece in islice(pieces, 64)]:
         encoded = tokenizer(chunk, truncation=True, max_length=limit, return_attention_mask=False)
         for piece, ids in zip(chunk, encoded["input_ids"], strict=True):
             example = _example(transformer, piece, list(ids), number, sampling, policy, held_back)
             if example:
                 yield example
+
+
+def _whole_characters(piece: str) -> str:
+    """Half a surrogate pair, as escaped JSON may hold, becomes "?": no tokenizer takes it."""
+    return piece.encode("utf8", "replace").decode("utf8")
 
 
 def _example(
@@ -200,10 +241,12 @@ def _example(
     return Example(number, tuple(ids), tuple(keep), held_back)
 
 
-def _context(transformer: Transformer) -> int:
+def longest_input(transformer: Transformer) -> int:
     """The longest input the model's position table allows."""
     config = transformer.model.config.get_text_config()
-    limits = [getattr(config, n, None) for n in ("max_position_embeddings", "n_positions", "max_seq_len")]
+    limits = [
+        getattr(config, n, None) for n in ("max_position_embeddings", "n_positions", "max_seq_len")
+    ]
     known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
     # RoBERTa's table starts after the padding id, so its last two entries are not usable.
     offset = 2 if "roberta" in config.model_type else 0

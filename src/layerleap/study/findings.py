@@ -49,27 +49,26 @@ def _headlines(mat: Sequence[float], plain: Sequence[float], last: int, token: s
     middle = last // 2
     yield (
         "headline",
-        f"After {middle} of {last} layers a linear shortcut already names the model's own {token} in "
-        f"{mat[middle]:.0%} of cases; the logit lens does in {plain[middle]:.0%}.",
+        f"After {middle} of {last} layers a linear shortcut already names the model's own {token} "
+        f"in {mat[middle]:.0%} of cases; the logit lens does in {plain[middle]:.0%}.",
     )
     wins = sum(a > b for a, b in zip(mat[:last], plain[:last], strict=True))
     gap = [a - b for a, b in zip(mat, plain, strict=True)]
     widest = max(range(last), key=gap.__getitem__)
     yield (
         "headline",
-        f"The shortcut agrees with the model more often than the logit lens at {wins} of the {last} "
-        f"layers below the last; the lead is largest at layer {widest}: {100 * gap[widest]:.0f} points.",
+        f"The shortcut agrees with the model more often than the logit lens at {wins} of the "
+        f"{last} layers below the last; the lead is largest at layer {widest}: "
+        f"{100 * gap[widest]:.0f} points.",
     )
-    for name, curve in (("shortcut", mat), ("logit lens", plain)):
-        reached = next((layer for layer, value in enumerate(curve) if value >= 0.5), last)
-        if name == "shortcut":
-            half = reached
-        else:
-            yield (
-                "headline",
-                f"Half of the model's answers can be foretold from layer {half} on with shortcuts, "
-                f"from layer {reached} on with the logit lens.",
-            )
+    half, plain_half = (
+        next(layer for layer, value in enumerate(curve) if value >= 0.5) for curve in (mat, plain)
+    )
+    yield (
+        "headline",
+        f"Half of the model's answers can be foretold from layer {half} on with shortcuts, from "
+        f"layer {plain_half} on with the logit lens.",
+    )
 
 
 def _precision(curves: _Curves, text: str, last: int) -> Found:
@@ -80,8 +79,8 @@ def _precision(curves: _Curves, text: str, last: int) -> Found:
         yield (
             "precision",
             f"Over the first third of the layers Precision@{k} lies between {min(mat):.0%} and "
-            f"{max(mat):.0%} with shortcuts, between {min(plain):.0%} and {max(plain):.0%} with the "
-            "logit lens.",
+            f"{max(mat):.0%} with shortcuts, between {min(plain):.0%} and {max(plain):.0%} with "
+            "the logit lens.",
         )
 
 
@@ -90,15 +89,15 @@ def _surprisal(curves: _Curves, text: str, last: int) -> Found:
     lower = sum(a < b for a, b in zip(mat[:last], plain[:last], strict=True))
     yield (
         "surprisal",
-        f"The model is less surprised by the shortcut's token than by the logit lens's at {lower} of "
-        f"{last} layers below the last; at layer {last // 2} by {mat[last // 2]:.1f} against "
+        f"The model is less surprised by the shortcut's token than by the logit lens's at {lower} "
+        f"of {last} layers below the last; at layer {last // 2} by {mat[last // 2]:.1f} against "
         f"{plain[last // 2]:.1f} nats. The floor at the last layer is {mat[last]:.2f} nats.",
     )
     mat, plain = (curves.values(fit, text, "kl") for fit in (text, "-"))
     yield (
         "kl",
-        f"At layer {last // 2} the shortcut's distribution is {mat[last // 2]:.1f} nats away from the "
-        f"model's, the logit lens's {plain[last // 2]:.1f}.",
+        f"At layer {last // 2} the shortcut's distribution is {mat[last // 2]:.1f} nats away from "
+        f"the model's, the logit lens's {plain[last // 2]:.1f}.",
     )
 
 
@@ -112,13 +111,15 @@ def _r2(rows: Sequence[Row], last: int) -> Found:
         f"{len(pairs)} pairs of layers (held-out R2, plain average over coordinates).",
     )
     short = [pair for pair in pairs if pair[1] - pair[0] == 1]
-    steps = [sum(by[name, *p] for p in short) / len(short) for name in ("mat", "id")] if short else []
+    steps = (
+        [sum(by[name, *p] for p in short) / len(short) for name in ("mat", "id")] if short else []
+    )
     whole = (0, last)
     if steps and whole in pairs:
         yield (
             "r2",
-            f"Over one layer mean R2 is {steps[0]:.2f} with shortcuts and {steps[1]:.2f} without; over "
-            f"the whole network {by['mat', *whole]:.2f} and {by['id', *whole]:.2f}.",
+            f"Over one layer mean R2 is {steps[0]:.2f} with shortcuts and {steps[1]:.2f} without; "
+            f"over the whole network {by['mat', *whole]:.2f} and {by['id', *whole]:.2f}.",
         )
 
 
@@ -135,8 +136,9 @@ def _fits(fits: Sequence[Row], last: int) -> Found:
         )
     yield (
         "fit",
-        f"The worst-conditioned source is layer {worst['src']}: singular values of its rows spread "
-        f"over a factor of {worst['condition']:.1e} ({worst['rows']} rows, width {worst['width']}).",
+        f"The worst-conditioned source is layer {worst['src']}: singular values of its rows "
+        f"spread over a factor of {worst['condition']:.1e} ({worst['rows']} rows, width "
+        f"{worst['width']}).",
     )
 
 
@@ -159,7 +161,9 @@ def laws(study: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What must hold whatever the data, and whether it does."""
     curves, last = _Curves(study), study["model"]["n_layers"]
     at_last = [
-        rows[last]["value"] for (_, __, m), rows in curves.curves.items() if m.startswith("precision")
+        rows[last]["value"]
+        for (_, __, m), rows in curves.curves.items()
+        if m.startswith("precision")
     ]
     ordered = all(
         a <= b <= c
@@ -169,7 +173,9 @@ def laws(study: Mapping[str, Any]) -> list[dict[str, Any]]:
             *(curves.values(fit, read, f"precision@{k}") for k in (1, 5, 10)), strict=True
         )
     )
-    behind = [f for f in study["fits"] if f["train_r2"] < f["train_r2_id"] - 1e-9 and not f["ridge"]]
+    behind = [
+        f for f in study["fits"] if f["train_r2"] < f["train_r2_id"] - 1e-9 and not f["ridge"]
+    ]
     return [
         {
             "law": "at the last layer every reading is the model's own answer",

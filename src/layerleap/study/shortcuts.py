@@ -11,18 +11,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import layerleap
 from layerleap.errors import BadSettings, BadText, LayerleapError
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.linear import check_solving
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
 from layerleap.read.scores import Quality, Scores, score
-from layerleap.recipes import bank_from, collect
-from layerleap.stream.drawn import NOTE, drawn
+from layerleap.recipes import bank_from, collect, default_text, resolve_text
+from layerleap.stream.drawn import NOTE
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
 from layerleap.study.findings import findings, laws
 
@@ -42,6 +44,10 @@ class ShortcutSettings:
     pairs: str = "all"  # "final" leaves out the heat maps between inner layers
     quick: bool = False  # a first look: far fewer texts
     sampling: Sampling = field(default_factory=Sampling)
+
+    def quickened(self) -> "ShortcutSettings":
+        """A first look: few texts, maps to the last layer and every pair from them."""
+        return replace(self, n_fit=min(self.n_fit, 1500), n_read=min(self.n_read, 300), quick=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and JSON-able."""
@@ -65,10 +71,11 @@ def study_shortcuts(
         progress: told about every batch.
     """
     settings = settings or ShortcutSettings()
-    if settings.pairs not in ("final", "all"):
-        raise BadSettings(f"pairs {settings.pairs!r} is unknown; 'final' or 'all' was wanted")
-    run = _Run(transformer, settings, work, progress)
+    check_solving(settings.ridge, None, transformer.d_model)
     main, other = settings.text, settings.other
+    if main == other:
+        raise BadSettings(f"{main!r} is given twice; name another text to transfer to, or none")
+    run = _Run(transformer, settings, work, progress)
     banks = {main: run.fit(main, settings.pairs)}
     if other is not None:
         banks[other] = run.fit(other, "final")
@@ -95,6 +102,16 @@ def study_shortcuts(
     return result, _with_quality(bank, result)
 
 
+def default_texts(
+    transformer: Transformer, text: str | None, other: str | None
+) -> tuple[str, str | None]:
+    """The texts to study: as asked, or what suits the model; never one text against itself."""
+    main = text if text is not None else default_text(transformer)
+    if main == "drawn" or other == main:
+        return main, None
+    return main, other
+
+
 class _Run:
     """Fits and reads texts, and keeps account of what was seen."""
 
@@ -112,13 +129,9 @@ class _Run:
 
     def _source(self, text: str) -> tuple[Any, Sampling]:
         """What to stream for a text, and how to cut it."""
-        sampling = self.settings.sampling
-        if text != "drawn":
-            return text, sampling
-        if NOTE not in self.notes:
+        if text == "drawn" and NOTE not in self.notes:
             self.notes.append(NOTE)
-        path = drawn(self.transformer, progress=self.progress)
-        return path, replace(sampling, unit="paragraph", per_document=None)
+        return resolve_text(self.transformer, text, self.settings.sampling, self.progress)
 
     def fit(self, text: str, pairs: str) -> ShortcutBank:
         """A bank fitted on the fitting side of `text`; one finished earlier is taken up again."""
@@ -134,7 +147,10 @@ class _Run:
             progress=_named(self.progress, f"fitting on {text}"),
         )  # fmt: skip
         bank = bank_from(
-            tally, intercept=self.settings.intercept, ridge=self.settings.ridge, progress=self.progress
+            tally,
+            intercept=self.settings.intercept,
+            ridge=self.settings.ridge,
+            progress=self.progress,
         )
         self._account("fit", text, tally.about["data"], started)
         bank.data = {**bank.data, "text": text, "study": self._key(text, pairs, sampling)}
@@ -160,9 +176,7 @@ class _Run:
         self.data.append(bank.data["account"])
         return bank
 
-    def read(
-        self, text: str, banks: Mapping[str, ShortcutBank], quality: Quality | None
-    ) -> Scores:
+    def read(self, text: str, banks: Mapping[str, ShortcutBank], quality: Quality | None) -> Scores:
         """Scores of every bank and of the logit lens on the held-out side of `text`."""
         started = time.monotonic()
         source, sampling = self._source(text)
@@ -219,12 +233,14 @@ def _with_quality(bank: ShortcutBank, result: Mapping[str, Any]) -> ShortcutBank
     )  # fmt: skip
 
 
-def _named(progress: Progress, phase: str) -> Progress:
-    def told(_: str, done: int, total: int | None, unit: str = "texts") -> None:
-        progress(phase, done, total, unit)
+def _named(progress: Progress, name: str) -> Progress:
+    def told(phase: str, done: int, total: int | None, unit: str = "texts") -> None:
+        progress(name, done, total, unit)
 
     return told
 
 
 def _slug(text: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in text)[-60:]
+    """A file name for a text; the hash tells long or similar names apart."""
+    readable = "".join(c if c.isalnum() else "-" for c in text)[-40:]
+    return f"{readable}-{blake2b(text.encode(), digest_size=4).hexdigest()}"

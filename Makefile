@@ -1,0 +1,41 @@
+# Every target sets itself up: a virtual environment, and in it what constraints.txt pins.
+# Variables: PYTHON (the interpreter to build it with) and VENV (its folder, made if missing).
+
+PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || echo python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.layerleap-is-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench clean
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
+	  | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+setup: $(STAMP) ## Make the virtual environment and install layerleap in it, editable
+
+demo: $(STAMP) ## Fit shortcuts of a bundled real model on real text; the report is in build/demo
+	$(BIN)/layerleap study shortcuts smollm2 --text wikipedia --other news \
+	  --fit-texts 4000 --read-texts 800 --out build/demo
+
+test: $(STAMP) ## Run all tests, those on real models included
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## Format, lint, types and all tests: what must pass before a commit
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+bench: $(STAMP) ## Measure every bar; the results are in build/bench.json
+	$(BIN)/python benchmarks/run.py
+
+clean: ## Remove what was made here: build/, caches and .venv
+	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@

@@ -1,0 +1,143 @@
+"""What the benchmarks share: an interleaved timer, and rows with both sides of a comparison.
+
+In: functions to time. Out: `Row`s, merged by name into one JSON file, and a table.
+"""
+
+import gc
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from layerleap.files import read_json, write_json
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+MODEL = "smollm2"
+DEMO = (
+    "study", "shortcuts", MODEL, "--text", "wikipedia", "--other", "news",
+    "--fit-texts", "4000", "--read-texts", "800",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bar: what was measured on both sides, what was wanted, and whether it holds."""
+
+    name: str
+    ours: float
+    peer: float | None  # None where the bar is absolute
+    unit: str
+    bar: float
+    sense: Literal["<=", ">="]  # how the judged number must lie to the bar
+    judged: Literal["ratio", "ours"] = "ratio"
+    over: Literal["ours/peer", "peer/ours"] = "ours/peer"
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        """The two sides as one number; None where there is no other side."""
+        if self.peer is None:
+            return None
+        top, bottom = (self.ours, self.peer) if self.over == "ours/peer" else (self.peer, self.ours)
+        return top / bottom
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bar is met."""
+        value = self.ratio if self.judged == "ratio" else self.ours
+        assert value is not None
+        return value <= self.bar if self.sense == "<=" else value >= self.bar
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; the detail says how the numbers came about, and where."""
+        return {
+            "name": self.name, "ours": self.ours, "peer": self.peer, "unit": self.unit,
+            "ratio": self.ratio, "bar": self.bar, "holds": self.holds,
+            "sense": self.sense, "judged": self.judged, "over": self.over,
+            **self.detail, "machine": machine(),
+        }  # fmt: skip
+
+
+def machine() -> dict[str, Any]:
+    """What a reader must know to compare these numbers with others."""
+    import torch
+
+    return {
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "dtype": "float32",
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }  # fmt: skip
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds that `work` takes, with the garbage of what ran before already collected."""
+    gc.collect()
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def interleave(sides: Mapping[str, Callable[[int], Any]], rounds: int) -> dict[str, list[float]]:
+    """Time every side in every round; who comes first changes from round to round.
+
+    A machine that slows down or warms up then does so for all sides alike.
+    """
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        names = list(sides)
+        for name in names if number % 2 == 0 else reversed(names):
+            found[name].append(timed(partial(sides[name], number)))
+    return found
+
+
+def median(samples: Iterable[float]) -> float:
+    """The middle one: unlike the mean it does not mind a disturbance."""
+    return statistics.median(samples)
+
+
+def layerleap(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user would; its failure is ours."""
+    command = [str(Path(sys.executable).with_name("layerleap")), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"layerleap {' '.join(arguments)} failed ({done.returncode}): {last}")
+    return done
+
+
+def demo_arguments(out: Path, smoke: bool) -> tuple[str, ...]:
+    """The arguments of `make demo`, or a much smaller run of the same."""
+    small = {"4000": "60", "800": "30"} if smoke else {}
+    return (*(small.get(word, word) for word in DEMO), "--out", str(out))
+
+
+def record(path: Path, rows: Iterable[Row]) -> None:
+    """Merge rows into the file by name, in one step, so that bars can be run one by one."""
+    known = {row["name"]: row for row in read_json(path)} if path.exists() else {}
+    known |= {row.name: row.to_dict() for row in rows}
+    write_json(path, list(known.values()))
+
+
+def table(rows: Iterable[Row], *, judged: bool = True) -> str:
+    """Both sides, their ratio and the bar, as text."""
+    lines = [f"{'bar':<20}{'ours':>12}{'peer':>12}  {'unit':<10}{'ratio':>9}  {'wanted':<10} holds"]
+    for row in rows:
+        peer = "-" if row.peer is None else f"{row.peer:.4g}"
+        ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
+        verdict = ("yes" if row.holds else "NO") if judged else "(smoke)"
+        lines.append(
+            f"{row.name:<20}{row.ours:>12.4g}{peer:>12}  {row.unit:<10}{ratio:>9}  "
+            f"{f'{row.sense} {row.bar:g}':<10} {verdict}"
+        )
+    return "\n".join(lines)

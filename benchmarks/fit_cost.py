@@ -1,0 +1,82 @@
+"""What fitting costs, next to a bare forward pass over the same batches.
+
+Ours: states of all layers into float64 moments, then maps from every layer to the last solved.
+Peer: `model(**batch)`, in the same dtype. Our pass stops before the head, which the bare pass
+runs; so a pass without the head is timed as well, for information.
+
+The batches are dealt into rounds of equal make-up, so each alternation covers a part of the text.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from common import MODEL, Row, interleave, median, timed
+
+from layerleap import Sampling, Tally, Transformer, bank_from, load
+from layerleap.stats.tally import run_tally
+from layerleap.stream.examples import Batch, iter_batches, iter_examples
+
+ROUNDS = 5
+BAR = 1.25
+NOTE = (
+    "ours = pass + products + solving all maps to the last layer; our pass stops before the head, "
+    "which the peer's bare model(**batch) runs; ratio_headless compares with a pass without it"
+)
+
+
+def run(*, smoke: bool) -> list[Row]:
+    """One row per way of choosing positions."""
+    transformer = load(MODEL, dtype=torch.float32)
+    sizes = {"all": 40, "one": 80} if smoke else {"all": 1000, "one": 2000}
+    return [_row(transformer, positions, n) for positions, n in sizes.items()]
+
+
+def _row(transformer: Transformer, positions: str, n_texts: int) -> Row:
+    sampling = Sampling(positions=positions)
+    examples = iter_examples(transformer, "wikipedia", sampling, n_texts=n_texts)
+    rounds = _deal(list(iter_batches(transformer, examples)))
+    about = {
+        "model": transformer.identity.to_dict(), "text": "wikipedia", "sampling": sampling.to_dict()
+    }  # fmt: skip
+    tally = Tally.empty(transformer, "final", about)
+
+    sides = {
+        "ours": lambda number: run_tally(transformer, rounds[number], tally),
+        "peer": _passes(transformer.model, rounds),
+        "headless": _passes(transformer.model.base_model, rounds),
+    }
+    warm = [[replace(rounds[0][0], index=0)]]
+    run_tally(transformer, warm[0], Tally.empty(transformer, "final", about))
+    for module in (transformer.model, transformer.model.base_model):
+        _passes(module, warm)(0)
+    samples = interleave(sides, len(rounds))
+    solving = [timed(lambda: bank_from(tally)) for _ in range(3)]
+    ours = median(samples["ours"]) * len(rounds) + median(solving)
+    peer, headless = (median(samples[name]) * len(rounds) for name in ("peer", "headless"))
+    return Row(
+        f"fit_cost_{positions}", ours, peer, "seconds", BAR, "<=",
+        detail={
+            "note": NOTE, "samples": samples, "solving": solving, "texts": n_texts,
+            "n": tally.fit.n, "tokens": sum(b.n_tokens for part in rounds for b in part),
+            "headless": headless, "ratio_headless": ours / headless,
+        },
+    )  # fmt: skip
+
+
+def _deal(batches: list[Batch]) -> list[list[Batch]]:
+    """Rounds with every ROUNDS-th batch each, numbered anew as one stream."""
+    # Batches come sorted by length: neighbours are alike, so rounds are too.
+    whole = len(batches) // ROUNDS * ROUNDS or len(batches)
+    rounds = [part for start in range(ROUNDS) if (part := batches[start:whole:ROUNDS])]
+    index = iter(range(whole))
+    return [[replace(batch, index=next(index)) for batch in part] for part in rounds]
+
+
+def _passes(module: torch.nn.Module, rounds: list[list[Batch]]) -> Callable[[int], None]:
+    @torch.inference_mode()
+    def bare(number: int) -> None:
+        for batch in rounds[number]:
+            module(**batch.inputs)
+
+    return bare

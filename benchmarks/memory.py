@@ -1,0 +1,66 @@
+"""Peak memory of a fit: it must not grow with the text.
+
+Each fit runs in a process of its own: `python benchmarks/memory.py N_TEXTS` prints its peak.
+"""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from common import MODEL, Row, median
+
+TIMES = 10  # how much longer the longer text is
+
+
+def run(*, smoke: bool) -> list[Row]:
+    """Peak of a fit on ten times the text, over the peak on the text."""
+    texts, rounds = (20, 1) if smoke else (300, 2)
+    samples: dict[int, list[float]] = {texts: [], texts * TIMES: []}
+    for number in range(rounds):
+        for size in sorted(samples, reverse=bool(number % 2)):
+            samples[size].append(_peak_of_child(size))
+    short, long = (median(samples[size]) for size in (texts, texts * TIMES))
+    return [
+        Row(
+            "memory", long, short, "MiB", 1.05, "<=",
+            detail={
+                "note": f"peak resident memory: a fit on {TIMES} times the text (ours) over one on "
+                "the text (peer), every position, maps to the last layer, model included",
+                "samples": {str(size): peaks for size, peaks in samples.items()},
+                "n": texts, "positions": "all",
+            },
+        )
+    ]  # fmt: skip
+
+
+def _peak_of_child(n_texts: int) -> float:
+    command = [sys.executable, __file__, str(n_texts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"the fit on {n_texts} texts failed: {last}")
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def peak() -> float:
+    """Peak resident memory of this process so far, in MiB."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # ru_maxrss of a child starts at the size of the parent it was forked from; this does not.
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    per_mib = 2**20 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_mib
+
+
+def fit(n_texts: int) -> None:
+    """Fit maps to the last layer on that many sentences, every position of them."""
+    from layerleap import Sampling, fit_bank, load
+
+    fit_bank(load(MODEL), "wikipedia", Sampling(positions="all"), n_texts=n_texts)
+
+
+if __name__ == "__main__":
+    fit(int(sys.argv[1]))
+    print(peak())

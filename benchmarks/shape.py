@@ -1,0 +1,60 @@
+"""Whether the demo shows what the paper shows; reported as found, nothing is tuned to it.
+
+In: `study.json` of the demo, run if there is none. Out: two rows that count where it holds.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from common import BUILD, Row, demo_arguments, layerleap
+
+from layerleap.files import read_json
+
+
+def run(*, smoke: bool) -> list[Row]:
+    """Agreement of mat above id at every layer below the last; train error never above id's."""
+    study = read_json(_study_file(smoke))
+    return [_agreement(study), _train_error(study)]
+
+
+def _study_file(smoke: bool) -> Path:
+    folders = ("bench-smoke-demo",) if smoke else ("demo", "bench-demo")
+    for folder in folders:
+        if (BUILD / folder / "study.json").is_file():
+            return BUILD / folder / "study.json"
+    layerleap(*demo_arguments(BUILD / folders[0], smoke))
+    return BUILD / folders[0] / "study.json"
+
+
+def _agreement(study: dict[str, Any]) -> Row:
+    text, last = study["settings"]["text"], study["model"]["n_layers"]
+    value = {
+        (row["map"], row["layer"]): row["value"]
+        for row in study["scores"]
+        if row["metric"] == "precision@1" and row["read"] == text and row["fit"] in (text, "-")
+    }
+    above = [layer for layer in range(last) if value["mat", layer] > value["id", layer]]
+    return Row(
+        "shape_agreement", len(above), last, "layers", 1.0, ">=",
+        detail={
+            "note": "layers below the last at which mat's agreement with the model is above id's",
+            "samples": {
+                name: [value[name, layer] for layer in range(last + 1)] for name in ("mat", "id")
+            },
+            "not_above": [layer for layer in range(last) if layer not in above],
+            "n": next(row["rows"] for row in study["scores"] if row["read"] == text),
+        },
+    )  # fmt: skip
+
+
+def _train_error(study: dict[str, Any]) -> Row:
+    fits = study["fits"]
+    behind = [[f["src"], f["dst"]] for f in fits if f["train_r2"] < f["train_r2_id"]]
+    return Row(
+        "shape_train_error", len(fits) - len(behind), len(fits), "maps", 1.0, ">=",
+        detail={
+            "note": "maps whose error on the rows fitted on is not above the identity's",
+            "samples": [[f["train_r2"], f["train_r2_id"]] for f in fits],
+            "behind": behind, "n": fits[0]["rows"] if fits else 0,
+        },
+    )  # fmt: skip

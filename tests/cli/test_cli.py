@@ -1,0 +1,311 @@
+"""The command line through its runner: what people type, and what they mistype."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import sentences, tiny
+from typer.testing import CliRunner, Result
+
+from layerleap.show.cli import app
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def said(result: Result) -> str:
+    """Everything printed, without the line breaks of the terminal."""
+    return " ".join(result.output.split())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama with a tokenizer."""
+    place = tmp_path_factory.mktemp("model")
+    model = tiny("llama")
+    model.model.save_pretrained(place)
+    model.tokenizer.save_pretrained(place)  # type: ignore[union-attr]
+    return place
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
+    rows = [json.dumps({"text": t}) for t in sentences(80)]
+    path.write_text("\n".join(rows), encoding="utf8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def bank(folder: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("banks") / "bank"
+    result = run("fit", folder, "--text", text, "-o", out, "--positions", "all")
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def test_help_teaches_with_examples() -> None:
+    for words in (
+        [],
+        ["check"],
+        ["fit"],
+        ["read"],
+        ["merge"],
+        ["study", "shortcuts"],
+        ["import", "mat"],
+    ):
+        result = run(*words, "--help")
+        assert result.exit_code == 0
+        assert "layerleap" in result.output
+
+
+def test_version_is_the_packages() -> None:
+    import layerleap
+
+    assert layerleap.__version__ in run("--version").output
+
+
+def test_models_lists_what_is_bundled_and_whether_it_is_cached(empty_cache: Path) -> None:
+    rows = json.loads(run("models", "--json").stdout)
+    assert {"smollm2", "rxnfp", "rxnmapper", "mgm", "wikipedia", "news"} <= {
+        r["name"] for r in rows
+    }
+    assert not any(row["cached"] for row in rows)
+
+
+def test_check_prints_every_law_and_succeeds_on_a_sound_model(folder: Path) -> None:
+    result = run("check", folder)
+    assert result.exit_code == 0
+    for law in ("blocks", "steady", "finite", "tail", "parts", "padding", "traceless"):
+        assert law in result.output
+
+
+def test_check_needs_no_tokenizer(tmp_path: Path) -> None:
+    tiny("gpt2").model.save_pretrained(tmp_path / "bare")
+    assert run("check", tmp_path / "bare", "--json").exit_code == 0
+
+
+def test_check_fails_with_code_one_and_names_the_law_on_broken_weights(tmp_path: Path) -> None:
+    model = tiny("llama").model
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.fill_(float("nan"))
+    model.save_pretrained(tmp_path / "broken")
+    result = run("check", tmp_path / "broken")
+    assert result.exit_code == 1
+    assert "fails" in result.output
+
+
+def test_check_accepts_paths_by_hand_and_refuses_wrong_ones(folder: Path) -> None:
+    good = run("check", folder, "--blocks", "model.layers", "--tail", "model.norm,lm_head")
+    assert good.exit_code == 0
+    bad = run("check", folder, "--blocks", "model.nothing")
+    assert bad.exit_code == 1
+    assert "model.nothing" in said(bad)
+
+
+def test_fit_writes_a_bank_that_read_uses(folder: Path, bank: Path) -> None:
+    result = run("read", folder, "the cat sat on", "--bank", bank, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert {row["map"] for row in found["readings"]} == {"id", "mat"}
+    last = [r for r in found["readings"] if r["layer"] == found["n_layers"]]
+    assert all(row["agrees"] for row in last)
+
+
+def test_read_shows_one_line_per_layer(folder: Path, bank: Path) -> None:
+    result = run("read", folder, "the cat sat", "--bank", bank)
+    assert result.exit_code == 0
+    assert "the model's own answer" in said(result)
+
+
+def test_read_writes_a_page_of_all_positions(folder: Path, bank: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert run("read", folder, "the cat sat", "--bank", bank, "--html", page).exit_code == 0
+    content = page.read_text(encoding="utf8")
+    assert content.count("<table>") == 2
+    assert "http" not in content
+
+
+def test_card_prints_how_the_bank_was_made(bank: Path) -> None:
+    result = run("card", bank)
+    assert result.exit_code == 0
+    assert "Fits to the last layer" in result.output
+
+
+def test_shards_are_merged_into_the_bank_of_one_run(
+    folder: Path, text: Path, bank: Path, tmp_path: Path
+) -> None:
+    from layerleap import ShortcutBank
+
+    parts = []
+    for which in range(3):
+        parts.append(tmp_path / f"part-{which}")
+        options = ("--positions", "all", "--shard", f"{which}/3", "-o", parts[-1])
+        assert run("fit", folder, "--text", text, *options).exit_code == 0
+    assert run("merge", *parts, "-o", tmp_path / "merged").exit_code == 0
+    merged, whole = (ShortcutBank.from_pretrained(p) for p in (tmp_path / "merged", bank))
+    for pair in whole.maps:
+        torch.testing.assert_close(merged.maps[pair].weight, whole.maps[pair].weight)
+    missing = run("merge", *parts[:2], "-o", tmp_path / "never")
+    assert missing.exit_code == 2
+    assert "[2] of 3 are missing" in said(missing)
+
+
+def test_study_writes_report_data_and_bank_and_leaves_no_work_behind(
+    folder: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "report"
+    result = run(
+        "study", "shortcuts", folder, "--text", text, "--other", "none", "-o", out, "--quick"
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in out.iterdir()}
+    assert {"report.html", "study.json", "r2.csv", "scores.csv", "fits.csv", "bank"} <= names
+    assert ".work" not in names
+    assert "report.html" in said(result)
+    study = json.loads((out / "study.json").read_text(encoding="utf8"))
+    headlines = [f["text"] for f in study["findings"] if f["topic"] == "headline"]
+    assert len(headlines) == 3
+    for line in headlines:
+        assert line in said(result)
+
+
+# What people mistype: one clear line, exit code not zero, nothing half-written.
+
+
+def refused(result: Result, *words: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert said(result).startswith("error:")
+    for word in words:
+        assert word in said(result)
+
+
+def test_unknown_model(tmp_path: Path) -> None:
+    refused(run("check", "no-such-model"), "no-such-model", "smollm2")
+    refused(run("check", tmp_path / "nowhere"), "no file or folder")
+
+
+def test_unknown_text(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bank"
+    refused(run("fit", folder, "--text", tmp_path / "none.txt", "-o", out), "none.txt")
+    assert not out.exists()
+
+
+def test_empty_text(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    refused(run("fit", folder, "--text", tmp_path / "empty.txt", "-o", tmp_path / "bank"), "empty")
+    refused(run("read", folder, "", "--no-bank"), "empty")
+    assert [p.name for p in tmp_path.iterdir()] == ["empty.txt"]
+
+
+def test_text_shorter_than_one_position(folder: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("the")  # one word is no sentence
+    refused(run("fit", folder, "--text", short, "-o", tmp_path / "bank"), "no position")
+
+
+def test_position_that_does_not_exist(folder: Path) -> None:
+    refused(run("read", folder, "the cat", "--no-bank", "--position", 9), "position 9", "2 tokens")
+
+
+def test_bank_of_another_model(bank: Path, tmp_path: Path) -> None:
+    other = tiny("llama", seed=1)
+    other.model.save_pretrained(tmp_path / "other")
+    other.tokenizer.save_pretrained(tmp_path / "other")  # type: ignore[union-attr]
+    refused(run("read", tmp_path / "other", "the cat", "--bank", bank), "this bank is of")
+
+
+def test_tampered_and_truncated_bank(folder: Path, bank: Path, tmp_path: Path) -> None:
+    import shutil
+
+    for name, harm in (("tampered", lambda b: b[:-1] + b"x"), ("cut", lambda b: b[: len(b) // 2])):
+        copy = shutil.copytree(bank, tmp_path / name)
+        weights = copy / "maps.safetensors"
+        weights.write_bytes(harm(weights.read_bytes()))
+        refused(run("read", folder, "the cat", "--bank", copy), "changed or cut short")
+
+
+def test_missing_bank(folder: Path, tmp_path: Path) -> None:
+    refused(run("read", folder, "the cat", "--bank", tmp_path / "none"), "no folder")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--ridge", "lots", "neither 'auto' nor a number"),
+        ("--ridge", "-1", "at least 0"),
+        ("--rank", "99", "rank 99"),
+        ("--positions", "some", "'some'"),
+        ("--unit", "word", "'word'"),
+        ("--shard", "4", "0/4"),
+        ("--shard", "4/4", "shard 4 of 4"),
+        ("--held-out", "1.5", "1.5"),
+        ("--pairs", "most", "'most'"),
+        ("--max-tokens", "0", "max_tokens 0"),
+    ],
+)
+def test_settings_outside_their_meaning(
+    folder: Path, text: Path, tmp_path: Path, option: str, value: str, words: str
+) -> None:
+    refused(run("fit", folder, "--text", text, "-o", tmp_path / "bank", option, value), words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_space_left_on_the_disk(
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("layerleap.maps.bank.save_file", full)
+    refused(run("fit", folder, "--text", text, "-o", tmp_path / "bank"), "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+
+def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "file" / "cache"))
+    refused(run("check", "rxnmapper"), "cannot write")
+
+
+def test_interruption_keeps_the_checkpoint_and_the_next_run_ends_the_same(
+    folder: Path, text: Path, bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from layerleap import ShortcutBank
+    from layerleap.stats import tally
+
+    monkeypatch.setattr("layerleap.recipes.TOKENS_PER_BATCH", 64)
+    fit = ("fit", folder, "--text", text, "--positions", "all", "-o")
+    assert run(*fit, tmp_path / "whole").exit_code == 0
+    add, seen = tally._add, []
+
+    def interrupted(*args: object) -> None:
+        seen.append(1)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        add(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tally, "_add", interrupted)
+    out = tmp_path / "bank"
+    result = run(*fit, out)
+    assert result.exit_code == 130
+    assert "stopped" in result.output
+    assert not out.exists()
+    assert run(*fit, out).exit_code == 0
+    resumed, whole = (ShortcutBank.from_pretrained(p) for p in (out, tmp_path / "whole"))
+    for pair in whole.maps:
+        assert torch.equal(resumed.maps[pair].weight, whole.maps[pair].weight)  # type: ignore[arg-type]
+    assert {path.name for path in tmp_path.iterdir()} == {"bank", "whole"}
+
+
+def test_states_that_are_not_numbers_are_refused(tmp_path: Path, text: Path) -> None:
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.lm_head.weight.fill_(float("inf"))
+    model.model.save_pretrained(tmp_path / "broken")
+    model.tokenizer.save_pretrained(tmp_path / "broken")  # type: ignore[union-attr]
+    result = run("fit", tmp_path / "broken", "--text", text, "-o", tmp_path / "bank")
+    refused(result, "NaN or infinite")

@@ -1,0 +1,281 @@
+"""The laws of the wrapper over every family; all numbers in float64, so rounding hides nothing."""
+
+from functools import cache, partial
+
+import pytest
+import torch
+from families import ALL, CLASS, MASKED_TOKEN, NEXT_TOKEN, SEQ_TO_SEQ, build
+from torch import nn
+
+from layerleap.errors import BadSettings
+from layerleap.models.laws import LAWS, check, check_model, rebuild
+from layerleap.models.probe import probe
+from layerleap.models.sites import Anatomy
+from layerleap.models.trace import gap
+from layerleap.models.transformer import Transformer
+
+EXACT = 1e-9
+PARALLEL = {"gptj", "gpt_neox", "phi", "falcon", "falcon_new", "cohere"}
+POST_NORM = {"opt_350m", *MASKED_TOKEN, "bart"}
+NORMS_AFTER = {"gemma2", "gemma3", "olmo2"}  # sandwich norms, and norms after the parts alone
+# Measured: where Hugging Face's last entry is what leaves the last block. Post-norm families
+# have no final norm; image models report the state before it. All others report it normed.
+LAST_IS_RAW = {*MASKED_TOKEN, "bart", *CLASS}
+FIXED_SIZE = {*SEQ_TO_SEQ, *CLASS}  # the padding law does not apply
+
+
+@cache
+def wrapped(name: str) -> Transformer:
+    model = build(name)
+    if hasattr(model.config, "_experts_implementation"):
+        model.set_experts_implementation("eager")  # the grouped kernels know no float64
+    return Transformer.wrap(model.double())
+
+
+@cache
+def look(name: str):
+    """One pass over fresh inputs: every layer, every site, logits."""
+    transformer = wrapped(name)
+    inputs = probe(transformer.model, rows=3, seed=3)
+    return inputs, transformer.see(inputs, sites=all_sites(transformer), logits=True)
+
+
+def all_sites(transformer: Transformer) -> list[tuple[int, str]]:
+    blocks = range(1, transformer.n_layers + 1)
+    return [(block, name) for block in blocks for name in transformer.sites(block)]
+
+
+def hook_counts(model: nn.Module) -> list[int]:
+    stores = (
+        "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+    )  # fmt: skip
+    return [sum(len(getattr(m, store)) for store in stores) for m in model.modules()]
+
+
+@torch.inference_mode()
+def logits_of(transformer: Transformer, inputs) -> torch.Tensor:
+    return transformer.model(**inputs).logits
+
+
+@torch.inference_mode()
+def theirs(name: str):
+    """Hugging Face's own hidden states, on a copy: asking may leave its hooks on a model."""
+    model = build(name)
+    if hasattr(model.config, "_experts_implementation"):
+        model.set_experts_implementation("eager")
+    output = model.double()(**look(name)[0], output_hidden_states=True)
+    return getattr(output, "decoder_hidden_states", None) or output.hidden_states
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_law_holds_or_says_why_it_does_not_apply(name):
+    verdicts = {verdict.law: verdict for verdict in check(wrapped(name))}
+    assert list(verdicts) == [*LAWS, "traceless"]
+    expected_open = {"padding"} if name in FIXED_SIZE else set()
+    assert {law for law, v in verdicts.items() if v.status == "not applicable"} == expected_open
+    assert not [v for v in verdicts.values() if v.status == "fails"]
+    assert all(v.detail for v in verdicts.values())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_family_wraps_in_float32_and_bfloat16_too(name):
+    for dtype in (torch.float32, torch.bfloat16):
+        failed = [v for v in check_model(build(name).to(dtype)) if v.status == "fails"]
+        assert not failed, dtype
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_kind_is_found_by_behaviour(name):
+    kinds = {
+        "next-token": {**NEXT_TOKEN, **SEQ_TO_SEQ},
+        "masked-token": MASKED_TOKEN,
+        "class": CLASS,
+    }
+    assert name in kinds[wrapped(name).kind]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_layers_below_the_last_equal_hugging_face_to_the_bit(name):
+    """Guards against the off-by-one: h[0] enters the first block, h[l] leaves block l."""
+    _, seen = look(name)
+    reported = theirs(name)
+    n_layers = wrapped(name).n_layers
+    assert n_layers == 3
+    assert len(reported) == n_layers + 1
+    for layer in range(n_layers):
+        assert torch.equal(seen.states[layer], reported[layer]), layer
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_last_layer_is_never_the_already_normed_state(name):
+    """Hugging Face's hidden_states[-1] is normed in most decoders; ours never is."""
+    _, seen = look(name)
+    last = theirs(name)[-1]
+    raw = last.shape == seen.states[3].shape and torch.equal(last, seen.states[3])
+    assert raw == (name in LAST_IS_RAW)
+
+
+@pytest.mark.parametrize("name", ALL)
+@torch.inference_mode()
+def test_the_tail_of_the_last_state_is_the_models_logits(name):
+    transformer, (_, seen) = wrapped(name), look(name)
+    h, picked = seen.states[transformer.n_layers], transformer.picked_position
+    rows = h.flatten(0, 1) if picked is None else h[:, picked]
+    assert gap(transformer.logits(rows), seen.logits.reshape(len(rows), -1)) < EXACT
+    assert (picked is not None) == (name in CLASS)
+
+
+@pytest.mark.parametrize("name", ALL)
+@torch.inference_mode()
+def test_a_lens_norms_each_state_by_its_own_statistics(name):
+    """A row's reading depends on that row alone, not on statistics kept from the full pass."""
+    transformer, (_, seen) = wrapped(name), look(name)
+    rows = seen.states[1].flatten(0, 1)[:4]
+    together = transformer.logits(rows)
+    logits_of(transformer, look(name)[0])  # a full pass in between must change nothing
+    alone = torch.cat([transformer.logits(row[None]) for row in rows])
+    assert gap(together, alone) < EXACT
+    assert gap(together, seen.logits.reshape(-1, transformer.d_vocab)[: len(rows)]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_parts_add_up_to_their_block(name):
+    transformer, (_, seen) = wrapped(name), look(name)
+    for block in range(1, transformer.n_layers + 1):
+        rebuilt = rebuild(transformer, block, seen.states[block - 1], seen.sites)
+        assert gap(rebuilt, seen.states[block]) < EXACT
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_sites_bear_the_names_of_their_style(name):
+    anatomy = wrapped(name).anatomy[0]
+    assert isinstance(anatomy, Anatomy), anatomy
+    style = "parallel" if name in PARALLEL else "post-norm" if name in POST_NORM else "sequential"
+    assert anatomy.style == style
+    parts = ("attn", "cross", "ffn") if name in SEQ_TO_SEQ else ("attn", "ffn")
+    assert anatomy.parts == parts
+    ends = {""} | ({"_post"} if name in POST_NORM | NORMS_AFTER else set())
+    ends |= set() if name in POST_NORM | {"olmo2"} else {"_norm"}
+    assert set(anatomy.sites) == {
+        f"{p}{end}.{side}" for p in parts for end in ends for side in ("in", "out")
+    }
+    assert anatomy.scale == pytest.approx(0.3 if name == "granite" else 1.0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_reading_leaves_no_hook_and_bit_identical_logits(name):
+    transformer, (inputs, _) = wrapped(name), look(name)
+    before, hooks = logits_of(transformer, inputs), hook_counts(transformer.model)
+    transformer.see(inputs, sites=all_sites(transformer))
+    transformer.see(inputs, layers=[1])  # ends early, by an exception of its own
+    assert hook_counts(transformer.model) == hooks
+    assert torch.equal(logits_of(transformer, inputs), before)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", ALL)
+def test_a_pass_that_breaks_off_leaves_no_hook(name, error):
+    transformer, (inputs, _) = wrapped(name), look(name)
+    before, hooks = logits_of(transformer, inputs), hook_counts(transformer.model)
+
+    def stop(*_):
+        raise error("stop")
+
+    handle = transformer.model.get_submodule(transformer.blocks[1]).register_forward_hook(stop)
+    try:
+        with pytest.raises(error, match="stop"):
+            transformer.see(inputs, sites=all_sites(transformer))
+        with pytest.raises(error, match="stop"):
+            Transformer.wrap(transformer.model)
+    finally:
+        handle.remove()
+    assert hook_counts(transformer.model) == hooks
+    assert torch.equal(logits_of(transformer, inputs), before)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_kept_positions_equal_the_full_states_sliced(name):
+    transformer, (inputs, full) = wrapped(name), look(name)
+    generator = torch.Generator().manual_seed(1)
+    keep = torch.rand(full.states[0].shape[:2], generator=generator) < 0.4
+    kept = transformer.see(inputs, sites=all_sites(transformer), keep=keep)
+    assert kept.logits is None
+    for layer, h in kept.states.items():
+        assert torch.equal(h, full.states[layer][keep])
+    assert kept.sites.keys() == full.sites.keys()
+    for key, value in kept.sites.items():
+        assert torch.equal(value, full.sites[key][keep])
+
+
+def _note(ran: list[int], *_) -> None:
+    ran.append(1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ending_early_gives_the_states_of_a_full_pass_and_runs_no_further_block(name):
+    transformer, (inputs, full) = wrapped(name), look(name)
+    for layer in range(transformer.n_layers + 1):
+        ran: list[int] = []
+        count = partial(_note, ran)
+        handles = [
+            transformer.model.get_submodule(path).register_forward_hook(count)
+            for path in dict.fromkeys(transformer.blocks)
+        ]
+        seen = transformer.see(inputs, layers=[layer])
+        for handle in handles:
+            handle.remove()
+        assert list(seen.states) == [layer]
+        assert torch.equal(seen.states[layer], full.states[layer])
+        assert len(ran) == layer
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_states_are_copies_that_a_block_adding_in_place_cannot_change(name):
+    transformer, (inputs, full) = wrapped(name), look(name)
+    again = transformer.see(inputs)
+    for layer, h in full.states.items():
+        assert torch.equal(h, again.states[layer])
+        assert h.untyped_storage().size() == h.numel() * h.element_size()
+
+
+def test_a_shared_block_counts_one_layer_per_call():
+    transformer, (inputs, seen) = wrapped("albert"), look("albert")
+    assert len(set(transformer.blocks)) == 1
+    assert transformer.n_layers == 3
+    values = [seen.sites[block, "attn.out"] for block in (1, 2, 3)]
+    assert not torch.equal(values[0], values[1])
+    assert not torch.equal(values[1], values[2])
+    only_second = transformer.see(inputs, layers=[], sites=[(2, "attn.out")])
+    assert list(only_second.sites) == [(2, "attn.out")]
+    assert torch.equal(only_second.sites[2, "attn.out"], values[1])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"layers": [4]}, "layers 0 to 3"),
+        ({"layers": [-1]}, "layers 0 to 3"),
+        ({"sites": [(0, "attn.in")]}, "blocks 1 to 3"),
+        ({"sites": [(1, "nothing")]}, "no site 'nothing' in block 1"),
+    ],
+)
+def test_a_layer_or_site_that_does_not_exist_is_an_error_not_a_guess(wanted, said):
+    with pytest.raises(BadSettings, match=said):
+        wrapped("llama").see(look("llama")[0], **wanted)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_model_of_one_layer_is_found(name):
+    said = (
+        "num_hidden_layers",
+        "n_layer",
+        "num_layers",
+        "n_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+    )
+    one = {key: 1 for key in said if key in ALL[name][2]}
+    if name == "gpt_neo":
+        one["attention_types"] = [[["global"], 1]]
+    assert Transformer.wrap(build(name, **one)).n_layers == 1

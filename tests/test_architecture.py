@@ -1,0 +1,140 @@
+"""The shape of the package itself: who imports whom, how long files are, what loads when."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import layerleap
+
+ROOT = Path(layerleap.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+STAGED = [file for file in FILES if file.relative_to(ROOT).parts[0] in layerleap.STAGES]
+EXCEPTIONS = {("maps/bank.py", "layerleap.read.lens")}  # sugar: bank.lens(model)
+
+
+def name(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def _for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports(node: ast.AST) -> list[str]:
+    """Every module imported when the code runs, inside functions too."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "relative imports hide the stage"
+        whole = node.module == "layerleap" or (node.module or "").startswith("layerleap.")
+        return [node.module or "", *(f"{node.module}.{a.name}" for a in node.names if whole)]
+    inside = node.orelse if _for_types_only(node) else ast.iter_child_nodes(node)
+    return [module for child in inside for module in imports(child)]
+
+
+@pytest.mark.parametrize("file", STAGED, ids=name)
+def test_a_stage_imports_only_from_stages_to_its_left(file):
+    here = layerleap.STAGES.index(file.relative_to(ROOT).parts[0])
+    for module in imports(ast.parse(file.read_text())):
+        if not module.startswith("layerleap."):
+            continue
+        stage = module.split(".")[1]
+        if any(name(file) == f and module.startswith(m) for f, m in EXCEPTIONS):
+            continue
+        if stage in layerleap.STAGES:
+            assert layerleap.STAGES.index(stage) <= here, f"{name(file)} imports {module}"
+        elif stage == "recipes":  # the pipeline in short functions stands on top of `read`
+            assert here > layerleap.STAGES.index("read"), f"{name(file)} imports {module}"
+
+
+def test_the_exceptions_are_still_needed():
+    for file, module in EXCEPTIONS:
+        assert any(m.startswith(module) for m in imports(ast.parse((ROOT / file).read_text())))
+
+
+def test_the_walk_over_imports_sees_into_functions_and_past_types():
+    code = (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a\nelse:\n    import b\n"
+        "def f():\n    try:\n        from c.d import e\n    except ImportError:\n        import g\n"
+    )
+    assert imports(ast.parse(code)) == ["typing", "b", "c.d", "g"]
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f not in STAGED], ids=name)
+def test_what_all_stages_share_imports_none_of_them(file):
+    if name(file) in ("recipes.py", "__init__.py", "__main__.py"):
+        return
+    for module in imports(ast.parse(file.read_text())):
+        assert module.split(".")[0] != "layerleap" or module.split(".")[1] in ("errors", "files")
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_a_file_has_one_idea_and_says_it(file):
+    text = file.read_text()
+    assert len(text.splitlines()) < 400
+    assert ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_nothing_prints(file):
+    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    assert not [
+        call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"
+    ]
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_no_pickle_is_written_or_run(file):
+    """Published maps of others are pickles; they go through readers that can only make tensors."""
+    tree = ast.parse(file.read_text())
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        called = ast.unparse(call.func)
+        assert called not in (
+            "torch.save",
+            "pickle.load",
+            "pickle.loads",
+            "pickle.dump",
+            "pickle.dumps",
+        )
+        if called == "torch.load":
+            assert "weights_only=True" in ast.unparse(call)
+    for module in imports(tree):
+        assert module.split(".")[0] not in ("dill", "joblib", "cloudpickle")
+        assert module != "pickle" or name(file) == "maps/imports.py"
+
+
+def test_public_names_are_few_and_all_there():
+    assert len(layerleap.__all__) <= 25
+    assert sorted(set(layerleap.__all__)) == dir(layerleap)
+    for public in layerleap.__all__:
+        assert getattr(layerleap, public) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = layerleap.nothing
+
+
+def test_public_things_say_what_they_are():
+    for public in layerleap.__all__:
+        thing = getattr(layerleap, public)
+        assert public.startswith("__") or (thing.__doc__ or "").strip(), public
+
+
+@pytest.mark.parametrize("module", ["layerleap", "layerleap.show.cli"])
+def test_importing_does_not_wait_for_torch(module):
+    if importlib.util.find_spec(module) is None:
+        pytest.fail(f"{module} does not exist")
+    heavy = (
+        "torch",
+        "transformers",
+        "pandas",
+        "matplotlib",
+        "datasets",
+        "pyarrow",
+        "mwparserfromhell",
+    )
+    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,192 @@
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+from families import build
+from tiny_models import WORDS, sentences, tiny, tokenizer
+
+from layerleap.errors import BadSettings, BadText
+from layerleap.models.load import load
+from layerleap.models.transformer import Transformer
+from layerleap.stream.drawn import Drawing, drawn
+from layerleap.stream.examples import Sampling, iter_examples
+
+SMALL = Drawing(n_texts=30, max_tokens=12, rounds=3)
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
+
+@cache
+def model(name: str) -> Transformer:
+    return tiny(name, vocab_size=len(WORDS) + 5)  # every id is a word the tokenizer knows
+
+
+@pytest.fixture
+def starts(tmp_path) -> Path:
+    path = tmp_path / "starts.txt"
+    path.write_text("\n\n".join(text.lower().replace(" .", "") for text in sentences(6)))
+    return path
+
+
+def draw(name: str, starts: Path, drawing: Drawing = SMALL, **options) -> Path:
+    real = starts if name == "bert" else None
+    return drawn(model(name), drawing, starts=real, **options)
+
+
+def texts_of(path: Path) -> list[list[str]]:
+    records = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
+    assert len({record["name"] for record in records}) == len(records)
+    return [record["text"].split("\n\n") for record in records]
+
+
+both = pytest.mark.parametrize("name", ["bert", "llama"])
+
+
+@both
+def test_the_same_seed_draws_the_same_texts(name, starts, monkeypatch, tmp_path):
+    first = draw(name, starts)
+    monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "another"))
+    again = draw(name, starts)
+    assert first != again
+    assert first.name == again.name
+    assert first.read_bytes() == again.read_bytes()
+    other = draw(name, starts, Drawing(n_texts=30, max_tokens=12, rounds=3, seed=1))
+    assert other.read_bytes() != first.read_bytes()
+
+
+@both
+def test_drawing_leaves_the_random_state_of_the_caller_alone(name, starts):
+    import torch
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    draw(name, starts)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@both
+def test_a_second_call_takes_the_file_from_the_cache_and_does_not_run_the_model(
+    name, starts, monkeypatch, empty_cache
+):
+    first = draw(name, starts)
+    assert first.is_relative_to(empty_cache)
+
+    def fail(*_, **__):
+        raise AssertionError("the model was run")
+
+    monkeypatch.setattr(model(name).model, "forward", fail)
+    monkeypatch.setattr(model(name).model, "generate", fail, raising=False)
+    assert draw(name, starts, progress=fail) == first
+
+
+@both
+def test_an_interrupted_drawing_leaves_nothing_in_the_cache(name, starts, empty_cache):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        draw(name, starts, progress=interrupt)
+    assert [path for path in empty_cache.rglob("*") if path.is_file()] == []
+
+
+@both
+def test_as_many_texts_are_drawn_as_asked_for_and_none_is_too_long(name, starts):
+    chains = texts_of(draw(name, starts))
+    assert sum(map(len, chains)) >= 30
+    assert all(len(text.split()) <= 12 for chain in chains for text in chain)
+
+
+@both
+def test_special_tokens_are_never_drawn(name, starts):
+    words = {
+        word for chain in texts_of(draw(name, starts)) for text in chain for word in text.split()
+    }
+    assert words <= set(WORDS)
+    assert len(words) > 20
+
+
+def test_a_chain_keeps_near_its_real_sequence_and_starts_again_from_it(starts):
+    real = [text.split()[:10] for text in starts.read_text().split("\n\n")]
+    for chain, start in zip(texts_of(draw("bert", starts)), real, strict=True):
+        assert len(chain) == 5
+        changed = [sum(a != b for a, b in zip(t.split(), start, strict=True)) for t in chain]
+        assert sum(changed) > 0
+        assert changed[0] < len(start)  # one round resamples a fifth of the tokens
+        assert changed[3] < len(start)  # the first round after a new start
+
+
+def test_other_starts_or_another_model_are_another_file(starts, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("the cat sat\n\nthe dog ran\n")
+    paths = {
+        draw("bert", starts),
+        draw("bert", other),
+        drawn(tiny("bert", seed=1, vocab_size=len(WORDS) + 5), SMALL, starts=starts),
+    }
+    assert len(paths) == 3
+
+
+def test_a_round_in_which_no_token_is_chosen_is_no_accident(tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text("cat\n")
+    (chain,) = texts_of(drawn(model("bert"), Drawing(n_texts=20, share=0.2), starts=path))
+    assert len(chain) == 20
+    assert "cat" in chain
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_texts_never_outgrow_the_position_table(name, tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text(" ".join(WORDS * 4) + "\n")
+    found = drawn(
+        model(name), Drawing(n_texts=2, max_tokens=500), starts=path if name == "bert" else None
+    )
+    longest = max(len(text.split()) for chain in texts_of(found) for text in chain)
+    assert 20 < longest <= 64
+
+
+@both
+def test_drawn_texts_can_be_read_like_any_other(name, starts):
+    sampling = Sampling(unit="paragraph", per_document=None, held_out=0.5, seed=2)
+    path = draw(name, starts)
+    fit, held = (
+        {e.document for e in iter_examples(model(name), path, sampling, side=side)}
+        for side in ("fit", "held-out")
+    )
+    assert fit
+    assert held
+    assert not fit & held  # whole chains lie on one side
+
+
+def test_a_masked_model_that_cannot_read_reactions_needs_real_sequences():
+    with pytest.raises(BadText, match=r"needs real sequences to start from.*--starts"):
+        drawn(model("bert"), SMALL)
+
+
+def test_models_that_cannot_write_are_refused():
+    with pytest.raises(BadText, match="no tokenizer"):
+        drawn(Transformer.wrap(build("gpt2")), SMALL)
+    for name in ("vit", "t5"):
+        with pytest.raises(BadSettings, match="cannot write texts of its own"):
+            drawn(Transformer.wrap(build(name), tokenizer()), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"n_texts": 0}, "n_texts"), ({"share": 0.0}, "share"), ({"share": 1.5}, "share"),
+     ({"rounds": 0}, "rounds"), ({"max_tokens": 0}, "max_tokens")],
+)  # fmt: skip
+def test_settings_outside_their_meaning_are_refused(change, said):
+    with pytest.raises(BadSettings, match=said):
+        Drawing(**change)
+
+
+@pytest.mark.real
+def test_reactions_are_drawn_from_the_bundled_reaction_model(monkeypatch, tmp_path):
+    monkeypatch.delenv("LAYERLEAP_CACHE")  # the model comes from the cache, the texts go elsewhere
+    transformer = load("rxnmapper")
+    monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "cache"))
+    path = drawn(transformer, Drawing(n_texts=60, max_tokens=64, rounds=2))
+    chains = texts_of(path)
+    assert sum(map(len, chains)) >= 60
+    assert sum(">>" in text for chain in chains for text in chain) > 40

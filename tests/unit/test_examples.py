@@ -1,0 +1,293 @@
+from functools import cache
+
+import pytest
+import torch
+from families import build
+from tiny_models import WORDS, sentences, tiny, tokenizer
+
+from layerleap.errors import BadSettings, BadText
+from layerleap.models.transformer import Transformer
+from layerleap.stream.examples import (
+    Census,
+    Example,
+    Sampling,
+    collate,
+    iter_batches,
+    iter_examples,
+)
+from layerleap.stream.pieces import is_held_out
+from layerleap.stream.texts import iter_documents
+
+PAD, BOS, EOS, UNK, MASK = range(5)
+TEXTS = sentences(60)
+
+
+@cache
+def model(name: str = "llama") -> Transformer:
+    return tiny(name)
+
+
+def examples(name="llama", texts=TEXTS, *, side="both", n_texts=None, census=None, **sampling):
+    return list(
+        iter_examples(
+            model(name), texts, Sampling(**sampling), side=side, n_texts=n_texts, census=census
+        )
+    )
+
+
+def ids_of(text: str, name: str = "llama") -> tuple[int, ...]:
+    return tuple(model(name).tokenizer(text)["input_ids"])
+
+
+def test_one_position_cuts_a_causal_text_right_after_it():
+    whole = {ids_of(text) for text in TEXTS}
+    found = examples(unit="document")
+    assert len(found) == len(TEXTS)
+    for example in found:
+        assert example.keep == (len(example.ids) - 1,)
+        assert any(ids[: len(example.ids)] == example.ids for ids in whole)
+    assert len({len(example.ids) for example in found}) > 10
+
+
+def test_cutting_after_the_position_leaves_its_state_as_it_was():
+    example = next(e for e in examples(unit="document") if len(e.ids) < 5)
+    whole = ids_of(TEXTS[example.document])
+    assert len(whole) > len(example.ids)
+    full = collate(model(), [Example(0, whole, example.keep)])
+    cut = collate(model(), [example])
+    ours, theirs = (model().see(b.inputs, keep=b.keep).states[3] for b in (cut, full))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_all_positions_keep_the_whole_text():
+    for example, text in zip(examples(unit="document", positions="all"), TEXTS, strict=True):
+        assert example.ids == ids_of(text)
+        assert example.keep == tuple(range(len(example.ids)))
+
+
+def test_every_third_position_starts_with_the_first():
+    for example in examples(positions="every:3"):
+        assert example.keep == tuple(range(0, len(example.ids), 3))
+
+
+def test_a_masked_model_sees_the_mask_in_place_of_the_token_and_the_rest_unchanged():
+    for example, text in zip(examples("bert", unit="document"), TEXTS, strict=True):
+        (position,) = example.keep
+        whole = ids_of(text, "bert")
+        assert example.ids[position] == MASK
+        assert whole[position] != MASK
+        assert example.ids[:position] == whole[:position]
+        assert example.ids[position + 1 :] == whole[position + 1 :]
+
+
+def test_special_tokens_are_never_masked_unless_asked_for():
+    texts = [" ".join(WORDS[n : n + 2]) for n in range(30)]
+    inner = {example.keep[0] for example in examples("bert", texts, unit="document")}
+    assert inner == {1, 2}
+    every = examples("bert", texts, unit="document", include_special=True)
+    assert {example.keep[0] for example in every} == {0, 1, 2, 3}
+
+
+def test_unknown_words_of_a_causal_text_are_read_like_any_other():
+    (example,) = examples(texts=["xx yy zz"], unit="document", positions="all")
+    assert example.ids == (UNK,) * 3
+    assert example.keep == (0, 1, 2)
+
+
+def test_examples_depend_on_text_settings_and_seed_alone():
+    assert examples(seed=3) == examples(seed=3)
+    assert examples(seed=3) != examples(seed=4)
+    forwards = {(example.ids, example.keep) for example in examples(unit="document")}
+    backwards = examples(texts=list(reversed(TEXTS)), unit="document")
+    assert {(example.ids, example.keep) for example in backwards} == forwards
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_document_lies_on_both_sides(seed):
+    fit, held = (examples(side=side, seed=seed) for side in ("fit", "held-out"))
+    fitted, tested = ({example.document for example in side} for side in (fit, held))
+    assert fitted
+    assert tested
+    assert not fitted & tested
+    assert fitted | tested == set(range(len(TEXTS)))
+    assert len(fit) + len(held) == len(examples(seed=seed))
+    documents = list(iter_documents(TEXTS))
+    assert tested == {
+        n for n, document in enumerate(documents) if is_held_out(document, share=0.25, seed=seed)
+    }
+
+
+def test_a_documents_side_does_not_depend_on_the_documents_after_it():
+    few, all_of_them = (
+        {example.document for example in examples(texts=texts, side="held-out")}
+        for texts in (TEXTS[:40], TEXTS)
+    )
+    assert few == {document for document in all_of_them if document < 40}
+
+
+def test_nothing_is_held_out_at_share_zero():
+    assert examples(side="held-out", held_out=0.0) == []
+    assert len(examples(side="fit", held_out=0.0)) == len(examples())
+
+
+def test_rows_for_the_ridge_come_from_whole_documents_of_the_fitting_side():
+    found = list(iter_examples(model(), TEXTS, Sampling(), ridge_share=0.3))
+    sides: dict[int, set[bool]] = {}
+    for example in found:
+        sides.setdefault(example.document, set()).add(example.held_back)
+    assert all(len(flags) == 1 for flags in sides.values())
+    assert {True, False} == set().union(*sides.values())
+    assert not any(example.held_back for example in examples(side="fit"))
+
+
+def test_reading_stops_after_n_texts():
+    census = Census()
+    found = examples(n_texts=7, census=census)
+    assert len(found) == 7
+    assert found == examples()[:7]
+    assert census.texts == 7
+    assert census.documents == len({example.document for example in found})
+
+
+def test_at_most_so_many_texts_are_taken_of_one_document():
+    assert {example.document for example in examples(per_document=1)} == set(range(len(TEXTS)))
+    assert len(examples(per_document=1)) == len(TEXTS)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_texts_are_cut_at_max_tokens(name):
+    found = examples(name, unit="document", max_tokens=5)
+    assert max(len(example.ids) for example in found) == 5
+    assert all(max(example.keep) < 5 for example in found)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "mpt", "roberta", "bert"])
+def test_a_text_longer_than_the_position_table_is_cut_to_fit_it(name):
+    long = " ".join(WORDS * 5)
+    positions = "every:2" if name in ("roberta", "bert") else "all"
+    (example,) = examples(name, [long], unit="document", max_tokens=500, positions=positions)
+    assert len(example.ids) == 64
+    batch = collate(model(name), [example])
+    assert len(model(name).see(batch.inputs, keep=batch.keep).states[3]) == len(example.keep)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 50, 300, 10**6])
+def test_batches_hold_every_example_once_and_keep_to_their_size(tokens_per_batch, monkeypatch):
+    monkeypatch.setattr("layerleap.stream.examples.WINDOW", 100)
+    found = examples(positions="every:4")
+    assert len(found) > 100  # more than one window
+    batches = list(iter_batches(model(), found, tokens_per_batch=tokens_per_batch))
+    assert [batch.index for batch in batches] == list(range(len(batches)))
+    held = []
+    for batch in batches:
+        ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
+        assert ids.numel() <= tokens_per_batch or len(ids) == 1
+        assert batch.n_texts == len(ids)
+        assert batch.n_tokens == int(mask.sum())
+        for row, seen, keep in zip(ids, mask, batch.keep, strict=True):
+            positions = tuple(keep.nonzero()[:, 0].tolist())
+            held.append((tuple(row[seen.bool()].tolist()), positions))
+    assert sorted(held) == sorted((example.ids, example.keep) for example in found)
+
+
+def test_padding_is_on_the_right_and_masked_whatever_the_tokenizers_habit():
+    for side in ("left", "right"):
+        batch = collate(
+            tiny("gpt2", side=side), [Example(4, (9, 8, 7), (0, 2)), Example(6, (5,), (0,))]
+        )
+        assert batch.inputs["input_ids"].tolist() == [[9, 8, 7], [5, PAD, PAD]]
+        assert batch.inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+        assert batch.documents.tolist() == [4, 4, 6]
+        assert batch.positions.tolist() == [0, 2, 0]
+
+
+def test_a_tokenizer_without_a_padding_token_will_do():
+    bare = tokenizer()
+    bare.pad_token = None
+    transformer = Transformer.wrap(build("gpt2"), bare)
+    batch = collate(transformer, [Example(0, (9, 8, 7), (2,)), Example(1, (5,), (0,))])
+    alone = collate(transformer, [Example(1, (5,), (0,))])
+    ours, theirs = (transformer.see(b.inputs, keep=b.keep).states[3][-1] for b in (batch, alone))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_census_counts_what_went_by_and_its_fingerprint_follows_the_seed():
+    marks = {}
+    for seed in (0, 0, 1):
+        census = Census()
+        found = examples(seed=seed, census=census)
+        counts = census.to_dict()
+        assert counts["texts"] == counts["rows"] == len(found)
+        assert counts["tokens"] == sum(len(example.ids) for example in found)
+        assert counts["documents"] == len(TEXTS)
+        assert marks.setdefault(seed, counts["fingerprint"]) == counts["fingerprint"]
+    assert marks[0] != marks[1]
+
+
+def test_the_census_tells_other_positions_of_the_same_texts_apart():
+    marks = set()
+    for positions in ("all", "every:2"):
+        census = Census()
+        examples(positions=positions, census=census)
+        marks.add(census.to_dict()["fingerprint"])
+    assert len(marks) == 2
+
+
+def test_half_a_surrogate_pair_from_escaped_json_does_not_stop_a_run(tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "the cat \\ud83d sat"}\n')
+    (example,) = examples(texts=file, unit="document", positions="all")
+    assert example.ids == ids_of("the cat ? sat")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_tokens": 0}, "max_tokens 0 leaves no position to read"),
+        ({"held_out": 1.0}, "held_out 1.0 is not a share"),
+        ({"held_out": -0.1}, "held_out -0.1 is not a share"),
+        ({"unit": "word"}, "unit 'word' is unknown"),
+        ({"positions": "some"}, "positions 'some' are unknown"),
+        ({"positions": "every:0"}, "1 or more was wanted"),
+    ],
+)
+def test_settings_outside_their_meaning_are_refused_at_once(settings, said):
+    with pytest.raises(BadSettings, match=said):
+        Sampling(**settings)
+
+
+@pytest.mark.parametrize("positions", ["all", "every:1"])
+def test_masking_every_position_is_refused(positions):
+    with pytest.raises(BadSettings, match="leaves nothing to read from"):
+        examples("bert", positions=positions)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_a_length_that_holds_only_special_tokens_is_refused(max_tokens):
+    with pytest.raises(BadSettings, match="no room beside the 2 special tokens"):
+        examples("bert", max_tokens=max_tokens)
+    assert all(len(example.ids) == 1 for example in examples("llama", max_tokens=1))
+
+
+def test_a_model_without_a_tokenizer_cannot_read_text():
+    with pytest.raises(BadText, match="has no tokenizer"):
+        next(iter_examples(Transformer.wrap(build("gpt2")), TEXTS, Sampling()))
+
+
+def test_a_masked_model_needs_a_mask_token():
+    bare = tokenizer("masked-token")
+    bare.mask_token = None
+    with pytest.raises(BadText, match="has no mask token"):
+        next(iter_examples(Transformer.wrap(build("bert"), bare), TEXTS, Sampling()))
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "whisper", "vit"])
+def test_models_that_read_more_than_one_text_are_refused(name):
+    transformer = Transformer.wrap(build(name), tokenizer())
+    with pytest.raises(BadSettings, match="images, sound or two texts"):
+        next(iter_examples(transformer, TEXTS, Sampling()))
+
+
+def test_an_empty_source_is_an_error_not_an_empty_run():
+    with pytest.raises(BadText, match="no text"):
+        examples(texts=["", "  "])

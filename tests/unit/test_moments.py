@@ -1,0 +1,234 @@
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
+from layerleap.stats.moments import Moments, load_moments, save_moments
+
+LAYERS, WIDTH = 2, 4
+few = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+both = pytest.mark.parametrize("pairs", ["final", "all"])
+
+
+def states(n: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(n, WIDTH, generator=generator) + layer for layer in range(LAYERS + 1)]
+
+
+def moments_of(h: list[torch.Tensor], pairs="all", cuts: list[int] = ()) -> Moments:
+    """Moments of the rows, added in the pieces that `cuts` make."""
+    moments = Moments(LAYERS, WIDTH, pairs)
+    for start, stop in pairwise([0, *sorted(cuts), len(h[0])]):
+        moments.add([layer[start:stop] for layer in h])
+    return moments.settle()
+
+
+def assert_same(ours: Moments, theirs: Moments, tolerance: float = 1e-12) -> None:
+    assert ours.shape == theirs.shape
+    assert ours.n == theirs.n
+    for a, b in zip([ours.sums, *ours.cross], [theirs.sums, *theirs.cross], strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def assert_bit_equal(ours: Moments, theirs: Moments) -> None:
+    a, b = ours.tensors(), theirs.tensors()
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[key], b[key]) and a[key].dtype == b[key].dtype for key in a)
+
+
+@both
+@few
+@given(cuts=st.lists(st.integers(0, 90), max_size=8))
+def test_any_split_into_batches_gives_the_moments_of_the_whole(pairs, cuts):
+    assert_same(moments_of(states(90), pairs, cuts), moments_of(states(90), pairs))
+
+
+@both
+@few
+@given(
+    owner=st.lists(st.integers(0, 4), min_size=60, max_size=60),
+    order=st.permutations(range(5)),
+    left_first=st.booleans(),
+)
+def test_merging_parts_in_any_order_and_grouping_equals_seeing_the_whole(
+    pairs, owner, order, left_first
+):
+    h, part_of = states(60), torch.tensor(owner)
+    parts = [moments_of([layer[part_of == part] for layer in h], pairs) for part in order]
+    while len(parts) > 1:
+        at = 0 if left_first else len(parts) - 2
+        parts[at : at + 2] = [parts[at].merge(parts[at + 1])]
+    assert_same(parts[0], moments_of(h, pairs))
+
+
+def test_merging_changes_neither_side():
+    a, b = moments_of(states(5, 1)), moments_of(states(6, 2))
+    before = {key: value.clone() for key, value in a.tensors().items()}
+    whole = a.merge(b)
+    whole.add(states(3))
+    whole.settle()
+    assert all(torch.equal(value, before[key]) for key, value in a.tensors().items())
+    assert (a.n, b.n, whole.n) == (5, 6, 14)
+
+
+def test_rows_that_wait_are_counted_when_merged_or_read():
+    waiting = Moments(LAYERS, WIDTH, "all")
+    waiting.add(states(5, 1))
+    assert waiting.n == 0
+    assert waiting.merge(moments_of(states(6, 2))).n == 11
+    assert_same(waiting, moments_of(states(5, 1)))
+
+
+def test_the_number_of_waiting_rows_is_bounded(monkeypatch):
+    monkeypatch.setattr("layerleap.stats.moments.BUFFER", 16)
+    moments = Moments(LAYERS, WIDTH)
+    for _ in range(10):
+        moments.add(states(7))
+        assert sum(len(batch[0]) for batch in moments._waiting) < 16
+    assert moments.n > 0
+
+
+def test_an_empty_batch_adds_nothing():
+    moments = Moments(LAYERS, WIDTH)
+    moments.add(states(0))
+    assert moments.settle().n == 0
+
+
+def test_what_is_added_may_be_changed_afterwards():
+    h = states(8)
+    moments = Moments(LAYERS, WIDTH, "all")
+    moments.add(h)
+    for layer in h:
+        layer.fill_(9)
+    assert_bit_equal(moments.settle(), moments_of(states(8)))
+
+
+@both
+def test_moments_hold_the_pairs_they_promise(pairs):
+    moments = moments_of(states(30), pairs)
+    h = [layer.double() for layer in states(30)]
+    for src in range(LAYERS + 1):
+        torch.testing.assert_close(moments.xx(src), h[src].T @ h[src])
+        for dst in range(LAYERS + 1):
+            if dst > src and (pairs == "all" or dst == LAYERS):
+                torch.testing.assert_close(moments.xy(src, dst), h[src].T @ h[dst])
+            else:
+                with pytest.raises(BadSettings, match=f"from layer {src} to layer {dst}"):
+                    moments.xy(src, dst)
+
+
+@both
+def test_moments_load_as_they_were_saved_to_the_bit_waiting_rows_included(pairs, tmp_path):
+    settled, waiting = moments_of(states(30), pairs), moments_of(states(20), pairs)
+    waiting.add(states(3, 5))
+    waiting.add([layer.bfloat16() for layer in states(2, 6)])
+    save_moments(tmp_path / "m.safetensors", {"a": settled, "b": waiting}, {"text": "x"})
+    sets, about = load_moments(tmp_path / "m.safetensors")
+    assert about == {"text": "x"}
+    assert_bit_equal(sets["a"], settled)
+    assert_bit_equal(sets["b"], waiting)
+    for moments in (sets["b"], waiting):
+        moments.add(states(4, 7))
+        moments.settle()
+    assert_bit_equal(sets["b"], waiting)
+
+
+def test_more_than_nine_waiting_batches_keep_their_order(tmp_path):
+    moments = Moments(LAYERS, WIDTH)
+    for seed in range(12):
+        moments.add(states(2, seed))
+    save_moments(tmp_path / "m.safetensors", {"a": moments}, {})
+    assert_bit_equal(load_moments(tmp_path / "m.safetensors")[0]["a"].settle(), moments.settle())
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -1])
+def test_a_truncated_file_is_a_bad_artifact(size, tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_moments(path, {"a": moments_of(states(30))}, {})
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(BadArtifact, match=r"m\.safetensors is missing, truncated or no moments"):
+        load_moments(path)
+
+
+def test_foreign_files_are_bad_artifacts(tmp_path):
+    path = tmp_path / "m.safetensors"
+    with pytest.raises(BadArtifact, match="missing"):
+        load_moments(path)
+    with pytest.raises(BadArtifact):
+        load_moments(tmp_path)
+    save_file({"weight": torch.ones(2)}, path)
+    with pytest.raises(BadArtifact, match="format None; format 1 was wanted"):
+        load_moments(path)
+    path.write_text("not a tensor in sight")
+    with pytest.raises(BadArtifact):
+        load_moments(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "not json",
+        json.dumps([1]),
+        json.dumps({"format": 2, "shapes": {}, "about": {}}),
+        json.dumps({"format": 1, "about": {}}),
+        json.dumps({"format": 1, "shapes": {}}),
+        json.dumps({"format": 1, "shapes": {"a": [2, 4, "all"]}, "about": {}}),
+        json.dumps({"format": 1, "shapes": {"x": [2, 4]}, "about": {}}),
+        json.dumps({"format": 1, "shapes": {"x": 7}, "about": {}}),
+    ],
+)
+def test_a_header_that_was_tampered_with_is_a_bad_artifact(header, tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_file({"x/n": torch.tensor(1)}, path, metadata={"layerleap.moments": header})
+    with pytest.raises(BadArtifact):
+        load_moments(path)
+
+
+def test_tensors_of_another_shape_than_the_header_says_are_a_bad_artifact(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_moments(path, {"a": moments_of(states(30))}, {})
+    tensors = load_file(path)
+    tensors["a/cross.1"] = tensors["a/cross.1"][:, :-1].contiguous()
+    header = {"format": 1, "shapes": {"a": [LAYERS, WIDTH, "all"]}, "about": {}}
+    save_file(tensors, path, metadata={"layerleap.moments": json.dumps(header)})
+    with pytest.raises(BadArtifact):
+        load_moments(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_state_that_is_no_number_is_reported_with_its_layer(layer, value):
+    moments = moments_of(states(30))
+    broken = states(3)
+    broken[layer][1, 2] = value
+    moments.add(broken)
+    with pytest.raises(NotFinite, match=f"at layer {layer} after 30 good rows"):
+        moments.settle()
+
+
+def test_states_of_a_wrong_shape_are_refused_before_they_are_added():
+    moments = Moments(LAYERS, WIDTH)
+    with pytest.raises(BadSettings, match="2 layers of states; 3 were wanted"):
+        moments.add(states(3)[:2])
+    narrow = states(3)
+    narrow[1] = narrow[1][:, :-1]
+    with pytest.raises(BadSettings, match="layer 1"):
+        moments.add(narrow)
+    short = states(3)
+    short[2] = short[2][:2]
+    with pytest.raises(BadSettings, match="layer 2"):
+        moments.add(short)
+    assert moments.settle().n == 0
+
+
+@pytest.mark.parametrize(
+    "other", [Moments(3, WIDTH), Moments(LAYERS, 5), Moments(LAYERS, WIDTH, "all")]
+)
+def test_moments_of_another_shape_cannot_be_merged(other):
+    with pytest.raises(WrongModel, match="cannot be added"):
+        Moments(LAYERS, WIDTH, "final").merge(other)
