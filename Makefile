@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.layerleap-is-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench results clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
@@ -30,6 +30,14 @@ check: $(STAMP) ## Format, lint, types and all tests: what must pass before a co
 
 bench: $(STAMP) ## Measure every bar; the results are in build/bench.json
 	$(BIN)/python benchmarks/run.py
+
+results: $(STAMP) ## Make the figures and numbers that the README shows, at the paper's sizes (half an hour)
+	for model in smollm2 rxnfp rxnmapper; do \
+	  $(BIN)/layerleap study shortcuts $$model --out build/results/$$model || exit 1; \
+	  mkdir -p docs/results/$$model; \
+	  cp build/results/$$model/summary.png build/results/$$model/scores.csv \
+	    build/results/$$model/findings.txt docs/results/$$model/ || exit 1; \
+	done
 
 clean: ## Remove what was made here: build/, caches and .venv
 	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -46,8 +46,7 @@ def sentences(n: int, seed: int = 0) -> list[str]:
     rng = random.Random(seed)
     return [
         " ".join(
-            " ".join(rng.choices(WORDS, k=rng.randint(4, 12))).capitalize() + " ."
-            for _ in range(3)
+            " ".join(rng.choices(WORDS, k=rng.randint(4, 12))).capitalize() + " ." for _ in range(3)
         )
         for _ in range(n)
     ]

@@ -211,9 +211,12 @@ def default_bank(
     """The bank kept in the cache for these very weights; fitted now if there is none."""
     folder = cache_root() / "banks" / transformer.identity.fingerprint
     if folder.is_dir():
-        bank = ShortcutBank.from_pretrained(folder)
-        bank.check_model(transformer)
-        return bank
+        try:
+            bank = ShortcutBank.from_pretrained(folder)
+            bank.check_model(transformer)
+            return bank
+        except BadArtifact as error:  # a cache can be made again
+            tell(str(error))
     text = default_text(transformer)
     name = transformer.identity.name
     tell(f"no bank of {name} yet: fitting one on {text} (once; kept in {folder})")

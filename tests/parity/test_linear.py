@@ -14,6 +14,7 @@ from layerleap.maps import linear
 from layerleap.maps.linear import RIDGES, Identity, moments_r2, solve, squared_error
 from layerleap.recipes import collect
 from layerleap.stats.moments import Moments
+from layerleap.stream.examples import Sampling
 
 CLOSE = 1e-8
 
@@ -370,3 +371,19 @@ def test_maps_are_stored_as_float32(monkeypatch):
 def test_the_identity_gives_the_very_rows():
     h = torch.randn(3, 7)
     assert Identity(0, 1)(h) is h
+
+
+@pytest.mark.real
+def test_the_laws_of_least_squares_hold_on_a_real_model(smollm2):
+    texts = [f"The {a} and the {b} went to {c}." for a in "abcd" for b in "efgh" for c in "ijkl"]
+    moments = collect(smollm2, texts, Sampling(positions="all", held_out=0.0)).fit
+    last = moments.n_layers
+    for src in (0, last // 2, last - 1):
+        ((shortcut, fit),) = solve(moments, src)
+        assert fit.rank == torch.linalg.matrix_rank(moments.xx(src), hermitian=True)
+        mat = squared_error(moments, src, last, shortcut.weight, None)
+        plain = squared_error(moments, src, last, None, None)
+        assert (mat <= plain + 1e-9 * moments.xx(last).diagonal()).all()
+        assert fit.train_r2 > fit.train_r2_id
+        normal = moments.xx(src) @ shortcut.weight
+        assert_same(normal, moments.xy(src, last), 1e-6)

@@ -127,8 +127,8 @@ def test_negative_positions_count_from_the_end(case):
     name, transformer, bank, ids, _ = case
     lens = Lens(transformer, bank)
     n = len(ids)
-    wanted = lens.read(TEXTS[name], positions=[1, n - 1]).to_dict()
-    assert lens.read(TEXTS[name], positions=[-1, 1, -1, 1 - n]).to_dict() == wanted
+    wanted = lens.read(TEXTS[name], positions=[0, n - 3, n - 1]).to_dict()
+    assert lens.read(TEXTS[name], positions=[-1, -3, -1, -n]).to_dict() == wanted
     readings = lens.read(TEXTS[name], positions=range(n))
     assert readings.at(-1) == readings.at(n - 1)
     assert len(readings.at(0)) == 2 * (transformer.n_layers + 1)

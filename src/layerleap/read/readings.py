@@ -101,7 +101,8 @@ class Readings:
 
     def _repr_html_(self) -> str:
         """A grid per map: a row per layer, last on top, a column per position."""
-        return STYLE + "".join(self._grid(name, track) for name, track in self.tracks.items())
+        grids = "".join(self._grid(name, track) for name, track in self.tracks.items())
+        return f'{STYLE}<div class="layerleap-grids">{grids}</div>'
 
     def _grid(self, name: str, track: Track) -> str:
         head = "".join(f"<th>{_shown(self.tokens[position])}</th>" for position in self.positions)
@@ -136,10 +137,12 @@ def _shown(token: str) -> str:
 
 
 STYLE = """<style>
-.layerleap{overflow-x:auto;margin:.5em 0}
+.layerleap-grids{display:flex;flex-wrap:wrap;gap:1em 3em}
+.layerleap{overflow-x:auto;margin:.5em 0;max-width:100%}
 .layerleap table{border-collapse:separate;border-spacing:1px;font:12px ui-monospace,monospace}
 .layerleap caption{text-align:left;font-family:system-ui,sans-serif;padding:.3em 0}
 .layerleap th{font-weight:600;text-align:center;padding:1px 6px}
-.layerleap td{text-align:center;padding:1px 6px;white-space:pre;border:2px solid transparent}
+.layerleap td{background-color:#fff;color:#111;text-align:center;padding:1px 6px}
+.layerleap td{white-space:pre;border:2px solid transparent}
 .layerleap td.agrees{border-color:#e07b00}
 </style>"""

@@ -4,6 +4,7 @@ In: errors, progress and results. Out: what a person or a pipe sees.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -62,7 +63,9 @@ class TerminalProgress:
         self.started: dict[str, tuple[float, int]] = {}
 
     def __enter__(self) -> "TerminalProgress":
-        if err.is_terminal:
+        if os.environ.get("RANK", "0") != "0":
+            self.last_line = float("inf")  # under torchrun one process speaks for all
+        elif err.is_terminal:
             from rich.progress import (
                 BarColumn,
                 MofNCompleteColumn,

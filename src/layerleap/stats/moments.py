@@ -10,6 +10,7 @@ digits even where a mean is 1e4 standard deviations away from zero.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
 from layerleap.files import whole_file
 
 FORMAT = 1
-BUFFER = 1024  # rows gathered before the products are taken: large products run fastest
+BUFFER = 1024  # rows gathered before the products are taken, at most: large products are fast
 
 Pairs = Literal["final", "all"]
 
@@ -44,7 +45,7 @@ class Moments:
             torch.zeros(d_model, (1 + len(self.targets(src))) * d_model, dtype=torch.float64)
             for src in range(n_layers + 1)
         ]
-        self._waiting: list[list[Tensor]] = []  # states not yet multiplied, batch by batch
+        self._filled = 0  # rows waiting to be multiplied
 
     def targets(self, src: int) -> list[int]:
         """The layers that maps from `src` can be fitted to."""
@@ -62,27 +63,42 @@ class Moments:
                 raise BadSettings(
                     f"states of layer {layer} have shape {tuple(h.shape)}; {wanted} was wanted"
                 )
-        if wanted[0] == 0:
+        rows = torch.cat([h.detach().to("cpu", torch.float64) for h in states], dim=1)
+        self._check_finite(rows)
+        while len(rows):
+            part = rows[: len(self._waiting) - self._filled]
+            self._waiting[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            rows = rows[len(part) :]
+            if self._filled == len(self._waiting):
+                self._multiply()
+
+    @cached_property
+    def _waiting(self) -> Tensor:
+        """Rows of all layers side by side, waiting to be multiplied: (row, (n_layers + 1) * d).
+
+        Of fixed size, so that memory does not depend on batches and products not on their cut.
+        """
+        width = (self.n_layers + 1) * self.d_model
+        return torch.empty(min(BUFFER, max(64, 2**24 // width)), width, dtype=torch.float64)
+
+    def _check_finite(self, rows: Tensor) -> None:
+        if torch.isfinite(rows).all():
             return
-        # A copy: these rows wait, and their owner may write over them meanwhile.
-        self._waiting.append([h.detach().to("cpu", copy=True) for h in states])
-        if sum(len(batch[0]) for batch in self._waiting) >= BUFFER:
-            self._multiply()
+        column = int((~torch.isfinite(rows)).any(0).nonzero()[0])
+        raise NotFinite(
+            f"NaN or infinite states at layer {column // self.d_model} after "
+            f"{self.n + self._filled} good rows; run the model in float32 or bfloat16 and look for "
+            "broken weights or inputs"
+        )
 
     def _multiply(self) -> None:
         """Turn the waiting rows into products."""
-        if not self._waiting:
+        if self._filled == 0:
             return
-        layers = [torch.cat(parts) for parts in zip(*self._waiting, strict=True)]
-        self._waiting = []
-        for layer, h in enumerate(layers):
-            if not torch.isfinite(h).all():
-                raise NotFinite(
-                    f"NaN or infinite states at layer {layer} after {self.n} good rows; "
-                    "run the model in float32 or bfloat16 and look for broken weights or inputs"
-                )
-        rows = torch.cat(layers, dim=1).double()  # (row, (n_layers + 1) * d)
+        rows = self._waiting[: self._filled]
         self.n += len(rows)
+        self._filled = 0
         self.sums += rows.sum(0).view_as(self.sums)
         width = self.d_model
         for src in range(self.n_layers + 1):
@@ -136,8 +152,8 @@ class Moments:
         """Everything, waiting rows included, so that a resumed run adds in the same order."""
         found = {"n": torch.tensor(self.n), "sums": self.sums}
         found |= {f"cross.{src}": value for src, value in enumerate(self.cross)}
-        for number, batch in enumerate(self._waiting):
-            found |= {f"waiting.{number}.{layer}": h.clone() for layer, h in enumerate(batch)}
+        if self._filled:
+            found["waiting"] = self._waiting[: self._filled].clone()
         return found
 
     @classmethod
@@ -153,11 +169,9 @@ class Moments:
                 found, wanted = tuple(tensors[key].shape), tuple(empty.shape)
                 raise BadArtifact(f"{key} has shape {found}; {wanted} was wanted, make it again")
             empty.copy_(tensors[key])
-        batches = {int(key.split(".")[1]) for key in tensors if key.startswith("waiting.")}
-        moments._waiting = [
-            [tensors[f"waiting.{number}.{layer}"].clone() for layer in range(shape[0] + 1)]
-            for number in sorted(batches)
-        ]
+        if "waiting" in tensors:
+            moments._filled = len(tensors["waiting"])
+            moments._waiting[: moments._filled] = tensors["waiting"]
         return moments
 
 

@@ -8,6 +8,7 @@ One pass over the fitting side of each text, one over its held-out side.
 """
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -138,7 +139,7 @@ class _Run:
         started = time.monotonic()
         source, sampling = self._source(text)
         kept = self.work / f"fitted-{_slug(text)}" if self.work else None
-        if kept and (bank := self._kept(kept, text, pairs, sampling)):
+        if kept and (bank := self._kept(kept, self._key(text, pairs, sampling), source, sampling)):
             return bank
         tally = collect(
             self.transformer, source, sampling, n_texts=self.settings.n_fit, pairs=pairs,  # type: ignore[arg-type]
@@ -163,7 +164,10 @@ class _Run:
         s = self.settings
         return [text, pairs, s.n_fit, s.intercept, s.ridge, sampling.to_dict()]
 
-    def _kept(self, folder: Path, text: str, pairs: str, sampling: Sampling) -> ShortcutBank | None:
+    def _kept(
+        self, folder: Path, key: list[Any], source: Any, sampling: Sampling
+    ) -> ShortcutBank | None:
+        """A bank that an interrupted study had finished, if it still is what would be fitted."""
         if not folder.is_dir():
             return None
         try:
@@ -171,7 +175,13 @@ class _Run:
             bank.check_model(self.transformer)
         except LayerleapError:
             return None  # of another model or damaged: fit again
-        if bank.data.get("study") != self._key(text, pairs, sampling):
+        census = Census()  # tokenising is cheap; a text that has changed must be fitted again
+        fitted = iter_examples(
+            self.transformer, source, sampling, n_texts=self.settings.n_fit, census=census
+        )
+        deque(fitted, maxlen=0)
+        same_text = census.to_dict()["fingerprint"] == bank.data.get("fingerprint")
+        if bank.data.get("study") != key or not same_text:
             return None
         self.data.append(bank.data["account"])
         return bank
