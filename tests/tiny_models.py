@@ -9,10 +9,14 @@ from transformers import PreTrainedTokenizerFast
 
 from layerleap.models.transformer import Transformer
 
-WORDS = (
-    "the a cat dog sat ran on under mat tree river and then it was big small red blue house man "
-    "woman saw heard old new day night sun moon star fish bird sang slept ate drank went came"
-).split()
+WORDS = tuple(
+    word
+    for line in (
+        "the a cat dog sat ran on under mat tree river and then it was big small red blue house",
+        "man woman saw heard old new day night sun moon star fish bird sang slept ate drank went came",
+    )
+    for word in line.split()
+)
 
 
 def tokenizer(kind: str = "next-token", *, side: str = "right") -> PreTrainedTokenizerFast:

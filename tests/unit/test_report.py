@@ -73,6 +73,7 @@ def test_the_report_and_its_data_are_written_and_other_files_kept(tmp_path):
     page = write_report(make_study(), tmp_path)
     assert page == tmp_path / "report.html"
     names = {"report.html", "study.json", "r2.csv", "scores.csv", "fits.csv", "bank.json"}
+    names |= {"findings.txt", "summary.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert (tmp_path / "bank.json").read_text() == "mine"
 
