@@ -13,7 +13,8 @@ WORDS = tuple(
     word
     for line in (
         "the a cat dog sat ran on under mat tree river and then it was big small red blue house",
-        "man woman saw heard old new day night sun moon star fish bird sang slept ate drank went came",
+        "man woman saw heard old new day night sun moon star fish bird sang slept ate drank went",
+        "came",
     )
     for word in line.split()
 )
