@@ -166,7 +166,8 @@ def test_a_text_longer_than_the_position_table_is_cut_to_fit_it(name):
     long = " ".join(WORDS * 5)
     positions = "every:2" if name in ("roberta", "bert") else "all"
     (example,) = examples(name, [long], unit="document", max_tokens=500, positions=positions)
-    assert len(example.ids) == 64
+    # RoBERTa's table of 66 is used from after the padding id 0 on.
+    assert len(example.ids) == (65 if name == "roberta" else 64)
     batch = collate(model(name), [example])
     assert len(model(name).see(batch.inputs, keep=batch.keep).states[3]) == len(example.keep)
 

@@ -7,7 +7,7 @@ import torch
 from families import build
 from tiny_models import tiny, tokenizer
 
-from layerleap.errors import ModelRefused, UnknownModel
+from layerleap.errors import BadSettings, ModelRefused, UnknownModel
 from layerleap.models.identity import fingerprint, identify
 from layerleap.models.load import load, load_bare
 from layerleap.models.transformer import Transformer
@@ -315,3 +315,49 @@ def test_the_bundled_decoder_reads_text(smollm2):
     assert smollm2.n_layers == 30
     track = Lens(smollm2).read("The capital of France is").tracks["id"]
     assert smollm2.tokenizer.decode(track.ids[-1, -1, :1]).strip() == "Paris"
+
+
+class Int8Linear(torch.nn.Module):
+    """Weights as eight-bit integers in buffers, as most quantisers keep them."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("qweight", (linear.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale[:, 0])
+        self.bias = linear.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.qweight.to(x.dtype) * self.scale[:, None]
+        return torch.nn.functional.linear(x, weight, self.bias)
+
+
+def test_a_quantised_model_is_taken_as_it_is_and_can_be_read():
+    quantised = build("gpt_neox")
+    for path, module in list(quantised.gpt_neox.layers.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            quantised.gpt_neox.layers.set_submodule(path, Int8Linear(module))
+    wrapped = load(quantised)
+    assert wrapped.model is quantised
+    assert "ffn.out" in wrapped.sites(1)
+    ids = {"input_ids": torch.tensor([[7, 8, 9]])}
+    seen = wrapped.see(ids)
+    with torch.inference_mode():
+        ours, theirs = wrapped.logits(seen.states[3][0]), quantised(**ids).logits[0]
+    torch.testing.assert_close(ours, theirs)
+    assert wrapped.identity.fingerprint != load(build("gpt_neox")).identity.fingerprint
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_a_model_quantised_so_that_rows_depend_on_their_batch_is_refused():
+    # One scale for all activations of a batch: a longer neighbour changes what a row says.
+    quantised = torch.ao.quantization.quantize_dynamic(build("gpt_neox"), {torch.nn.Linear})
+    assert fingerprint(quantised) != fingerprint(build("gpt_neox"))
+    with pytest.raises(ModelRefused, match="'padding'"):
+        load(quantised)
+
+
+def test_options_for_a_model_that_is_already_loaded_are_refused():
+    with pytest.raises(BadSettings, match="never moved or cast"):
+        load(build("llama"), dtype="float16")

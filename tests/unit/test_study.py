@@ -186,11 +186,14 @@ def test_other_findings_say_what_the_tables_say(case, texts):
     assert f"is {at[0]:.1f} nats away from the model's, the logit lens's {at[1]:.1f}." in kl
     by = {(row["map"], row["src"], row["dst"]): row["r2"] for row in study["r2"]}
     wins = sum(by["mat", *p] > by["id", *p] for p in {key[1:] for key in by})
-    count, means = said(study, "r2")
+    count, means, other = said(study, "r2")
     assert f"in {wins} of 6 pairs" in count
     steps = [sum(by[name, at, at + 1] for at in range(LAST)) / LAST for name in ("mat", "id")]
     assert f"mean R2 is {steps[0]:.2f} with shortcuts and {steps[1]:.2f} without" in means
     assert f"network {by['mat', 0, LAST]:.2f} and {by['id', 0, LAST]:.2f}." in means
+    finals = [row for row in study["r2"] if row["map"] == "mat" and row["dst"] == LAST]
+    for key in ("r2", "weighted", "no_first"):
+        assert f"{sum(row[key] for row in finals) / LAST:.2f}" in other
 
 
 def test_transfer_is_the_mean_change_of_agreement(case, texts):

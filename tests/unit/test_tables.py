@@ -106,7 +106,7 @@ def test_the_inventory_keeps_names_whole_and_shows_path_and_note():
     text = printed(
         inventory_table([MODEL, MODEL | {"name": "bert", "cached": False, "size": None}])
     )
-    assert line_with(text, "smollm2").split()[1:5] == ["masked-token", "270", "MB", "Apache-2.0"]
+    assert line_with(text, "smollm2").split()[1:4] == ["masked-token", "270", "MB"]
     assert line_with(text, "smollm2").split()[-1] == "yes"
     assert line_with(text, "bert").split()[-1] == "no"
     assert "135 million parameters" in text

@@ -4,6 +4,7 @@ In: a loaded model. Out: `Identity`, written into every artefact and compared on
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -50,10 +51,20 @@ def fingerprint(model: PreTrainedModel) -> str:
     its fingerprint. It identifies a checkpoint; it does not protect against forgery.
     """
     digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(f"{name}{tuple(weight.shape)}".encode())
-        digest.update(_sample(weight if weight.device.type != "meta" else _fetch(model, name)))
+    for name, entry in sorted(model.state_dict().items()):
+        for weight in _tensors(entry):
+            digest.update(f"{name}{tuple(weight.shape)}".encode())
+            digest.update(_sample(weight if weight.device.type != "meta" else _fetch(model, name)))
     return digest.hexdigest()[:32]
+
+
+def _tensors(entry: Any) -> Iterator[Tensor]:
+    """The tensors of one entry; quantised modules pack several, and settings, into one."""
+    if isinstance(entry, Tensor):
+        yield entry.int_repr() if entry.is_quantized else entry
+    elif isinstance(entry, list | tuple):
+        for part in entry:
+            yield from _tensors(part)
 
 
 def _fetch(model: PreTrainedModel, name: str) -> Tensor:

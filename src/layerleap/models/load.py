@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerleap.errors import ModelRefused, UnknownModel
+from layerleap.errors import BadSettings, ModelRefused, UnknownModel
 from layerleap.models import zoo
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ def load(
 
     names: dict[str, Any] = {"blocks": blocks, "tail": tail, "check": check}
     if isinstance(source, PreTrainedModel):
+        if options:
+            raise BadSettings(
+                f"{', '.join(options)}: a model that is already loaded is never moved or cast; "
+                "give these to from_pretrained"
+            )
         return Transformer.wrap(source, tokenizer, **names)
     folder, name, more = _locate(str(source), tell)
     options = {**more, **options}

@@ -12,7 +12,7 @@ block's own output is the architecture; if nothing does, the block has no sites.
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -84,6 +84,13 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and flat
 
 
+def _has_matrix(module: nn.Module) -> bool:
+    """True if the module itself holds weights; quantised ones keep them as buffers."""
+    return any(parameter.dim() > 1 for parameter in module.parameters(recurse=False)) or any(
+        buffer.dim() == 2 for buffer in module.buffers(recurse=False)
+    )
+
+
 def _relative(block: Call, call: Call) -> str:
     return call.path.removeprefix(f"{block.path}.")
 
@@ -99,11 +106,7 @@ def _attention_root(path: str) -> str | None:
 
 def _parts(block: Call, inside: list[Call], norms: list[Call]) -> tuple[_Part, ...] | str:
     """Attention(s) and FFN in order of execution."""
-    weighted = [
-        call
-        for call in inside
-        if call not in norms and any(p.dim() > 1 for p in call.module.parameters(recurse=False))
-    ]
+    weighted = [call for call in inside if call not in norms and _has_matrix(call.module)]
     by_root: dict[str, list[Call]] = {}
     feed_forward: list[Call] = []
     for call in weighted:
@@ -189,19 +192,30 @@ def _post_norm(
     norms: list[Call],
 ) -> Anatomy | None:
     """`x = norm(x + part)`, part after part."""
-    stream = block.takes
-    for _, added in outputs:
-        value = _as_state(added, block)
-        if stream is None or value is None:
-            return None
-        total = stream.to(value.device) + value
-        norm = next((n for n in norms if n.takes is not None and is_close(n.takes, total)), None)
-        stream = norm.gives if norm else None
-    if stream is None or block.gives is None:
+    through = _summing_norms(block, outputs, norms)
+    if not through or through[-1].gives is None or block.gives is None:
         return None
     adds = tuple(Site(_relative(block, added), "out") for _, added in outputs)
     names = tuple(part.name for part in parts)
-    return Anatomy("post-norm", names, adds, error=gap(stream, block.gives))
+    return Anatomy("post-norm", names, adds, error=gap(through[-1].gives, block.gives))
+
+
+def _summing_norms(
+    block: Call, outputs: tuple[tuple[Call, Call], ...], norms: list[Call]
+) -> list[Call]:
+    """For each part the norm that takes the stream plus that part; empty if there is none."""
+    stream, through = block.takes, []
+    for _, added in outputs:
+        value = _as_state(added, block)
+        if stream is None or value is None:
+            return []
+        total = stream.to(value.device) + value
+        norm = next((n for n in norms if n.takes is not None and is_close(n.takes, total)), None)
+        if norm is None:
+            return []
+        through.append(norm)
+        stream = norm.gives
+    return through
 
 
 def _with_sites(
@@ -211,38 +225,34 @@ def _with_sites(
     outputs: tuple[tuple[Call, Call], ...],
     norms: list[Call],
 ) -> Anatomy:
-    """Name the points around each part; parallel blocks are told apart by what the FFN takes."""
+    """Name the points around each part, and tell parallel blocks from sequential ones."""
     sites: dict[str, Site] = {}
 
-    def name(word: str, call: Call) -> None:
-        sites[f"{word}.in"] = Site(_relative(block, call), "in")
-        sites[f"{word}.out"] = Site(_relative(block, call), "out")
+    def name(word: str, first: Call | None, last: Call | None) -> None:
+        if first and last:
+            sites[f"{word}.in"] = Site(_relative(block, first), "in")
+            sites[f"{word}.out"] = Site(_relative(block, last), "out")
 
-    stream = block.takes
-    parallel = anatomy.style == "sequential"
+    for part, (output, _) in zip(parts, outputs, strict=True):
+        name(part.name, part.first, output)
+    if anatomy.style == "post-norm":
+        for part, norm in zip(parts, _summing_norms(block, outputs, norms), strict=True):
+            name(f"{part.name}_post", norm, norm)
+        return replace(anatomy, sites=sites)
+    entries = []
     for part, (output, added) in zip(parts, outputs, strict=True):
-        sites[f"{part.name}.in"] = Site(_relative(block, part.first), "in")
-        sites[f"{part.name}.out"] = Site(_relative(block, output), "out")
         before = _norm_giving(part.first.takes, norms)
-        if before:
-            name(f"{part.name}_norm", before)
+        name(f"{part.name}_norm", before, before)
+        entries.append(before.takes if before else part.first.takes)
         if added is not output:
-            name(f"{part.name}_post", added)
-        entry = before.takes if before else part.first.takes
-        parallel = (
-            parallel and entry is not None and stream is not None and is_close_flat(entry, stream)
-        )
-        if anatomy.style == "post-norm" and stream is not None:
-            value = _as_state(added, block)
-            assert value is not None
-            after = next(
-                n for n in norms if n.takes is not None and is_close(n.takes, stream + value)
-            )
-            name(f"{part.name}_post", after)
-            sites.pop(f"{part.name}_norm.in", None), sites.pop(f"{part.name}_norm.out", None)
-            stream = after.gives
-    style: Style = "parallel" if parallel else anatomy.style
-    return Anatomy(style, anatomy.parts, anatomy.adds, anatomy.scale, sites, anatomy.error)
+            name(f"{part.name}_post", added, added)
+    # In a parallel block every part reads what entered the block.
+    parallel = all(_is_entry(entry, block) for entry in entries)
+    return replace(anatomy, sites=sites, style="parallel" if parallel else "sequential")
+
+
+def _is_entry(value: Tensor | None, block: Call) -> bool:
+    return value is not None and block.takes is not None and is_close_flat(value, block.takes)
 
 
 def is_close_flat(ours: Tensor, theirs: Tensor) -> bool:

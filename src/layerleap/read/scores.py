@@ -21,6 +21,7 @@ from layerleap.read.metrics import Answer, mean_interval, resample
 from layerleap.stream.examples import Batch
 
 PRECISIONS = (1, 5, 10)
+QUALITY_ROWS = 512  # rows that wait before R2 is brought up to date
 GROUPS = 32  # documents are dealt into at most so many groups for the intervals of R2
 
 
@@ -66,80 +67,88 @@ class Quality:
     def __init__(self, transformer: Transformer, bank: ShortcutBank) -> None:
         self.bank, self.n_layers, width = bank, transformer.n_layers, transformer.d_model
         self.pairs = sorted(bank.maps)
-        shape = (GROUPS, width)
         self.group_of: dict[int, int] = {}
-        self.n, self.n_first = torch.zeros(GROUPS, dtype=torch.float64), 0.0
+        # Rows of the tensors below: GROUPS groups, then the first positions a second time.
+        shape = (GROUPS + 1, width)
+        self.n = torch.zeros(GROUPS + 1, dtype=torch.float64)
         self.sums = torch.zeros(self.n_layers + 1, 2, *shape, dtype=torch.float64)  # y and y^2
-        self.first = torch.zeros(self.n_layers + 1, 2, width, dtype=torch.float64)
-        empty = {pair: torch.zeros(shape, dtype=torch.float64) for pair in self.pairs}
-        self.errors = {"mat": empty, "id": {pair: value.clone() for pair, value in empty.items()}}
-        self.first_errors = {
-            name: {pair: torch.zeros(width, dtype=torch.float64) for pair in self.pairs}
-            for name in self.errors
+        self.errors = {
+            name: {pair: torch.zeros(shape, dtype=torch.float64) for pair in self.pairs}
+            for name in ("mat", "id")
         }
+        self._waiting: list[tuple[dict[int, Tensor], Tensor]] = []
 
     def add(self, states: Mapping[int, Tensor], batch: Batch) -> None:
         """Take in the rows of one batch."""
-        group = torch.tensor(
-            [
-                self.group_of.setdefault(d, len(self.group_of) % GROUPS)
-                for d in batch.documents.tolist()
-            ]
-        )
-        first = batch.positions == 0
+        groups = [
+            self.group_of.setdefault(document, len(self.group_of) % GROUPS)
+            for document in batch.documents.tolist()
+        ]
+        member = torch.zeros(len(groups), GROUPS + 1, dtype=torch.float64)
+        member[torch.arange(len(groups)), groups] = 1
+        member[:, GROUPS] = (batch.positions == 0).double()
         h = {layer: value.float().cpu() for layer, value in states.items()}
-        self.n += torch.bincount(group, minlength=GROUPS)
-        self.n_first += int(first.sum())
+        self._waiting.append((h, member))
+        if sum(len(rows) for _, rows in self._waiting) >= QUALITY_ROWS:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Count the waiting rows; many at a time, because every map has to be read for them."""
+        if not self._waiting:
+            return
+        member = torch.cat([rows for _, rows in self._waiting]).T  # (group, row)
+        layers = range(self.n_layers + 1)
+        h = {layer: torch.cat([states[layer] for states, _ in self._waiting]) for layer in layers}
+        self._waiting = []
+        self.n += member.sum(1)
         for layer, value in h.items():
-            for power in (0, 1):
-                exact = value.double() ** (power + 1)
-                self.sums[layer, power].index_add_(0, group, exact)
-                self.first[layer, power] += exact[first].sum(0)
+            exact = value.double()
+            self.sums[layer, 0] += member @ exact
+            self.sums[layer, 1] += member @ exact.square()
         for src, dst in self.pairs:
             for name, predicted in (("mat", self.bank[src, dst](h[src])), ("id", h[src])):
                 error = (predicted - h[dst]).square().double()
-                self.errors[name][src, dst].index_add_(0, group, error)
-                self.first_errors[name][src, dst] += error[first].sum(0)
+                self.errors[name][src, dst] += member @ error
 
     def table(self, *, resamples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
         """One row per map and pair of layers."""
+        self._settle()
         used = min(GROUPS, len(self.group_of))
-        weights = resample(used, resamples, seed)
-        rows, later = int(self.n.sum()), self.n.sum() - self.n_first
+        # One row of weights per way of counting: everything, without first positions, resampled.
+        weights = torch.zeros(2 + resamples, GROUPS + 1, dtype=torch.float64)
+        weights[:2, :GROUPS] = 1
+        weights[1, GROUPS] = -1
+        weights[2:, :used] = resample(used, resamples, seed)
+        n = weights @ self.n
         found = []
         for name, by_pair in self.errors.items():
-            for (src, dst), error in by_pair.items():
-                y, yy = self.sums[dst]
-                whole = _r2(error.sum(0), y.sum(0), yy.sum(0), self.n.sum())
-                drawn = _r2(
-                    weights @ error[:used], weights @ y[:used], weights @ yy[:used],
-                    (weights @ self.n[:used])[:, None],
-                )  # fmt: skip
-                ends = torch.quantile(drawn, torch.tensor([0.025, 0.975]).double()).tolist()
+            for (src, dst), errors in by_pair.items():
+                error = weights @ errors
+                spread = _spread(weights @ self.sums[dst, 0], weights @ self.sums[dst, 1], n)
+                r2 = _average(error, spread)
+                ends = torch.quantile(r2[2:], torch.tensor([0.025, 0.975]).double()).tolist()
                 low, high = ends if used > 1 else (None, None)
-                rest = _r2(
-                    error.sum(0) - self.first_errors[name][src, dst],
-                    y.sum(0) - self.first[dst, 0], yy.sum(0) - self.first[dst, 1], later,
-                )  # fmt: skip
-                spread = yy.sum(0) - y.sum(0).square() / self.n.sum()
                 found.append(
                     {
-                        "map": name, "src": src, "dst": dst, "r2": whole.item(),
+                        "map": name, "src": src, "dst": dst, "r2": r2[0].item(),
                         "low": low, "high": high,
-                        "weighted": (1 - error.sum() / spread.sum()).item(),
-                        "no_first": rest.item() if later > 1 else None,
-                        "rows": rows, "documents": len(self.group_of),
+                        "weighted": (1 - error[0].sum() / spread[0].nansum()).item(),
+                        "no_first": r2[1].item() if n[1] > 1 else None,
+                        "rows": int(n[0]), "documents": len(self.group_of),
                     }
                 )  # fmt: skip
         return found
 
 
-def _r2(error: Tensor, y: Tensor, yy: Tensor, n: Tensor) -> Tensor:
-    """Coordinate average of 1 - error / spread; a coordinate that never varies is left out."""
-    spread = yy - y.square() / n
-    alive = spread > 1e-12 * yy.clamp_min(1e-300)
-    ratio = torch.where(alive, 1 - error / spread.clamp_min(1e-300), torch.nan)
-    return ratio.nanmean(-1)
+def _spread(y: Tensor, yy: Tensor, n: Tensor) -> Tensor:
+    """Squared deviations from the mean, NaN for a coordinate that never varies."""
+    spread = yy - y.square() / n[:, None]
+    return spread.where(spread > 1e-12 * yy, torch.nan)
+
+
+def _average(error: Tensor, spread: Tensor) -> Tensor:
+    """R2 with every coordinate counting alike; coordinates that never vary are left out."""
+    return (1 - error / spread).nanmean(-1)
 
 
 @dataclass

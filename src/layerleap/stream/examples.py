@@ -248,8 +248,13 @@ def longest_input(transformer: Transformer) -> int:
         getattr(config, n, None) for n in ("max_position_embeddings", "n_positions", "max_seq_len")
     ]
     known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
-    # RoBERTa's table starts after the padding id, so its last two entries are not usable.
-    offset = 2 if "roberta" in config.model_type else 0
+    # RoBERTa and its kin count positions from after the padding id, which their table knows.
+    tables = (
+        module
+        for path, module in transformer.model.named_modules()
+        if path.endswith("position_embeddings") and hasattr(module, "padding_idx")
+    )
+    offset = next((t.padding_idx + 1 for t in tables if t.padding_idx is not None), 0)
     return min(known, default=10**9) - offset
 
 

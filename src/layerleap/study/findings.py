@@ -121,6 +121,24 @@ def _r2(rows: Sequence[Row], last: int) -> Found:
             f"Over one layer mean R2 is {steps[0]:.2f} with shortcuts and {steps[1]:.2f} without; "
             f"over the whole network {by['mat', *whole]:.2f} and {by['id', *whole]:.2f}.",
         )
+    yield from _other_r2(rows, last)
+
+
+def _other_r2(rows: Sequence[Row], last: int) -> Found:
+    """The same with other weights: the paper's average lets every coordinate count alike."""
+    finals = [row for row in rows if row["map"] == "mat" and row["dst"] == last]
+    known = [row for row in finals if row["no_first"] is not None]
+    if not known:
+        return
+    plain, weighted, later = (
+        sum(row[key] for row in known) / len(known) for key in ("r2", "weighted", "no_first")
+    )
+    yield (
+        "r2",
+        f"To the last layer, the mean over sources is {plain:.2f}; {weighted:.2f} if coordinates "
+        f"count by their variance, and {later:.2f} without first positions, whose states are often "
+        "outliers.",
+    )
 
 
 def _fits(fits: Sequence[Row], last: int) -> Found:

@@ -1,0 +1,1 @@
+"""The commands, by what one does with them: look, fit, study."""

@@ -1,0 +1,132 @@
+"""Looking: what is bundled, whether a model can be trusted, what its layers say.
+
+In: arguments. Out: tables, JSON or a page.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from layerleap.show.options import (
+    Blocks,
+    Dtype,
+    Json,
+    Model,
+    Revision,
+    Tail,
+    load_model,
+    parse_paths,
+)
+from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json, tell
+
+
+def models(json: Json = False) -> None:
+    """List the bundled models and texts, and which of them are in the cache.
+
+    Example: layerleap models
+    """
+    from layerleap.models.zoo import inventory
+
+    with clean_errors():
+        rows = inventory()
+        if json:
+            print_json(rows)
+            return
+        from layerleap.show.tables import inventory_table
+
+        out.print(inventory_table(rows))
+
+
+def check(
+    model: Model,
+    blocks: Blocks = None,
+    tail: Tail = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Check MODEL against the laws that make it readable; exit code 0 only if all hold.
+
+    A folder without a tokenizer is enough.
+
+    Example: layerleap check ./my-model --blocks transformer.h --tail transformer.ln_f,lm_head
+    """
+    with clean_errors():
+        from layerleap.models.laws import check_model
+        from layerleap.models.load import load_bare
+
+        bare = load_bare(model, tell=tell, revision=revision, dtype=dtype)
+        found = check_model(bare, blocks=blocks, tail=parse_paths(tail))
+        verdicts = [verdict.to_dict() for verdict in found]
+        if json:
+            print_json(verdicts)
+        else:
+            from layerleap.show.tables import laws_table
+
+            out.print(laws_table(verdicts))
+    if any(verdict["status"] == "fails" for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def read(
+    model: Model,
+    text: Annotated[
+        str, typer.Argument(help="What to read; for masked models with the mask token.")
+    ],
+    bank: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub name of a bank. Without it, one is fitted once and kept."),
+    ] = None,
+    no_bank: Annotated[bool, typer.Option("--no-bank", help="Only the logit lens (id).")] = False,
+    position: Annotated[
+        int | None, typer.Option(help="Which token's reading to show; the last by default.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="How many tokens per layer.")] = 3,
+    html: Annotated[Path | None, typer.Option(help="Also write all positions as a page.")] = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Show what every layer of MODEL would say, id and mat side by side.
+
+    Example: layerleap read smollm2 "The capital of France is"
+    """
+    with clean_errors():
+        from layerleap import Lens, ShortcutBank
+        from layerleap.recipes import default_bank
+
+        transformer = load_model(model, revision=revision, dtype=dtype)
+        with TerminalProgress() as progress:
+            if no_bank:
+                found = None
+            elif bank is not None:
+                found = ShortcutBank.from_pretrained(bank)
+            else:
+                found = default_bank(transformer, tell=tell, progress=progress)
+        readings = Lens(transformer, found).read(
+            text, positions=None if html or position is None else [position], top_k=top_k
+        )
+        if html:
+            from layerleap.show.report import write_readings
+
+            tell(f"all positions: {write_readings(readings, text, html)}")
+        if json:
+            print_json(readings.to_dict())
+            return
+        from layerleap.show.tables import readings_table
+
+        shown = readings.positions[-1] if position is None else position
+        rows = readings.at(shown)
+        out.print(readings_table(rows, readings.n_layers))
+
+
+def card(bank: Annotated[str, typer.Argument(help="Folder or hub name of a bank.")]) -> None:
+    """Print the card of a bank: what it is of, how it was made, how good it is.
+
+    Example: layerleap card bank
+    """
+    with clean_errors():
+        from layerleap import ShortcutBank
+
+        out.print(ShortcutBank.from_pretrained(bank).card(), highlight=False, markup=False)

@@ -1,0 +1,117 @@
+"""Studying: the papers' experiments as one page each.
+
+In: arguments. Out: a report, its data and a bank.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from layerleap.show.options import (
+    Blocks,
+    Dtype,
+    Intercept,
+    Json,
+    MaxTokens,
+    Model,
+    Out,
+    Positions,
+    Revision,
+    Ridge,
+    Seed,
+    Tail,
+    Text,
+    Unit,
+    load_model,
+    parse_ridge,
+)
+from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json
+
+
+def study_shortcuts(
+    model: Model,
+    text: Text = None,
+    other: Annotated[
+        str, typer.Option(help="A second text, for transfer; 'none' leaves it out.")
+    ] = "news",
+    out_folder: Out = Path("report"),
+    fit_texts: Annotated[int, typer.Option(help="Texts to fit on.")] = 9000,
+    read_texts: Annotated[int, typer.Option(help="Held-out texts to read.")] = 3000,
+    pairs: Annotated[
+        str, typer.Option(help="'all': heat maps of every pair; 'final': without.")
+    ] = "all",
+    unit: Unit = "sentence",
+    positions: Positions = "one",
+    max_tokens: MaxTokens = 128,
+    held_out: Annotated[float, typer.Option(help="Share of documents never fitted on.")] = 0.25,
+    include_special: Annotated[
+        bool, typer.Option(help="Masked models: may special tokens be masked and read?")
+    ] = False,
+    intercept: Intercept = False,
+    ridge: Ridge = "0",
+    seed: Seed = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look in about two minutes.")
+    ] = False,
+    blocks: Blocks = None,
+    tail: Tail = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """How well can each layer be read, and carried to later ones? One report with everything.
+
+    R2 of all layer pairs, Precision@k, Surprisal and KL per layer, mat beside id, on documents
+    that were not fitted on, and transfer to a second text. Interrupted while fitting, the same
+    command goes on where it was.
+
+    Example: layerleap study shortcuts smollm2 --quick -o report
+    """
+    with clean_errors():
+        from layerleap import Sampling
+        from layerleap.show.report import write_report
+        from layerleap.study.shortcuts import ShortcutSettings, default_texts
+        from layerleap.study.shortcuts import study_shortcuts as run
+
+        number = parse_ridge(ridge)
+        sampling = Sampling(
+            unit=unit,
+            positions=positions, max_tokens=max_tokens, held_out=held_out,
+            include_special=include_special, seed=seed,
+        )  # fmt: skip
+        transformer = load_model(model, blocks, tail, revision, dtype)
+        main, second = default_texts(transformer, text, None if other == "none" else other)
+        settings = ShortcutSettings(
+            text=main, other=second, n_fit=fit_texts, n_read=read_texts, pairs=pairs,
+            intercept=intercept, ridge=number, sampling=sampling,
+        )  # fmt: skip
+        if quick:
+            settings = settings.quickened()
+        with TerminalProgress() as progress:
+            result, bank = run(transformer, settings, work=out_folder / ".work", progress=progress)
+            bank.save_pretrained(out_folder / "bank")
+            page = write_report(result, out_folder)
+        _clear(out_folder / ".work")
+    _show_study(result, page, json)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the checkpoints of a study that has finished."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _show_study(result: dict[str, Any], page: Path, json: bool) -> None:
+    if json:
+        print_json(result)
+        return
+    from layerleap.show.tables import study_table
+
+    out.print(study_table(result))
+    for finding in result["findings"]:
+        if finding["topic"] == "headline":
+            out.print(f"- {finding['text']}", highlight=False)
+    out.print(f"\nreport: {page}", highlight=False, soft_wrap=True)
+    out.print(f"bank:   {page.parent / 'bank'}", highlight=False, soft_wrap=True)
