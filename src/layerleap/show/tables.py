@@ -84,16 +84,16 @@ def laws_table(rows: list[Row]) -> RenderableType:
 
 
 def inventory_table(rows: list[Row]) -> RenderableType:
-    """The models that can be had by name; paths and notes are lines under the table."""
+    """The models that can be had by name; notes, licences and paths are lines under the table."""
     table = _table()
-    for head in ("name", "kind", "size", "package"):
+    for head in ("name", "kind", "size"):
         table.add_column(head, no_wrap=True, justify="right" if head == "size" else "left")
-    table.add_column("licence", no_wrap=True, overflow="ellipsis", ratio=1, min_width=7)
+    table.add_column("package", no_wrap=True, overflow="ellipsis", ratio=1, min_width=7)
     table.add_column("cached", no_wrap=True)
     for row in rows:
         cells = [_plain(row.get(key)) for key in ("name", "kind")]
         cells.append(Text(_size(row.get("size"))))
-        cells += [_plain(row.get(key)) for key in ("package", "licence")]
+        cells.append(_plain(row.get("package")))
         cached = Text("yes", style="green") if row.get("cached") else Text("no", style="dim")
         table.add_row(*cells, cached)
     return Group(table, *_remarks(rows))
@@ -108,7 +108,8 @@ def _remarks(rows: list[Row]) -> list[RenderableType]:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for row in said:
-        lines = [str(row[key]) for key in ("note", "path") if row.get(key)]
+        said_of = {"note": "{}", "licence": "licence: {}", "path": "{}"}
+        lines = [form.format(row[key]) for key, form in said_of.items() if row.get(key)]
         grid.add_row(_plain(row["name"]), Text("\n".join(lines), style="dim"))
     return [grid]
 
