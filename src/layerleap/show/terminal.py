@@ -61,6 +61,7 @@ class TerminalProgress:
         self.tasks: dict[str, Any] = {}
         self.last_line = time.monotonic()
         self.started: dict[str, tuple[float, int]] = {}
+        self.latest: dict[str, int] = {}
 
     def __enter__(self) -> "TerminalProgress":
         if os.environ.get("RANK", "0") != "0":
@@ -93,16 +94,20 @@ class TerminalProgress:
     def __call__(self, phase: str, done: int, total: int | None, unit: str = "texts") -> None:
         """Take note of one step."""
         now = time.monotonic()
-        began, first = self.started.setdefault(phase, (now, done))
+        if done < self.latest.get(phase, done + 1):
+            self.started[phase] = (now, done)  # new, or the same kind of work begun again
+        self.latest[phase] = done
+        began, first = self.started[phase]
         rate = (done - first) / (now - began) if now > began else 0.0
+        speed = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
         if self.bars is not None:
             if phase not in self.tasks:
                 self.tasks[phase] = self.bars.add_task(phase, total=total, unit=unit, rate="")
             self.bars.update(
-                self.tasks[phase], completed=done, total=total, rate=f"{rate:.0f}/s" if rate else ""
+                self.tasks[phase], completed=done, total=total, rate=speed if rate else ""
             )
         elif now - self.last_line > PLAIN_SECONDS:
             self.last_line = now
             left = f", about {(total - done) / rate:.0f} s left" if total and rate else ""
             of = f" of {total}" if total else ""
-            tell(f"{phase}: {done}{of} {unit}, {rate:.0f}/s{left}")
+            tell(f"{phase}: {done}{of} {unit}, {speed}{left}")
