@@ -4,14 +4,15 @@ from functools import cache, partial
 
 import pytest
 import torch
+import transformers as hf
 from families import ALL, CLASS, MASKED_TOKEN, NEXT_TOKEN, SEQ_TO_SEQ, build
 from torch import nn
 
 from layerleap.errors import BadSettings
-from layerleap.models.laws import LAWS, check, check_model, rebuild
+from layerleap.models.compare import row_gap as gap
+from layerleap.models.laws import LAWS, check, parts_error
 from layerleap.models.probe import probe
 from layerleap.models.sites import Anatomy
-from layerleap.models.trace import gap
 from layerleap.models.transformer import Transformer
 
 EXACT = 1e-9
@@ -80,9 +81,42 @@ def test_every_law_holds_or_says_why_it_does_not_apply(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_family_wraps_in_float32_and_bfloat16_too(name):
-    for dtype in (torch.float32, torch.bfloat16):
-        failed = [v for v in check_model(build(name).to(dtype)) if v.status == "fails"]
+    """And is seen as the same architecture: rounding must not change what is discovered."""
+    exact = wrapped(name)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        rough = Transformer.wrap(build(name).to(dtype), check=False)
+        failed = [v for v in check(rough) if v.status == "fails"]
         assert not failed, dtype
+        assert (rough.kind, rough.blocks) == (exact.kind, exact.blocks)
+        assert [(s.kind, s.path) for s in rough.tail] == [(s.kind, s.path) for s in exact.tail]
+        for ours, theirs in zip(rough.anatomy, exact.anatomy, strict=True):
+            assert isinstance(ours, Anatomy), ours
+            assert (ours.style, ours.adds, ours.sites) == (theirs.style, theirs.adds, theirs.sites)
+            assert ours.scale == pytest.approx(theirs.scale, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", MASKED_TOKEN)
+def test_an_untrained_bidirectional_model_is_no_next_token_model_even_in_bfloat16(name):
+    config_name, model_name, settings = MASKED_TOKEN[name]
+    torch.manual_seed(0)
+    model = getattr(hf, model_name)(getattr(hf, config_name)(**settings)).eval()
+    assert Transformer.wrap(model.to(torch.bfloat16), check=False).kind == "masked-token"
+
+
+def test_a_soft_cap_far_above_the_logits_is_still_found():
+    for dtype in (torch.float32, torch.bfloat16):
+        model = build("gemma2", final_logit_softcapping=3000.0).to(dtype)
+        assert [step.kind for step in Transformer.wrap(model).tail] == ["module", "module", "cap"]
+
+
+def test_a_massive_activation_does_not_hide_what_the_blocks_do():
+    model = build("llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 3] += 3000.0
+    for dtype in (torch.float32, torch.bfloat16):
+        wrapped_ = Transformer.wrap(model.to(dtype), check=False)
+        assert {a.style for a in wrapped_.anatomy} == {"sequential"}
+        assert {a.scale for a in wrapped_.anatomy} == {1.0}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -143,8 +177,9 @@ def test_a_lens_norms_each_state_by_its_own_statistics(name):
 def test_parts_add_up_to_their_block(name):
     transformer, (_, seen) = wrapped(name), look(name)
     for block in range(1, transformer.n_layers + 1):
-        rebuilt = rebuild(transformer, block, seen.states[block - 1], seen.sites)
-        assert gap(rebuilt, seen.states[block]) < EXACT
+        assert parts_error(transformer, block, seen.states, seen.sites) <= 1
+        changed = {key: 1.001 * value for key, value in seen.sites.items()}
+        assert parts_error(transformer, block, seen.states, changed) > 1
 
 
 @pytest.mark.parametrize("name", ALL)

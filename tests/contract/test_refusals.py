@@ -238,7 +238,7 @@ class MaskDropper(BertForMaskedLM):
 def test_a_model_that_drops_the_attention_mask_is_refused():
     model = MaskDropper(build("bert").config).eval()
     model.load_state_dict(build("bert").state_dict())
-    with refused("padding"):
+    with refused("padding", by_hand=False):
         Transformer.wrap(model)
 
 
@@ -254,7 +254,7 @@ def test_a_custom_attention_that_ignores_the_mask_is_refused(name):
     ALL_ATTENTION_FUNCTIONS.register("no_mask", _attention_without_mask)
     model = build(name)
     model.set_attn_implementation("no_mask")
-    with refused("padding"):
+    with refused("padding", by_hand=False):
         Transformer.wrap(model)
 
 

@@ -83,20 +83,42 @@ def test_the_bare_model_is_not_checked(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_a_loaded_model_is_taken_as_it_is(training):
-    model = build("llama").bfloat16().train(training)  # llama has no dropout, so both modes pass
-    model.requires_grad_(training)
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_loaded_model_is_taken_as_it_is(trainable):
+    model = build("llama").bfloat16()
+    model.requires_grad_(trainable)
     before, text = weights(model), tokenizer()
     transformer = load(model, tokenizer=text)
     assert transformer.model is model
     assert transformer.tokenizer is text
-    assert model.training is training
-    assert all(p.requires_grad is training for p in model.parameters())
+    assert all(p.requires_grad is trainable for p in model.parameters())
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert transformer.identity.dtype == "bfloat16"
+
+
+def test_a_model_in_training_mode_is_refused_and_left_in_it():
+    model = build("llama").train()  # it has no dropout, and could pass unnoticed
+    with pytest.raises(ModelRefused, match=r"training mode; call model.eval\(\)"):
+        load(model)
+    assert model.training
+
+
+def test_a_probe_can_be_trained_on_what_is_seen():
+    transformer = tiny("llama")
+    h = transformer.see({"input_ids": torch.tensor([[7, 8, 9]])}).states[2][0]
+    probe = torch.nn.Linear(h.shape[1], 2)
+    probe(h).sum().backward()
+    assert probe.weight.grad is not None
+
+
+def test_a_local_edit_of_one_weight_changes_the_fingerprint():
+    model = build("llama")
+    before = fingerprint(model)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[5, 7] += 0.5
+    assert fingerprint(model) != before
 
 
 def test_options_go_to_from_pretrained_untouched(saved):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.probe import ready
 from layerleap.models.trace import state_given, state_taken
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class _Enough(Exception):
     """Raised inside the forward pass once everything wanted has been seen."""
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: a probe may be trained on what is seen
 def see(
     transformer: "Transformer",
     inputs: Mapping[str, Any],
@@ -54,7 +55,7 @@ def see(
 
     Args:
         transformer: the wrapped model.
-        inputs: keyword arguments of its forward pass, without padding on the left.
+        inputs: keyword arguments of its forward pass, on any device; no padding on the left.
         layers: which h[layer] to keep; all when None.
         sites: pairs (block, site name), blocks counted from 1: block b makes h[b].
         keep: boolean (batch, pos): the positions to gather, in row-major order.
@@ -72,7 +73,7 @@ def see(
         for name, side, module in transformer.site_modules(sites):
             hooks.callback(_site_hook(module, name, side, watch).remove)
         with suppress(_Enough):
-            output = transformer.model(**inputs)
+            output = transformer.model(**ready(transformer.model, inputs))
             watch.seen.logits = output.logits if logits else None
     if missing := wanted - watch.seen.states.keys():
         raise ModelRefused(f"layers {sorted(missing)} were never reached in this forward pass")

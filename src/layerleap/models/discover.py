@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
-from layerleap.models.trace import Call, gap, is_close
+from layerleap.models.compare import is_rounded, is_same, row_gap
+from layerleap.models.trace import Call
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _chain(items: nn.Module, calls: Sequence[Call]) -> tuple[Call, ...]:
         if call.gives.shape != call.takes.shape:
             return ()
     for before, after in itertools.pairwise(ran):
-        if before.end > after.start or not is_close(after.takes, before.gives):  # type: ignore[arg-type]
+        if before.end > after.start or not is_same(after.takes, before.gives):
             return ()
     return ran
 
@@ -103,7 +104,7 @@ def find_tail(
     for call in _after(calls, last_block, wanted):
         if call.takes is None or call.gives is None:
             continue
-        glue = _explain(value, call.takes, config)
+        glue = _explain(value, call.takes)
         if glue is None:
             if wanted is not None:
                 raise ModelRefused(
@@ -111,16 +112,16 @@ def find_tail(
                     + BY_HAND
                 )
             continue  # a side branch, such as a router's loss
-        if is_close(call.gives, call.takes):
+        if is_same(call.gives, call.takes):
             continue  # dropout and other identities
         steps += [*glue, Step("module", call.path)]
         value = call.gives
-    glue = _explain(value, logits, config)
+    glue = _capped(value, logits, config) or _explain(value, logits)
     if glue is None:
         found = " -> ".join(str(step) for step in steps) or "nothing"
         raise ModelRefused(
             f"law 'tail' failed for {type(model).__name__}: {found} ran after the last block and "
-            f"does not give the model's logits (off by {gap(value, logits):.2g}); {BY_HAND}"
+            f"does not give the model's logits (off by {row_gap(value, logits):.2g}); {BY_HAND}"
         )
     return (*steps, *glue)
 
@@ -138,35 +139,39 @@ def _after(calls: Sequence[Call], last_block: Call, wanted: Sequence[str] | None
     return [call for call in later if not any(other.contains(call) for other in later)]
 
 
-def _explain(value: Tensor, target: Tensor, config: Any) -> list[Step] | None:
+def _explain(value: Tensor, target: Tensor) -> list[Step] | None:
     """The plain operations between two recorded tensors; None if there is no simple story."""
-    if is_close(value, target):
+    if value.shape == target.shape and is_same(value, target):
         return []
     if value.dim() == 3 and target.dim() == 2:
         for position in range(value.shape[1]):
-            rest = _explain(value[:, position], target, config)
+            rest = _explain(value[:, position], target)
             if rest is not None:
                 return [Step("pick", number=position), *rest]
         return None
     if value.shape != target.shape:
         return None
-    return _scaled(value, target) or _capped(value, target, config) or _activated(value, target)
+    return _scaled(value, target) or _activated(value, target)
 
 
 def _scaled(value: Tensor, target: Tensor) -> list[Step] | None:
     exact = value.double()
     number = ((exact * target.double()).sum() / exact.square().sum()).item()
-    return [Step("scale", number=number)] if is_close(value * number, target) else None
+    return [Step("scale", number=number)] if is_rounded(value * number, target) else None
 
 
-def _capped(value: Tensor, target: Tensor, config: Any) -> list[Step] | None:
+def _capped(value: Tensor, logits: Tensor, config: Any) -> list[Step] | None:
+    """A soft-cap that the configuration speaks of.
+
+    Tried before anything else: below the cap it hardly differs from doing nothing.
+    """
     cap = getattr(config, "final_logit_softcapping", None)
-    if cap and is_close(cap * torch.tanh(value / cap), target):
+    if cap and is_rounded(cap * torch.tanh(value / cap), logits):
         return [Step("cap", number=float(cap))]
     return None
 
 
 def _activated(value: Tensor, target: Tensor) -> list[Step] | None:
-    if is_close(nn.functional.gelu(value), target):
+    if is_rounded(nn.functional.gelu(value), target):
         return [Step("activate")]
     return None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-SAMPLES = 256  # values per tensor; enough to tell checkpoints apart, cheap at any size
+SAMPLES = 256  # values per tensor that are hashed as they are
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,11 @@ def identify(model: PreTrainedModel, name: str | None, revision: str | None) -> 
 
 @torch.no_grad()
 def fingerprint(model: PreTrainedModel) -> str:
-    """A hash over evenly spaced values of every weight, its name and its shape.
+    """A hash over every weight: its name, shape, sums over all of it and some of its values.
 
     Values are rounded to bfloat16 first, so a model cast between float32 and bfloat16 keeps
-    its fingerprint. It identifies a checkpoint; it does not protect against forgery.
+    its fingerprint. Sums are of the bits as integers, so they do not depend on the device.
+    It identifies a checkpoint; it does not protect against forgery.
     """
     digest = hashlib.sha256()
     for name, entry in sorted(model.state_dict().items()):
@@ -79,7 +80,8 @@ def _fetch(model: PreTrainedModel, name: str) -> Tensor:
 
 def _sample(weight: Tensor) -> bytes:
     flat = weight.reshape(-1)
-    values = flat[:: max(1, flat.numel() // SAMPLES)].cpu()
-    if values.is_floating_point():
-        values = values.to(torch.bfloat16).view(torch.int16)
-    return values.to(torch.int64).numpy().tobytes()
+    if flat.is_floating_point():
+        flat = flat.to(torch.bfloat16).view(torch.int16)
+    some = flat[:: max(1, flat.numel() // SAMPLES)].to(torch.int64).cpu()
+    total = flat.sum(dtype=torch.int64).cpu()
+    return some.numpy().tobytes() + total.numpy().tobytes()

