@@ -383,3 +383,15 @@ def test_a_model_quantised_so_that_rows_depend_on_their_batch_is_refused():
 def test_options_for_a_model_that_is_already_loaded_are_refused():
     with pytest.raises(BadSettings, match="never moved or cast"):
         load(build("llama"), dtype="float16")
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_said_and_the_model_still_comes(tmp_path):
+    tiny("llama").model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{broken")
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
+    said: list[str] = []
+    assert load(str(tmp_path), tell=said.append).tokenizer is None
+    assert len(said) == 1
+    assert "cannot be loaded" in said[0]

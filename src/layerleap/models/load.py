@@ -57,7 +57,7 @@ def load(
     options = {**more, **options}
     model = _load_model(folder, name, options)
     if tokenizer is None:
-        tokenizer = _load_tokenizer(folder, options)
+        tokenizer = _load_tokenizer(folder, options, tell)
     revision = options.get("revision")
     return Transformer.wrap(model, tokenizer, name=name, revision=revision, **names)
 
@@ -174,15 +174,18 @@ AUTO_CLASSES = (
 )
 
 
-def _load_tokenizer(folder: str, options: dict[str, Any]) -> Any:
-    """The tokenizer beside the model, or None: a bare model can still be checked."""
+def _load_tokenizer(folder: str, options: dict[str, Any], tell: Tell | None) -> Any:
+    """The tokenizer beside the model, or None: a bare model can still be read by token ids."""
     from transformers import AutoTokenizer
 
     passed = {k: v for k, v in options.items() if k in CONFIG_OPTIONS}
     with _quiet_transformers():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **passed)
-        except Exception:  # whatever goes wrong, the answer is the same: there is none
+        except Exception as error:  # whatever goes wrong, the answer is the same: there is none
+            if tell:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                tell(f"the tokenizer of {folder} cannot be loaded: {reason}")
             return None
     # Many classes are built without any file, and then know nothing but their special tokens.
     words = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
