@@ -38,6 +38,7 @@ results: $(STAMP) ## Make the figures and numbers that the README shows, at the 
 	  cp build/results/$$model/summary.png build/results/$$model/scores.csv \
 	    build/results/$$model/findings.txt docs/results/$$model/ || exit 1; \
 	done
+	if [ -f build/bench.json ]; then cp build/bench.json docs/results/; fi
 
 clean: ## Remove what was made here: build/, caches and .venv
 	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

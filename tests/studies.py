@@ -18,6 +18,7 @@ def make_study(
 ) -> Row:
     """A study of `n_layers` layers; with two texts or more it has cross-corpus rows."""
     rng = random.Random(7)
+    r2, scores = _r2(n_layers, rng), _scores(n_layers, texts, kl, interval, rng)
     return {
         "format": 1,
         "kind": "shortcuts",
@@ -48,8 +49,8 @@ def make_study(
         },
         "data": _data(texts),
         "notes": ["Texts were cut at 128 tokens; longer ones lost their ends."],
-        "r2": _r2(n_layers, rng),
-        "scores": _scores(n_layers, texts, kl, interval, rng),
+        "r2": r2,
+        "scores": scores,
         "fits": _fits(n_layers, rng),
         "laws": [
             {
@@ -59,8 +60,23 @@ def make_study(
             },
             {"law": "the last layer reads as the model", "holds": True, "detail": "gap 0.0"},
         ],
+        "summary": {
+            "half": _half(n_layers, texts, scores),
+            "equal_fits": {text: text for text in texts},
+            "tail": [{"text": text, "rows": 64, "agreement": 1.0, "gap": 1e-5} for text in texts],
+        },
         "findings": _findings(n_layers, texts),
     }
+
+
+def _half(n_layers: int, texts: tuple[str, ...], scores: list[Row]) -> Row:
+    """The layer from which on half of the answers are foretold, by map."""
+    found = {}
+    for name, fit in (("mat", texts[0]), ("id", "-")):
+        wanted = (fit, texts[0], "precision@1")
+        values = [r["value"] for r in scores if (r["fit"], r["read"], r["metric"]) == wanted]
+        found[name] = next(n for n in range(n_layers + 1) if min(values[n:]) >= 0.5)
+    return found
 
 
 def _data(texts: tuple[str, ...]) -> list[Row]:

@@ -31,6 +31,7 @@ _HOME = {
     "merge": "layerleap.recipes",
     "bank_from": "layerleap.recipes",
     "fit_bank": "layerleap.recipes",
+    "ShortcutSettings": "layerleap.study.shortcuts",
     "study_shortcuts": "layerleap.study.shortcuts",
     "write_report": "layerleap.show.report",
     "LayerleapError": "layerleap.errors",

@@ -4,6 +4,7 @@ In: a target path and a function body that fills a temporary neighbour of it.
 Out: the finished file or folder under its final name, or nothing at all.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -27,14 +28,30 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "layerleap"
 
 
+WRITE_ERRORS = frozenset(
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS,
+        errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+    }
+)  # fmt: skip
+
+
 @contextmanager
-def clear_write_errors(target: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into one sentence about `target`."""
+def clear_write_errors(target: Path, *, ours: bool = False) -> Iterator[None]:
+    """Turn the operating system's refusals into one sentence about `target`.
+
+    Args:
+        target: what was to be written.
+        ours: only this module's own steps run inside, so every error is about writing. Else
+            only those are that cannot come of a missing file, a download or a library.
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
         # safetensors does not pass on the system's own error, and has one class for everything.
         if isinstance(error, SafetensorError) and "I/O error" not in str(error):
+            raise
+        if isinstance(error, OSError) and not ours and error.errno not in WRITE_ERRORS:
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise CannotWrite(
@@ -46,37 +63,41 @@ def clear_write_errors(target: Path) -> Iterator[None]:
 def whole_file(target: Path) -> Iterator[Path]:
     """Yield a temporary path; on success it becomes `target` in one step, else it is removed."""
     target = Path(target)
-    with clear_write_errors(target):
+    with clear_write_errors(target, ours=True):
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         os.close(handle)
-        temporary = Path(name)
-        try:
+    temporary = Path(name)
+    try:
+        with clear_write_errors(target):
             yield temporary
+        with clear_write_errors(target, ours=True):
             _open_up(temporary)
             os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder; on success it replaces `target`, else it is removed."""
     target = Path(target)
-    with clear_write_errors(target):
+    with clear_write_errors(target, ours=True):
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file():
             raise CannotWrite(f"{target} is a file; a folder was wanted there")
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         temporary.chmod(0o777 & ~_umask())
-        try:
+    try:
+        with clear_write_errors(target):
             yield temporary
+        with clear_write_errors(target, ours=True):
             for path in temporary.rglob("*"):
                 if path.is_file() and not path.is_symlink():
                     _open_up(path)
             _swap_in(temporary, target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _swap_in(fresh: Path, target: Path) -> None:

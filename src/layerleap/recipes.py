@@ -6,19 +6,22 @@ bank  = bank_from(tally, ...)                maps
 bank.lens(model).read("The capital of")      read
 """
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from layerleap.errors import BadArtifact, BadSettings, BadText, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, BadText, CannotWrite, WrongModel
 from layerleap.files import cache_root
-from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.bank import ShortcutBank, check_target
 from layerleap.maps.linear import check_solving, solve
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stats.moments import Pairs
-from layerleap.stats.tally import Tally, reduce_tally, run_tally, world
+from layerleap.stats.moments import Moments, Pairs, load_about
+from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
 from layerleap.stream.drawn import drawn
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
 
@@ -32,14 +35,22 @@ def resolve_text(
     text: Any,
     sampling: Sampling,
     progress: Progress = silent,
+    starts: str | None = None,
 ) -> tuple[Any, Sampling]:
-    """What to stream for `text`, and how to cut it; draws texts from the model if asked to."""
+    """What to stream for `text`, and how to cut it; draws texts from the model if asked to.
+
+    `starts` names real sequences that a masked model draws from.
+    """
+    if starts is not None and text not in (None, "drawn"):
+        raise BadSettings(f"sequences to start from are for drawn texts; the text is {text}")
+    if starts is not None:
+        text = "drawn"
     if text is None:
         text = default_text(transformer)
-    if text != "drawn":
+    if not isinstance(text, str) or text != "drawn":
         return text, sampling
-    path = drawn(transformer, progress=progress)
-    return path, replace(sampling, unit="paragraph", per_document=None)
+    path = drawn(transformer, starts=starts, progress=progress)
+    return path, replace(sampling, unit="paragraph", per_document=None, field="text")
 
 
 def default_text(transformer: Transformer) -> str:
@@ -49,12 +60,14 @@ def default_text(transformer: Transformer) -> str:
 
 def collect(
     transformer: Transformer,
-    text: Any,
+    text: Any = None,
     sampling: Sampling | None = None,
     *,
+    starts: str | None = None,
     n_texts: int | None = None,
     pairs: Pairs = "final",
     choose_ridge: bool = False,
+    solving: Mapping[str, Any] | None = None,
     shard: tuple[int, int] | None = None,
     checkpoint: Path | None = None,
     tokens_per_batch: int | None = None,
@@ -64,47 +77,45 @@ def collect(
 
     Args:
         transformer: the model.
-        text: anything `iter_documents` reads.
+        text: anything `iter_documents` reads, "drawn", or None for what suits the model.
         sampling: how texts are cut and positions chosen.
+        starts: a text of real sequences from which a masked model draws its texts.
         n_texts: stop after that many texts.
         pairs: "final" for maps to the last layer, "all" for every pair.
         choose_ridge: hold back a tenth of the documents for choosing a ridge.
+        solving: options that `bank_from` is to use unless told otherwise; kept with the result.
         shard: (which, of how many) when several runs share the work by hand.
-        checkpoint: a file to save to about every half minute, and to go on from.
+        checkpoint: a file to save to about every half minute, and to go on from. The finished
+            tally stays in it; call `finish` once what is made of it is safe.
         tokens_per_batch: padded tokens per forward pass; suited to a CPU when None.
         progress: told about every batch.
     """
-    sampling = sampling or Sampling()
-    tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH
-    if pairs not in ("final", "all"):
-        raise BadSettings(f"pairs {pairs!r} are unknown; 'final' or 'all' was wanted")
+    tokens = TOKENS_PER_BATCH if tokens_per_batch is None else tokens_per_batch
+    rank, processes = world()
+    mine = _check_run(pairs, n_texts, tokens, shard, rank, processes)
+    if text is None:
+        text = default_text(transformer) if starts is None else "drawn"
+    source, sampling = resolve_text(transformer, text, sampling or Sampling(), progress, starts)
     about = {
         "model": transformer.identity.to_dict(),
-        "text": text if isinstance(text, str | Path) else "given texts",
-        "sampling": sampling.to_dict(),
+        "text": str(text) if isinstance(text, str | Path) else "given texts",
+        "sampling": sampling.to_dict(), "solve": dict(solving or {}),
         "n_texts": n_texts, "pairs": pairs, "choose_ridge": choose_ridge,
-        "tokens_per_batch": tokens_per_batch, "shard": list(shard) if shard else None,
+        "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
     }  # fmt: skip
-    about["text"] = str(about["text"])
-    rank, processes = world()
-    if shard and processes > 1:
-        raise BadSettings("torchrun already divides the work; leave --shard out")
-    if shard and not 0 <= shard[0] < shard[1]:
-        raise BadSettings(f"shard {shard[0]} of {shard[1]} does not exist; count from 0")
-    if checkpoint and processes > 1:
-        checkpoint = checkpoint.with_suffix(f".{rank}of{processes}{checkpoint.suffix}")
-    tally = _resume(checkpoint, about) or Tally.empty(transformer, pairs, about)
+    own = _own(checkpoint)
+    tally = _resume(own, about)
+    if tally is None:
+        tally = Tally.empty(transformer, pairs, about, hold_back=choose_ridge)
     census = Census()
     examples = iter_examples(
-        transformer, text, sampling, n_texts=n_texts, census=census,
+        transformer, source, sampling, n_texts=n_texts, census=census,
         ridge_share=RIDGE_SHARE if choose_ridge else 0.0,
     )  # fmt: skip
-    batches = iter_batches(transformer, examples, tokens_per_batch=tokens_per_batch)
-    mine = shard or (rank, processes)
-    expected = None if n_texts is None else -(-n_texts // mine[1])
     run_tally(
-        transformer, batches, tally, shard=mine, checkpoint=checkpoint, progress=progress,
-        total=expected,
+        transformer, iter_batches(transformer, examples, tokens_per_batch=tokens), tally,
+        shard=mine, checkpoint=own, progress=progress,
+        total=None if n_texts is None else -(-n_texts // mine[1]),
     )  # fmt: skip
     tally.about = {**about, "data": census.to_dict()}
     reduce_tally(tally)
@@ -113,34 +124,68 @@ def collect(
             "no position to fit on: the text is empty, every piece is too short, or every document "
             "fell to the held-out side; give more documents"
         )
-    if checkpoint:
-        checkpoint.unlink(missing_ok=True)
     return tally
 
 
+def _check_run(
+    pairs: str,
+    n_texts: int | None,
+    tokens_per_batch: int,
+    shard: tuple[int, int] | None,
+    rank: int,
+    processes: int,
+) -> tuple[int, int]:
+    """This process's share of the work; settings without meaning are refused."""
+    if pairs not in ("final", "all"):
+        raise BadSettings(f"pairs {pairs!r} are unknown; 'final' or 'all' was wanted")
+    if n_texts is not None and n_texts < 1:
+        raise BadSettings(f"n_texts {n_texts} leaves nothing to fit on; 1 or more was wanted")
+    if tokens_per_batch < 1:
+        raise BadSettings(f"tokens_per_batch {tokens_per_batch} is no size; 1 or more was wanted")
+    if shard and processes > 1:
+        raise BadSettings("torchrun already divides the work; leave --shard out")
+    if shard and not 0 <= shard[0] < shard[1]:
+        raise BadSettings(f"shard {shard[0]} of {shard[1]} does not exist; count from 0")
+    return shard or (rank, processes)
+
+
+def _own(checkpoint: Path | None) -> Path | None:
+    """The checkpoint of this process."""
+    rank, processes = world()
+    if checkpoint is None or processes == 1:
+        return checkpoint
+    return checkpoint.with_suffix(f".{rank}of{processes}{checkpoint.suffix}")
+
+
 def _resume(checkpoint: Path | None, about: dict[str, Any]) -> Tally | None:
-    """The tally of an interrupted run with the very same settings, if there is one."""
+    """The tally of an earlier run with the very same settings, if there is one."""
     if checkpoint is None or not checkpoint.exists():
         return None
     tally = Tally.load(checkpoint)
-    if tally.about != about:
-        differing = [key for key in about if tally.about.get(key) != about[key]]
+    # How the sums will be solved changes none of them.
+    differing = [key for key in about if key != "solve" and tally.about.get(key) != about[key]]
+    if differing:
         raise WrongModel(
             f"{checkpoint} is of a run with other settings ({', '.join(differing)}); "
             "delete it to start anew, or repeat those settings to go on"
         )
+    tally.about = about
     return tally
 
 
+def finish(checkpoint: Path | None) -> None:
+    """Remove the checkpoint of a run whose result is saved; under torchrun, all call it."""
+    own = _own(checkpoint)
+    wait_for_all()  # the first process may still be saving
+    if own is not None:
+        own.unlink(missing_ok=True)
+
+
 def merge(paths: Sequence[Path]) -> Tally:
-    """Add up shards of one run; all of them must be there."""
+    """Add up shards of one run; all of them must be there. Read one at a time."""
     if not paths:
         raise BadSettings("nothing to merge: name the files of all shards")
-    tallies = [Tally.load(path) for path in paths]
-    shards: list[Sequence[int]] = [tally.about.get("shard") or () for tally in tallies]
-    for path, shard in zip(paths, shards, strict=True):
-        if not shard:
-            raise BadArtifact(f"{path} is no shard but a whole or unfinished run")
+    shards = [_shard_of(path) for path in paths]
     of = shards[0][1]
     if any(other != of for _, other in shards):
         raise BadSettings(f"shards of different divisions: {sorted({o for _, o in shards})} parts")
@@ -151,41 +196,67 @@ def merge(paths: Sequence[Path]) -> Tally:
     missing = set(range(of)) - {which for which, _ in shards}
     if missing:
         raise BadSettings(f"shards {sorted(missing)} of {of} are missing")
-    whole = tallies[0]
-    for tally in tallies[1:]:
-        whole = whole.merge(tally)
+    whole = Tally.load(paths[0])
+    for path in paths[1:]:
+        whole = whole.merge(Tally.load(path))
     return whole
+
+
+def _shard_of(path: Path) -> tuple[int, int]:
+    match load_about(path).get("about"):
+        case {"shard": [int(which), int(of)], "data": dict()}:
+            return which, of
+    raise BadArtifact(f"{path} is no shard but a whole or unfinished run")
 
 
 def bank_from(
     tally: Tally,
     *,
-    intercept: bool = False,
-    ridge: float | str = 0.0,
+    intercept: bool | None = None,
+    ridge: float | str | None = None,
     rank: int | None = None,
     progress: Progress = silent,
 ) -> ShortcutBank:
-    """Solve every map the tally's moments hold; see `maps.linear.solve` for the options."""
-    moments = tally.fit
+    """Solve every map the tally's moments hold; see `maps.linear.solve` for the options.
+
+    Options left out are those that `collect` was given, else a plain least-squares fit.
+    """
+    asked = {"intercept": intercept, "ridge": ridge, "rank": rank}
+    options = {"intercept": False, "ridge": 0.0, "rank": None, **tally.about.get("solve", {})}
+    options |= {key: value for key, value in asked.items() if value is not None}
+    moments, unused = _rows_for(tally, options["ridge"])
     maps, fits = [], []
     for src in range(moments.n_layers):
-        for found, fit in solve(
-            moments, src, intercept=intercept, ridge=ridge, rank=rank, held_back=tally.held_back
-        ):
+        for found, fit in solve(moments, src, held_back=tally.held_back, **options):
             maps.append(found)
             fits.append(fit)
         progress("solving", src + 1, moments.n_layers, "layers")
-    settings = {"intercept": intercept, "ridge": ridge, "rank": rank, **tally.about["sampling"]}
     data = {"text": tally.about["text"], **tally.about.get("data", {}), "rows_fitted": moments.n}
     return ShortcutBank(
         maps, model=tally.about["model"], n_layers=moments.n_layers, d_model=moments.d_model,
-        fits=fits, settings=settings, data=data,
+        fits=fits, settings={**options, **tally.about["sampling"]},
+        data={**data, "rows_held_back": unused},
     )  # fmt: skip
+
+
+def _rows_for(tally: Tally, ridge: float | str) -> tuple[Moments, int]:
+    """The rows to fit on, and how many are kept out of the fit."""
+    back = tally.held_back
+    if ridge == "auto" and back is None:
+        raise BadSettings(
+            "an automatic ridge needs rows held back, and these statistics were made without: "
+            "make them again with --ridge auto (choose_ridge), or give a ridge as a number"
+        )
+    if back is None:
+        return tally.fit, 0
+    if ridge == "auto" or back.shape != tally.fit.shape:  # they hold no pairs of inner layers
+        return tally.fit, back.settle().n
+    return tally.fit.merge(back), 0
 
 
 def fit_bank(
     transformer: Transformer,
-    text: Any,
+    text: Any = None,
     sampling: Sampling | None = None,
     *,
     intercept: bool = False,
@@ -194,12 +265,17 @@ def fit_bank(
     progress: Progress = silent,
     **options: Any,
 ) -> ShortcutBank:
-    """`collect`, then `bank_from`; `options` go to `collect`."""
+    """`collect`, then `bank_from`; `options` go to `collect`.
+
+    A checkpoint among them stays until the bank is saved and `recipes.finish` is called.
+    """
     check_solving(ridge, rank, transformer.d_model)
+    solving = {"intercept": intercept, "ridge": ridge, "rank": rank}
     tally = collect(
-        transformer, text, sampling, choose_ridge=ridge == "auto", progress=progress, **options
-    )
-    return bank_from(tally, intercept=intercept, ridge=ridge, rank=rank, progress=progress)
+        transformer, text, sampling, choose_ridge=ridge == "auto", solving=solving,
+        progress=progress, **options,
+    )  # fmt: skip
+    return bank_from(tally, progress=progress)
 
 
 def default_bank(
@@ -209,25 +285,61 @@ def default_bank(
     progress: Progress = silent,
 ) -> ShortcutBank:
     """The bank kept in the cache for these very weights; fitted now if there is none."""
-    folder = cache_root() / "banks" / transformer.identity.fingerprint
+    text, plan = default_text(transformer), _default_plan(transformer)
+    made_of = json.dumps([text, plan["sampling"].to_dict(), plan["n_texts"]])
+    digest = hashlib.sha256(made_of.encode()).hexdigest()[:8]  # other defaults, another bank
+    folder = cache_root() / "banks" / f"{transformer.identity.fingerprint}-{digest}"
     if folder.is_dir():
         try:
             bank = ShortcutBank.from_pretrained(folder)
             bank.check_model(transformer)
             return bank
-        except BadArtifact as error:  # a cache can be made again
+        except (BadArtifact, WrongModel) as error:  # a cache can be made again
             tell(str(error))
-    text = default_text(transformer)
+            shutil.rmtree(folder, ignore_errors=True)
     name = transformer.identity.name
     tell(f"no bank of {name} yet: fitting one on {text} (once; kept in {folder})")
-    source, sampling = resolve_text(transformer, text, DEFAULT_BANK, progress)
-    bank = fit_bank(
-        transformer, source, sampling, n_texts=DEFAULT_BANK_TEXTS, progress=progress,
-        checkpoint=folder.with_suffix(".fitting.safetensors"),
-    )  # fmt: skip
-    bank.save_pretrained(folder)
+    checkpoint = folder.with_suffix(".fitting.safetensors")
+    plan = {"text": text, "progress": progress, **plan}
+    bank = _fit_in_cache(transformer, plan, folder, checkpoint, tell)
+    try:
+        bank.save_pretrained(folder)
+        finish(checkpoint)
+    except (CannotWrite, OSError) as error:
+        tell(f"the bank is not kept: {error}")
     return bank
 
 
-DEFAULT_BANK = Sampling(unit="paragraph", positions="every:2", held_out=0.0)
-DEFAULT_BANK_TEXTS = 500
+def _default_plan(transformer: Transformer) -> dict[str, Any]:
+    """How the default bank samples its text.
+
+    A masked model reads the positions that are hidden from it: many at once would leave it
+    little to read from, so it gets one per text, and more and shorter texts.
+    """
+    if transformer.kind == "masked-token":
+        return {"sampling": Sampling(positions="one", held_out=0.0), "n_texts": 4000}
+    sampling = Sampling(unit="paragraph", positions="every:2", held_out=0.0)
+    return {"sampling": sampling, "n_texts": 500}
+
+
+def _fit_in_cache(
+    transformer: Transformer,
+    plan: Mapping[str, Any],
+    folder: Path,
+    checkpoint: Path,
+    tell: Callable[[str], None],
+) -> ShortcutBank:
+    """Fit with a checkpoint if the cache can hold one; nothing in a cache may be in the way."""
+    own = _own(checkpoint)
+    try:
+        check_target(folder)
+        return fit_bank(transformer, checkpoint=checkpoint, **plan)
+    except (BadArtifact, WrongModel) as error:  # a damaged checkpoint, or of another text
+        if own is None or not own.is_file():
+            raise
+        tell(str(error))
+        own.unlink()
+        return fit_bank(transformer, checkpoint=checkpoint, **plan)
+    except CannotWrite as error:
+        tell(f"fitting without a checkpoint: {error}")
+        return fit_bank(transformer, **plan)

@@ -121,6 +121,27 @@ def test_read_shows_one_line_per_layer(folder: Path, bank: Path) -> None:
     assert "the model's own answer" in said(result)
 
 
+def test_read_computes_only_the_position_it_shows(
+    folder: Path, bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from layerleap.read import lens
+
+    rows, track = [], lens.track
+
+    def counted(by: lens.Lens, states: dict[int, torch.Tensor], top_k: int) -> object:
+        rows.append(len(states[0]))
+        return track(by, states, top_k)
+
+    monkeypatch.setattr(lens, "track", counted)
+    shown = run("read", folder, "the cat sat", "--bank", bank)
+    assert rows == [1, 1]
+    rows.clear()
+    last = run("read", folder, "the cat sat", "--bank", bank, "--position", 2)
+    assert shown.output == last.output
+    run("read", folder, "the cat sat", "--bank", bank, "--json")
+    assert rows == [1, 1, 3, 3]
+
+
 def test_read_writes_a_page_of_all_positions(folder: Path, bank: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert run("read", folder, "the cat sat", "--bank", bank, "--html", page).exit_code == 0
@@ -154,6 +175,44 @@ def test_shards_are_merged_into_the_bank_of_one_run(
     assert "[2] of 3 are missing" in said(missing)
 
 
+def test_shards_keep_how_they_are_to_be_solved(folder: Path, text: Path, tmp_path: Path) -> None:
+    from layerleap import ShortcutBank
+
+    fit = ("fit", folder, "--text", text, "--positions", "all")
+    options = ("--intercept", "--rank", 3, "--ridge", "auto")
+    parts = [tmp_path / f"part-{which}" for which in range(2)]
+    for which, part in enumerate(parts):
+        result = run(*fit, *options, "--shard", f"{which}/2", "-o", part)
+        assert result.exit_code == 0, result.output
+    assert run(*fit, *options, "-o", tmp_path / "whole").exit_code == 0
+    assert run("merge", *parts, "-o", tmp_path / "merged").exit_code == 0
+    merged, whole = (ShortcutBank.from_pretrained(tmp_path / p) for p in ("merged", "whole"))
+    assert merged.settings == whole.settings
+    assert (merged.settings["intercept"], merged.settings["rank"]) == (True, 3)
+    assert merged.settings["ridge"] == "auto"
+    for pair, fitted in whole.fits.items():
+        assert merged.fits[pair].ridge == fitted.ridge
+        assert merged[pair].bias is not None  # type: ignore[union-attr]
+        assert merged[pair].rank == 3  # type: ignore[union-attr]
+    anew = ("--no-intercept", "--ridge", 0.5, "--rank", 4)
+    assert run("merge", *parts, "-o", tmp_path / "other", *anew).exit_code == 0
+    other = ShortcutBank.from_pretrained(tmp_path / "other")
+    assert [other.settings[key] for key in ("intercept", "ridge", "rank")] == [False, 0.5, 4]
+    assert other.data["rows_fitted"] > merged.data["rows_fitted"]  # none is held back any more
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("part-0", "part-1", "whole", "merged", "other")
+    }
+
+
+def test_shards_without_rows_held_back_cannot_choose_a_ridge(
+    folder: Path, text: Path, tmp_path: Path
+) -> None:
+    part = tmp_path / "part"
+    assert run("fit", folder, "--text", text, "--shard", "0/1", "-o", part).exit_code == 0
+    result = run("merge", part, "--ridge", "auto", "-o", tmp_path / "bank")
+    refused(result, "made without", "--ridge auto", "a ridge as a number")
+
+
 def test_study_writes_report_data_and_bank_and_leaves_no_work_behind(
     folder: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -171,6 +230,44 @@ def test_study_writes_report_data_and_bank_and_leaves_no_work_behind(
     assert len(headlines) == 3
     for line in headlines:
         assert line in said(result)
+
+
+def test_study_reads_the_field_that_is_named(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    rows = [json.dumps({"body": t}) for t in sentences(80)]
+    path.write_text("\n".join(rows), encoding="utf8")
+    words = ("study", "shortcuts", folder, "--text", path, "--other", "none", "--quick", "-o")
+    refused(run(*words, tmp_path / "report"), "no field 'text'; it has body", "--field")
+    result = run(*words, tmp_path / "report", "--field", "body", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["settings"]["field"] == "body"
+
+
+def test_study_of_two_held_out_rows_prints_json(folder: Path, text: Path, tmp_path: Path) -> None:
+    words = ("--text", text, "--other", "none", "--read-texts", 2, "--json", "-o", tmp_path / "r")
+    result = run("study", "shortcuts", folder, *words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["r2"][0]["low"] is None
+
+
+def test_a_bank_that_cannot_be_saved_does_not_cost_the_report(
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from layerleap import ShortcutBank
+    from layerleap.errors import CannotWrite
+
+    save = ShortcutBank.save_pretrained
+
+    def full(self: ShortcutBank, folder: Path) -> Path:
+        if Path(folder).name == "bank":
+            raise CannotWrite("cannot write the bank: no space")
+        return save(self, folder)
+
+    monkeypatch.setattr(ShortcutBank, "save_pretrained", full)
+    out = tmp_path / "report"
+    words = ("--text", text, "--other", "none", "--quick", "-o", out)
+    refused(run("study", "shortcuts", folder, *words), "no space")
+    assert (out / "report.html").exists()
 
 
 # What people mistype: one clear line, exit code not zero, nothing half-written.
@@ -199,6 +296,17 @@ def test_empty_text(folder: Path, tmp_path: Path) -> None:
     refused(run("fit", folder, "--text", tmp_path / "empty.txt", "-o", tmp_path / "bank"), "empty")
     refused(run("read", folder, "", "--no-bank"), "empty")
     assert [p.name for p in tmp_path.iterdir()] == ["empty.txt"]
+
+
+@pytest.mark.parametrize("option", ["--text", "--other"])
+def test_a_study_of_standard_input(tmp_path: Path, option: str) -> None:
+    result = run("study", "shortcuts", "no-such-model", option, "-", "-o", tmp_path / "report")
+    refused(result, "standard input", "save it to a file first")  # before any model is loaded
+
+
+def test_starts_that_would_not_be_used(folder: Path, text: Path, tmp_path: Path) -> None:
+    words = ("--text", text, "--starts", text, "-o", tmp_path / "report")
+    refused(run("study", "shortcuts", folder, *words), "starts are for texts that the model draws")
 
 
 def test_text_shorter_than_one_position(folder: Path, tmp_path: Path) -> None:
@@ -245,6 +353,7 @@ def test_missing_bank(folder: Path, tmp_path: Path) -> None:
         ("--held-out", "1.5", "1.5"),
         ("--pairs", "most", "'most'"),
         ("--max-tokens", "0", "max_tokens 0"),
+        ("--texts", "0", "n_texts 0"),
     ],
 )
 def test_settings_outside_their_meaning(
@@ -260,9 +369,49 @@ def test_no_space_left_on_the_disk(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("layerleap.maps.bank.save_file", full)
-    refused(run("fit", folder, "--text", text, "-o", tmp_path / "bank"), "No space left on device")
-    assert not list(tmp_path.iterdir())
+    fit = ("fit", folder, "--text", text, "-o", tmp_path / "bank")
+    with monkeypatch.context() as patch:
+        patch.setattr("layerleap.maps.bank.save_file", full)
+        refused(run(*fit), "No space left on device")
+    # The pass over the text is not lost: the same command goes on from its end.
+    assert [path.name for path in tmp_path.iterdir()] == [".bank.fitting.safetensors"]
+    monkeypatch.setattr("layerleap.stats.tally._states", lambda *_: pytest.fail("ran again"))
+    assert run(*fit).exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["bank"]
+
+
+def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused must be refused before a model is even loaded."""
+    for place in ("layerleap.models.load.load", "layerleap.recipes.merge"):
+        monkeypatch.setattr(place, lambda *_, **__: pytest.fail("too late"))
+
+
+@pytest.mark.parametrize("command", ["fit", "merge", "import"])
+def test_a_folder_of_other_things_is_refused_before_the_pass(
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    no_pass(monkeypatch)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("precious")
+    words = {
+        "fit": ("fit", folder, "--text", text),
+        "merge": ("merge", text),
+        "import": ("import", "mat", folder, "--model", folder),
+    }[command]
+    refused(run(*words, "-o", tmp_path / "thesis"), "other things than a bank", "another folder")
+    monkeypatch.chdir(tmp_path)
+    refused(run(*words, "-o", "."), "the folder you are in")
+    refused(run(*words, "-o", text), "is a file")
+    assert (tmp_path / "thesis" / "chapter.tex").read_text() == "precious"
+
+
+def test_statistics_of_a_shard_do_not_go_into_a_folder(
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_pass(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    for place in (tmp_path, "."):
+        refused(run("fit", folder, "--text", text, "--shard", "0/2", "-o", place), "is a folder")
 
 
 def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,6 +272,44 @@ def test_full_rank_is_the_full_map_and_the_error_falls_with_rank(intercept):
     assert all(b <= a * (1 + 1e-12) for a, b in pairwise(errors))
 
 
+def penalised(x, y, ridge, intercept):
+    """Rows whose plain least squares is ridge regression: sqrt(penalty) I, with targets 0."""
+    x, y = (x - x.mean(0), y - y.mean(0)) if intercept else (x, y)
+    penalty = ridge * np.linalg.eigvalsh(x.T @ x).mean()
+    return np.vstack([x, np.sqrt(penalty) * np.eye(7)]), np.vstack([y, np.zeros((7, 7))])
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("ridge", [0.05, 2.0])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_reduced_rank_map_with_a_ridge_has_the_least_penalised_error(rank, ridge, intercept):
+    x, y = rows(offset=1.0)
+    more_x, more_y = penalised(x, y, ridge, intercept)
+    plain, _ = solved(more_x, more_y, rank=rank)
+    found, _ = solved(x, y, rank=rank, ridge=ridge, intercept=intercept)
+    assert_same(found.left @ found.right, plain.left @ plain.right)
+    if intercept:
+        assert_same(applied(found, x).mean(0), y.mean(0))
+
+
+def test_no_map_of_that_rank_has_a_smaller_penalised_error():
+    x, y = rows()
+    more_x, more_y = penalised(x, y, 2.0, False)
+    shortcut, _ = solved(x, y, rank=2, ridge=2.0)
+
+    def error(weight):
+        return ((more_x @ weight - more_y) ** 2).sum()
+
+    best = error((shortcut.left @ shortcut.right).numpy())
+    rng = np.random.default_rng(1)
+    full = np.linalg.lstsq(more_x, more_y, rcond=None)[0]
+    right = shortcut.right.numpy().T
+    for size in (1.0, 0.3, 0.1, 0.03, 0.01):
+        for _ in range(100):  # planes everywhere, and ever closer to the one found
+            basis = np.linalg.qr(right + size * rng.normal(size=(7, 2)))[0]
+            assert error(full @ basis @ basis.T) >= best * (1 - 1e-12)
+
+
 def brute_force_ridge(x, y, x_back, y_back, intercept):
     """The candidate with the best R2 on rows held back, each fitted by sklearn."""
     centred = x - x.mean(0) if intercept else x

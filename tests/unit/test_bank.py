@@ -13,9 +13,16 @@ from families import build
 from safetensors import SafetensorError
 from tiny_models import sentences, tiny
 
-from layerleap.errors import BadArtifact, BadSettings, CannotFetch, CannotWrite, WrongModel
+from layerleap.errors import (
+    BadArtifact,
+    BadSettings,
+    CannotFetch,
+    CannotWrite,
+    NotFinite,
+    WrongModel,
+)
 from layerleap.maps import bank as bank_module
-from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank
+from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank, check_target, content_hash
 from layerleap.maps.linear import Fit, Identity, LinearMap
 from layerleap.models.transformer import Transformer
 from layerleap.recipes import fit_bank
@@ -39,7 +46,8 @@ def saved(bank, tmp_path):
 def small_bank(width=4, **changes):
     """A bank of a model that does not exist."""
     maps = [LinearMap(src, 2, weight=torch.randn(width, width)) for src in range(2)]
-    about = {"model": {"name": "nobody/model"}, "n_layers": 2, "d_model": width}
+    model = {"name": "nobody/model", "fingerprint": "ab12" * 8}
+    about = {"model": model, "n_layers": 2, "d_model": width}
     return ShortcutBank(maps, **{**about, **changes})
 
 
@@ -140,10 +148,13 @@ def test_a_readme_may_be_missing(saved, bank):
     assert len(ShortcutBank.from_pretrained(saved)) == len(bank)
 
 
-def change_config(folder, **changes):
-    config = json.loads((folder / CONFIG).read_text())
-    config.update(changes)
-    (folder / CONFIG).write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+def change_config(folder, *, sign=True, **changes):
+    """Change what bank.json says; with a hash that fits, as a forger could."""
+    config = {**json.loads((folder / CONFIG).read_text()), **changes}
+    config = {key: value for key, value in config.items() if value is not None}
+    if sign:
+        config["content_sha256"] = content_hash(config)
+    (folder / CONFIG).write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(
@@ -154,6 +165,11 @@ def change_config(folder, **changes):
         ({"model": None}, "does not describe a bank"),
         ({"fits": [{"src": 0}]}, "does not describe a bank"),
         ({"fits": 3}, "does not describe a bank"),
+        ({"model": {"name": "x"}}, "does not say which model it is of: no fingerprint"),
+        ({"model": {"name": "x", "fingerprint": ""}}, "no fingerprint"),
+        ({"model": {"name": "x", "fingerprint": None}}, "no fingerprint"),
+        ({"model": {"fingerprint": "ab12"}}, "no name"),
+        ({"model": "x"}, "does not describe a bank"),
         ({"sha256": None}, "changed or cut short"),
     ],
 )
@@ -245,6 +261,77 @@ def test_a_bank_is_not_written_over_a_file(tmp_path):
     assert (tmp_path / "bank").read_text() == "precious"
 
 
+def test_a_folder_of_other_things_is_never_replaced(bank, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("precious")
+    for refuse in (check_target, bank.save_pretrained):
+        with pytest.raises(CannotWrite, match=r"other things than a bank.*name another folder"):
+            refuse(tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter.tex").read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
+
+
+def test_an_empty_or_new_folder_and_an_earlier_bank_are_fine_targets(bank, tmp_path, saved):
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new", "deep/er", "bank"):
+        check_target(tmp_path / name)
+        assert len(ShortcutBank.from_pretrained(bank.save_pretrained(tmp_path / name))) == 3
+
+
+@pytest.mark.parametrize("name", [".", "..", "../here", ""])
+def test_the_folder_one_is_in_is_never_replaced(bank, tmp_path, monkeypatch, name):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(CannotWrite, match="the folder you are in, or holds it"):
+        bank.save_pretrained(name)
+    assert (tmp_path / "here").samefile(".")
+
+
+def test_a_target_below_a_file_is_refused_before_anything_is_done(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for name in ("file", "file/bank", "file/deep/bank"):
+        with pytest.raises(CannotWrite, match="file"):
+            check_target(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"settings": {"ridge": 5.0}}, {"quality": [{"layer": 0, "precision@1 mat": 1.0}]},
+     {"source": "somebody famous"}, {"content_sha256": None}, {"content_sha256": "00"}],
+    ids=repr,
+)  # fmt: skip
+def test_a_card_that_was_changed_is_refused(saved, changes):
+    change_config(saved, sign=False, **changes)
+    with pytest.raises(BadArtifact, match=r"bank\.json was changed since it was saved"):
+        ShortcutBank.from_pretrained(saved)
+
+
+def test_another_layout_of_the_same_card_is_no_change(saved, bank):
+    config = json.loads((saved / CONFIG).read_text())
+    (saved / CONFIG).write_text(json.dumps(dict(reversed(config.items()))))
+    assert_equal_banks(ShortcutBank.from_pretrained(saved), bank)
+
+
+def test_a_bank_that_does_not_know_its_model_fits_none(llama):
+    maps = [LinearMap(0, 3, weight=torch.eye(24))]
+    nameless = ShortcutBank(maps, model={"name": "x"}, n_layers=3, d_model=24)
+    with pytest.raises(WrongModel, match="weights None"):
+        nameless.check_model(llama)
+
+
+def test_a_bank_is_placed_once_where_its_rows_are(bank):
+    asked = []
+    placed = bank.to(lambda layer: asked.append(layer) or ("meta" if layer else "cpu"))
+    assert sorted(asked) == [0, 1, 2]
+    where = {pair: {t.device.type for t in m.tensors().values()} for pair, m in placed.maps.items()}
+    assert where == {(0, 3): {"cpu"}, (1, 3): {"meta"}, (2, 3): {"meta"}}
+    assert placed.maps[0, 3].weight is bank.maps[0, 3].weight
+    for name in ("model", "n_layers", "d_model", "fits", "quality", "source", "settings", "data"):
+        assert getattr(placed, name) == getattr(bank, name)
+    assert bank.maps[1, 3].weight.device.type == "cpu"  # the old bank stays as it was
+    assert bank.to(dict.fromkeys(range(3), "cpu")) is bank
+
+
 def test_a_layer_to_itself_is_the_identity(bank):
     for layer in range(4):
         assert isinstance(bank[layer, layer], Identity)
@@ -265,6 +352,10 @@ def test_a_bank_of_some_pairs_says_how_many(llama):
     with pytest.raises(BadSettings, match="holds 2 pairs"):
         bank[1, 3]
     assert not bank.is_final_only
+    some = ShortcutBank([LinearMap(0, 3)], model={"name": "x"}, n_layers=3, d_model=24)
+    assert not some.is_final_only
+    with pytest.raises(BadSettings, match="holds 1 pairs"):
+        some[1, 3]
     assert repr(bank) == "ShortcutBank(2 maps of x, 3 layers)"
 
 
@@ -283,6 +374,14 @@ def test_a_map_gives_rows_in_the_dtype_they_came_in(dtype, low_rank):
     wanted = h.double() @ whole.double() + shortcut.bias.double()
     error = {torch.bfloat16: 0.05, torch.float16: 0.01}.get(dtype, 1e-5)
     torch.testing.assert_close(found.double(), wanted, rtol=error, atol=error)
+
+
+def test_rows_that_leave_the_range_of_float16_are_reported():
+    shortcut = LinearMap(2, 5, weight=1000 * torch.eye(6))
+    with pytest.raises(NotFinite, match=r"layer 2 to layer 5 leave .* run the model in bfloat16"):
+        shortcut(torch.full((3, 6), 100.0, dtype=torch.float16))
+    for dtype in (torch.bfloat16, torch.float32):
+        assert torch.isfinite(shortcut(torch.full((3, 6), 100.0, dtype=dtype))).all()
 
 
 def test_a_map_works_on_the_device_of_the_rows():
@@ -321,6 +420,28 @@ def test_the_card_shows_held_out_scores_and_how_the_bank_was_made():
         assert line in card
     assert "- rank:" not in card
     assert "base_model: nobody/model" in card
+
+
+@pytest.mark.parametrize(
+    "name", ["./x", "../x", "~/x", "/models/x", "a/b/c", "x", "folder/model", "a b/c", "a/b/"]
+)
+def test_only_a_name_of_the_hub_is_a_base_model(name, tmp_path, monkeypatch):
+    (tmp_path / "folder" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    model = {"name": name, "fingerprint": "x"}
+    assert "base_model" not in small_bank(model=model).card()
+    assert "base_model: maker/m-1.5_x" in small_bank(model={"name": "maker/m-1.5_x"}).card()
+
+
+def test_the_card_says_which_pairs_there_are(llama):
+    def kind(*pairs):
+        maps = [LinearMap(*pair, weight=torch.eye(4)) for pair in pairs]
+        card = ShortcutBank(maps, model={"name": "x"}, n_layers=2, d_model=4).card()
+        return next(line for line in card.splitlines() if " maps, " in line).split(", ")[1]
+
+    assert kind((0, 2), (1, 2)) == "layer to last"
+    assert kind((0, 1), (0, 2), (1, 2)) == "all pairs"
+    assert kind((0, 2)) == kind((0, 1), (1, 2)) == "some pairs"
 
 
 def test_the_card_of_a_bank_without_scores_says_so():

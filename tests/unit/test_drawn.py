@@ -12,6 +12,9 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.drawn import Drawing, drawn
 from layerleap.stream.examples import Sampling, iter_examples
 
+NAMES = (
+    *("model", "identity", "blocks", "tail", "anatomy", "kind", "d_model", "d_vocab", "tokenizer"),
+)
 SMALL = Drawing(n_texts=30, max_tokens=12, rounds=3)
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
@@ -156,6 +159,45 @@ def test_drawn_texts_can_be_read_like_any_other(name, starts):
     assert fit
     assert held
     assert not fit & held  # whole chains lie on one side
+
+
+def test_what_follows_the_end_of_a_text_is_not_part_of_it(monkeypatch):
+    import torch
+
+    transformer = model("llama")
+    bare = tokenizer()
+    bare.pad_token = None
+    bare_model = Transformer(**{**{n: getattr(transformer, n) for n in NAMES}, "tokenizer": bare})
+    end, cat, dog = bare.eos_token_id, *bare("cat dog")["input_ids"]
+    made = torch.tensor([[1, cat, dog, end, 0, 0], [1, dog, end, cat, cat, cat], [1] + [cat] * 5])
+    monkeypatch.setattr(transformer.model, "generate", lambda *_, **__: made)
+    chains = texts_of(drawn(bare_model, Drawing(n_texts=3)))
+    assert chains == [["cat dog"], ["dog"], ["cat cat cat cat cat"]]
+
+
+def test_a_tokenizer_without_padding_pads_with_the_end_and_not_with_a_word(monkeypatch):
+    transformer = model("llama")
+    bare = tokenizer()
+    bare.pad_token = None
+    bare_model = Transformer(**{**{n: getattr(transformer, n) for n in NAMES}, "tokenizer": bare})
+    plain = texts_of(drawn(transformer, SMALL))
+    assert texts_of(drawn(bare_model, SMALL)) == plain
+    assert any(len(text.split()) < 8 for chain in plain for text in chain)  # some end early
+
+
+def test_the_checkpoints_own_way_of_generating_has_no_influence(monkeypatch, tmp_path):
+    from transformers import GenerationConfig
+
+    transformer = model("llama")
+    plain = draw("llama", tmp_path).read_bytes()
+    narrow = GenerationConfig(
+        repetition_penalty=5.0, top_k=2, temperature=0.1, do_sample=True, min_new_tokens=9,
+        bad_words_ids=[[9]], no_repeat_ngram_size=1, eos_token_id=[2, 7],
+    )  # fmt: skip
+    monkeypatch.setattr(transformer.model, "generation_config", narrow)
+    monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "another"))
+    assert draw("llama", tmp_path).read_bytes() == plain
+    assert transformer.model.generation_config is narrow
 
 
 def test_a_masked_model_that_cannot_read_reactions_needs_real_sequences():

@@ -164,7 +164,7 @@ def test_texts_are_cut_at_max_tokens(name):
 @pytest.mark.parametrize("name", ["gpt2", "opt", "mpt", "roberta", "bert"])
 def test_a_text_longer_than_the_position_table_is_cut_to_fit_it(name):
     long = " ".join(WORDS * 5)
-    positions = "every:2" if name in ("roberta", "bert") else "all"
+    positions = "every:7" if name in ("roberta", "bert") else "all"
     (example,) = examples(name, [long], unit="document", max_tokens=500, positions=positions)
     # RoBERTa's table of 66 is used from after the padding id 0 on.
     assert len(example.ids) == (65 if name == "roberta" else 64)
@@ -206,6 +206,19 @@ def test_a_tokenizer_without_a_padding_token_will_do():
     bare = tokenizer()
     bare.pad_token = None
     transformer = Transformer.wrap(build("gpt2"), bare)
+    batch = collate(transformer, [Example(0, (9, 8, 7), (2,)), Example(1, (5,), (0,))])
+    alone = collate(transformer, [Example(1, (5,), (0,))])
+    ours, theirs = (transformer.see(b.inputs, keep=b.keep).states[3][-1] for b in (batch, alone))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_padding_token_that_the_model_does_not_know_is_not_fed_to_it():
+    bare = tokenizer()
+    bare.add_special_tokens({"pad_token": "<fill>"})
+    bare.add_tokens([f"more{n}" for n in range(40)])
+    bare.pad_token = "more39"
+    transformer = Transformer.wrap(build("gpt2"), bare)
+    assert bare.pad_token_id >= 61
     batch = collate(transformer, [Example(0, (9, 8, 7), (2,)), Example(1, (5,), (0,))])
     alone = collate(transformer, [Example(1, (5,), (0,))])
     ours, theirs = (transformer.see(b.inputs, keep=b.keep).states[3][-1] for b in (batch, alone))
@@ -261,6 +274,36 @@ def test_settings_outside_their_meaning_are_refused_at_once(settings, said):
 def test_masking_every_position_is_refused(positions):
     with pytest.raises(BadSettings, match="leaves nothing to read from"):
         examples("bert", positions=positions)
+
+
+@pytest.mark.parametrize("n", [2, 6])
+def test_masking_far_more_than_a_masked_model_is_used_to_is_refused(n):
+    with pytest.raises(BadSettings, match=f"'every:{n}' would mask .* about 15 %; use 'one'"):
+        examples("bert", positions=f"every:{n}")
+    assert examples("llama", positions=f"every:{n}")
+
+
+def test_one_position_in_seven_may_be_masked():
+    found = examples("bert", unit="document", positions="every:7")
+    assert max(len(example.keep) for example in found) > 1
+    assert all(example.ids.count(MASK) == len(example.keep) for example in found)
+
+
+def test_the_field_that_holds_the_text_can_be_chosen(tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "a red bird", "body": "the cat sat"}\n')
+    (example,) = examples(texts=file, unit="document", positions="all", field="body")
+    assert example.ids == ids_of("the cat sat")
+    assert Sampling(field="body").to_dict()["field"] == "body"
+
+
+def test_the_first_texts_are_no_lead_sentences():
+    texts = [
+        "\n\n".join(f"{WORDS[n % 30]} {WORDS[i]} cat sat" for i in range(30)) for n in range(40)
+    ]
+    found = examples(texts=texts, n_texts=40, positions="all")
+    assert len({example.document for example in found}) == 40
+    assert len({example.ids[1] for example in found}) > 10
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])

@@ -125,6 +125,29 @@ def test_transfer_has_one_panel_per_text():
     assert [f"read on {name}" in text for name in "abcd"] == [True] * 4
 
 
+def test_a_third_fit_of_a_text_has_a_line_and_a_legible_name_of_its_own():
+    long = "/somewhere/far/away/in/a/deep/folder/wikipedia.jsonl"
+    study = make_study(texts=(long, "news"))
+    smaller = [
+        row | {"fit": f"{long}, 2,021 texts"} for row in study["scores"] if row["fit"] == long
+    ]
+    study["scores"] += smaller
+    text = texts_of(figures.transfer_curves(study))
+    assert "dia.jsonl, 2,021 texts" in text
+    labels = [figures._short(name, 36) for name in (long, f"{long}, 2,021 texts")]
+    assert len(set(labels)) == 2
+    assert all(len(label) == 36 for label in labels)
+    assert labels[0].endswith("wikipedia.jsonl")
+
+
+def test_the_hero_marks_the_lead_that_the_study_found_and_not_one_of_its_own():
+    study = make_study(30)
+    study["summary"]["half"] = {"mat": 11, "id": 24}
+    assert "13 layers" in texts_of(figures.hero(study).svg)
+    study["summary"]["half"] = {"mat": 11, "id": None}
+    assert "layers earlier" not in texts_of(figures.hero(study).svg).replace("\n", " ")
+
+
 def test_the_hero_states_the_numbers_of_the_middle_layer():
     study = make_study(30)
     for row in study["scores"]:

@@ -159,6 +159,26 @@ def test_a_full_disk_is_named(tmp_path, whole):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("whole", [whole_file, whole_folder])
+@pytest.mark.parametrize(
+    "error",
+    [OSError("no file named config.json"), FileNotFoundError(errno.ENOENT, "gone"),
+     ConnectionResetError(errno.ECONNRESET, "reset")],
+    ids=repr,
+)  # fmt: skip
+def test_what_has_nothing_to_do_with_writing_is_not_called_so(tmp_path, whole, error):
+    with pytest.raises(type(error)) as caught, whole(tmp_path / "a"):
+        raise error
+    assert caught.value is error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", sorted(files.WRITE_ERRORS), ids=errno.errorcode.get)
+def test_every_refusal_to_write_is_one_line(tmp_path, number):
+    with pytest.raises(CannotWrite, match="cannot write"), whole_file(tmp_path / "a"):
+        raise OSError(number, os.strerror(number))
+
+
 def test_a_full_disk_is_named_when_safetensors_meets_it(tmp_path):
     with pytest.raises(CannotWrite, match="os error 28"), whole_file(tmp_path / "a"):
         raise SafetensorError("Error while serializing: I/O error: No space (os error 28)")

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from families import build
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadArtifact
 from layerleap.maps.imports import import_mat, import_tuned_lens
+from layerleap.models.transformer import Transformer
 from layerleap.recipes import fit_bank
 
 WIDTH = 24
@@ -200,6 +202,18 @@ def test_a_folder_that_does_not_exist_is_refused(llama, tmp_path, make):
         make(tmp_path / "nowhere", llama)
 
 
+def test_matrices_that_stop_short_of_the_last_layer_are_of_another_model(llama, tmp_path):
+    for src in range(2):
+        dump(tmp_path / f"{src}_2.pickle", torch.eye(WIDTH))
+    with pytest.raises(BadArtifact, match="reach layer 2; the model's last layer is 3"):
+        import_mat(tmp_path, llama)
+
+
+def lens_of(model):
+    """The configuration of a tuned lens made for `model`."""
+    return {"num_hidden_layers": 3, "d_model": WIDTH, "base_model_name_or_path": model}
+
+
 def tuned_lens(folder, *, layers=3, bias=True, config=None, **changes):
     """A tuned lens as its authors save one."""
     torch.manual_seed(0)
@@ -227,6 +241,27 @@ def test_a_tuned_lens_gives_h_plus_its_translation(llama, tmp_path, bias):
     assert bank.source == f"tuned-lens, {tmp_path}"
 
 
+@pytest.mark.parametrize("base", ["tiny-llama", "somebody/tiny-llama", "somebody/Tiny-Llama"])
+def test_a_tuned_lens_keeps_the_name_of_its_model(llama, tmp_path, base):
+    tuned_lens(tmp_path, config=lens_of(base))
+    bank = import_tuned_lens(tmp_path, llama)
+    assert bank.data == {"base_model_name_or_path": base}
+    assert f"- base_model_name_or_path: {base}" in bank.card()
+
+
+@pytest.mark.parametrize("base", [None, "", 3])
+def test_a_tuned_lens_need_not_name_its_model(llama, tmp_path, base):
+    tuned_lens(tmp_path, config=lens_of(base))
+    assert import_tuned_lens(tmp_path, llama).data == {}
+
+
+def test_a_model_in_a_folder_or_without_a_name_has_none_to_compare(tmp_path):
+    tuned_lens(tmp_path, config=lens_of("gpt2"))
+    for name in (str(tmp_path), "LlamaForCausalLM"):
+        model = Transformer.wrap(build("llama"), name=name)
+        assert len(import_tuned_lens(tmp_path, model)) == 3
+
+
 def test_half_precision_translators_are_widened(llama, tmp_path):
     weights = {f"{layer}.weight": torch.randn(WIDTH, WIDTH).half() for layer in range(3)}
     tuned_lens(tmp_path, bias=False, **weights)
@@ -247,7 +282,11 @@ def test_malicious_parameters_are_refused_and_not_run(llama, tmp_path):
     ("settings", "message"),
     [
         ({"layers": 2, "config": {"num_hidden_layers": 3}}, "no translator for layer 2"),
-        ({"layers": 4}, "the model has layers 0 to 3"),
+        ({"layers": 4}, "4 translators; the model has layers 0 to 3, so 3 were wanted"),
+        ({"layers": 2}, "2 translators; the model has layers 0 to 3, so 3 were wanted"),
+        ({"layers": 4, "config": {"num_hidden_layers": 3}}, "4 translators; the model has"),
+        ({"config": lens_of("EleutherAI/pythia-70m")}, "lens for EleutherAI/pythia-70m; the model"),
+        ({"config": lens_of("gpt2")}, "lens for gpt2; the model is tiny-llama"),
         ({"1.weight": torch.zeros(5, 5)}, "24 x 24 was wanted"),
         ({"1.bias": torch.zeros(5)}, "bias"),
         ({"1.weight": "text"}, "layer 1"),

@@ -193,6 +193,49 @@ def test_equal_logits_are_listed_in_order_of_id():
     assert probs[0, 0] == probs[0, 2]
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 6, 7])
+def test_the_best_tokens_are_those_of_a_stable_sort_however_many_are_tied(k):
+    torch.manual_seed(0)
+    logits = torch.randint(0, 4, (200, 7)).float()
+    logits[:50] = torch.randn(50, 7)
+    ids, probs = lens_module._top(logits, k)
+    wanted = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(ids, wanted)
+    torch.testing.assert_close(probs, logits.softmax(-1).gather(-1, wanted))
+
+
+def test_what_a_lens_gives_can_be_trained_on(case):
+    _, transformer, bank, ids, output = case
+    logits = Lens(transformer, bank).logits(output.hidden_states[1][0], 1)
+    probe = torch.nn.Linear(61, 2)
+    probe(logits).sum().backward()
+    assert probe.weight.grad is not None
+    track = Lens(transformer, bank).read(ids).tracks["mat"]
+    assert not any(value.is_inference() for value in vars(track).values())
+
+
+@pytest.mark.parametrize("name", ["t5", "vit", "whisper"])
+def test_a_model_that_reads_no_plain_text_is_refused_by_read(name):
+    lens = Lens(Transformer.wrap(build(name), tokenizer(), name="other"))
+    for text in ("the cat", [5, 6]):
+        with pytest.raises(BadSettings, match="other reads images, sound or two texts at once"):
+            lens.read(text)
+        with pytest.raises(BadSettings, match="other reads images, sound or two texts at once"):
+            lens.last_position(text)
+
+
+def test_half_a_surrogate_pair_is_refused_with_its_place(case):
+    with pytest.raises(BadText, match=r"character 4 of the text .*U\+D83D"):
+        Lens(case[1]).read("the \ud83d cat")
+
+
+def test_the_last_position_is_the_last_token_or_the_last_mask(case):
+    name, transformer, _, ids, _ = case
+    lens = Lens(transformer)
+    assert lens.last_position(TEXTS[name]) == len(ids) - (1 if name == "llama" else 2)
+    assert lens.last_position("the cat") == lens.read("the cat").positions[-1]
+
+
 def test_a_model_without_a_tokenizer_reads_token_ids():
     lens = Lens(Transformer.wrap(build("llama"), name="bare"))
     assert lens.read([5, 6, 7]).tokens == ["5", "6", "7"]

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
-from layerleap.stats.moments import Moments, load_moments, save_moments
+from layerleap.stats.moments import (
+    Moments,
+    content_hash,
+    load_about,
+    load_moments,
+    save_moments,
+)
 
 LAYERS, WIDTH = 2, 4
 few = settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -199,6 +205,92 @@ def test_tensors_of_another_shape_than_the_header_says_are_a_bad_artifact(tmp_pa
     save_file(tensors, path, metadata={"layerleap.moments": json.dumps(header)})
     with pytest.raises(BadArtifact):
         load_moments(path)
+
+
+def forge(path, tensors, *, sign=True, **changes):
+    """A file of moments with other content; with a hash that fits, as a forger could."""
+    header = {"format": 1, "shapes": {"a": [LAYERS, WIDTH, "all"]}, "about": {}, **changes}
+    if sign:
+        header["sha256"] = content_hash(tensors, header)
+    save_file(tensors, path, metadata={"layerleap.moments": json.dumps(header)})
+
+
+@pytest.fixture
+def good(tmp_path):
+    """Tensors of moments with rows that wait."""
+    path = tmp_path / "good.safetensors"
+    moments = moments_of(states(30))
+    moments.add(states(3))
+    save_moments(path, {"a": moments}, {})
+    return load_file(path)
+
+
+def test_statistics_that_were_changed_are_a_bad_artifact(good, tmp_path):
+    path = tmp_path / "m.safetensors"
+    forge(path, good)
+    load_moments(path)  # the forger's hash fits
+    forge(path, good, sign=False)
+    with pytest.raises(BadArtifact, match="was changed since it was saved"):
+        load_moments(path)
+    save_moments(path, {"a": moments_of(states(30))}, {"text": "x"})
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadArtifact, match="was changed since it was saved"):
+        load_moments(path)
+    save_moments(path, {"a": moments_of(states(30))}, {"text": "x"})
+    path.write_bytes(path.read_bytes().replace(b'\\"x\\"', b'\\"y\\"'))
+    assert load_about(path) == {"text": "y"}
+    with pytest.raises(BadArtifact, match="was changed since it was saved"):
+        load_moments(path)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (3, 11), (12,), (5000, 12), (1024, 12), ()])
+def test_waiting_rows_of_another_shape_are_a_bad_artifact(shape, good, tmp_path):
+    path = tmp_path / "m.safetensors"
+    assert good["a/waiting"].shape == (3, 12)
+    forge(path, {**good, "a/waiting": torch.zeros(shape, dtype=torch.float64)})
+    with pytest.raises(BadArtifact):
+        load_moments(path)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        "text", ["a"], None, 3, {"a": "text"}, {"a": None}, {"a": [2, 4, "most"]},
+        {"a": [-1, 4, "all"]}, {"a": [2, -4, "all"]}, {"a": [2.5, 4, "all"]},
+        {"b": [2, 4, "all"]},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_forged_shapes_are_a_bad_artifact(shapes, good, tmp_path):
+    path = tmp_path / "m.safetensors"
+    forge(path, good, shapes=shapes)
+    with pytest.raises(BadArtifact, match=r"m\.safetensors|was wanted"):
+        load_moments(path)
+
+
+@pytest.mark.parametrize("key", ["a/n", "a/sums", "a/cross.1", "a/waiting"])
+@pytest.mark.parametrize("change", ["gone", "other shape", "float32"])
+def test_forged_tensors_are_a_bad_artifact(key, change, good, tmp_path):
+    path, value = tmp_path / "m.safetensors", good[key]
+    others = {"other shape": value.new_ones(2, 2), "float32": value.float()}
+    tensors = {name: tensor for name, tensor in good.items() if name != key}
+    forge(path, {**tensors, key: others[change]} if change in others else tensors)
+    if (key, change) == ("a/waiting", "gone"):
+        assert load_moments(path)[0]["a"].n == 30  # so it is when none waits
+        return
+    with pytest.raises(BadArtifact):
+        load_moments(path)
+
+
+def test_what_a_file_is_about_is_read_without_its_numbers(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_moments(path, {"a": moments_of(states(30))}, {"shard": [0, 2]})
+    assert load_about(path) == {"shard": [0, 2]}
+    path.write_bytes(b"no file of moments")
+    with pytest.raises(BadArtifact, match=r"m\.safetensors"):
+        load_about(path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

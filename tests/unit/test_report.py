@@ -191,6 +191,17 @@ def test_shallow_and_deep_models_have_one_row_per_layer(n_layers):
     assert 'id="figure-kl"' not in html
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_the_layer_of_half_the_answers_is_the_one_that_the_study_names():
+    study = make_study(30)
+    study["summary"]["half"] = {"mat": 13, "id": 29}
+    text = Page(report_html(study)).text
+    assert "layer 13" in text
+    assert "layer 29" in text
+    study["summary"]["half"]["id"] = None
+    assert "Half of the answers" not in Page(report_html(study)).text
+
+
 def test_a_masked_model_is_described_as_one():
     text = Page(report_html(make_study(kind="masked-token"))).text
     assert "masked token" in text

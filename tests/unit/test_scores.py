@@ -1,5 +1,6 @@
 """Scores over a text: the same however it is cut into batches, and never from fitted documents."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -7,11 +8,15 @@ import pytest
 import torch
 from tiny_models import sentences, tiny
 
-from layerleap.errors import BadText
+from layerleap.errors import BadText, ModelRefused, NotFinite
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.linear import LinearMap
+from layerleap.models.discover import Step
+from layerleap.models.transformer import Transformer
 from layerleap.read import lens as lens_module
 from layerleap.read.lens import Lens
-from layerleap.read.metrics import Answer
-from layerleap.read.scores import PRECISIONS, Quality, Scores, score
+from layerleap.read.metrics import Answer, mean_interval, resample
+from layerleap.read.scores import CHECK_EVERY, PRECISIONS, Quality, Scores, TailCheck, score
 from layerleap.recipes import collect, fit_bank
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
@@ -192,7 +197,7 @@ def test_correlated_rows_of_one_text_count_as_one_document():
     assert row["documents"] == len({e.document for e in examples})
 
 
-def test_the_models_own_answer_is_made_once_per_chunk(case, monkeypatch):
+def test_rows_of_several_batches_are_read_together_within_the_budget(case, monkeypatch):
     transformer, _, lenses = case
     made = []
 
@@ -203,7 +208,137 @@ def test_the_models_own_answer_is_made_once_per_chunk(case, monkeypatch):
     monkeypatch.setattr("layerleap.read.scores.Answer", counted)
     batches = list(iter_batches(transformer, examples_of(transformer), tokens_per_batch=60))
     score(transformer, lenses, batches)
-    assert made == [len(batch.documents) for batch in batches]
+    sizes = [len(batch.documents) for batch in batches]
+    assert len(sizes) > 2
+    assert made == [sum(sizes)]  # the head is read once, not once per batch
+    made.clear()
+    monkeypatch.setattr(lens_module, "ENTRIES", transformer.d_vocab * 10)
+    score(transformer, lenses, batches)
+    assert sum(made) == sum(sizes)
+    assert max(made) <= 10
+
+
+def test_the_last_layer_is_read_once_for_all_lenses(case, monkeypatch):
+    transformer, _, lenses = case
+    read = []
+    logits = type(transformer).logits
+    monkeypatch.setattr("layerleap.read.scores.CHECK_EVERY", 10**9)
+    monkeypatch.setattr(
+        type(transformer), "logits", lambda self, h: (read.append(len(h)), logits(self, h))[1]
+    )
+    score(transformer, lenses, iter_batches(transformer, examples_of(transformer)))
+    # The first batch is checked; then the answer, and below it each layer of each lens.
+    assert len(read) == 1 + 1 + len(lenses) * transformer.n_layers
+
+
+def with_tail(transformer, *steps):
+    names = ("model", "tokenizer", "identity", "blocks", "anatomy", "kind", "d_model", "d_vocab")
+    parts = {name: getattr(transformer, name) for name in names}
+    return Transformer(**parts, tail=(*steps, *transformer.tail))
+
+
+def test_the_tail_is_checked_against_the_models_own_logits_on_the_text_itself(case):
+    transformer, _, lenses = case
+    batches = list(iter_batches(transformer, examples_of(transformer), tokens_per_batch=1))
+    assert len(batches) > CHECK_EVERY
+    check = score(transformer, lenses, batches).check
+    assert check.rows == sum(len(batch.documents) for batch in batches[::CHECK_EVERY])
+    assert check.agreement == 1
+    assert 0 < check.gap < 1e-3
+
+
+def test_a_tail_that_is_not_the_models_is_refused(case):
+    transformer, *_ = case
+    wrong = with_tail(transformer, Step("scale", number=-1.0))
+    batches = list(iter_batches(wrong, examples_of(wrong)))
+    with pytest.raises(ModelRefused, match="law 'tail' failed on real text"):
+        score(wrong, {"-": Lens(wrong)}, batches)
+
+
+def test_a_few_rows_of_another_top_token_are_let_through_and_counted():
+    check = TailCheck()
+    own = torch.eye(200, 7)
+    made = own.clone()
+    made[0] = torch.tensor([0.0, 9, 0, 0, 0, 0, 0])
+    check.add(own, made)
+    check.require()
+    assert (check.rows, check.wrong) == (200, 1)
+    made[1:3] = torch.tensor([0.0, 0, 0, 9, 0, 0, 0])
+    check.add(own[:4], made[:4])
+    with pytest.raises(ModelRefused, match="4 of 204 rows"):
+        check.require()
+
+
+def test_tokens_that_are_equal_up_to_rounding_do_not_speak_against_the_tail():
+    check = TailCheck()
+    own = torch.tensor([[5.0, 5.0, 1.0]] * 50, dtype=torch.bfloat16)
+    check.add(own, own + torch.tensor([0.0, 0.03125, 0.0], dtype=torch.bfloat16))
+    check.require()
+    assert check.wrong == 0
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_readings_that_are_not_numbers_name_the_lens_and_the_layer(case, layer):
+    transformer, bank, _ = case
+    maps = {pair: m for pair, m in bank.maps.items() if pair[1] == transformer.n_layers}
+    broken = torch.full((24, 24), float("nan"))
+    maps[layer, 3] = LinearMap(layer, 3, weight=broken)
+    bad = ShortcutBank(maps.values(), model=bank.model, n_layers=3, d_model=24)
+    batches = iter_batches(transformer, examples_of(transformer))
+    with pytest.raises(NotFinite, match=rf"lens 'here' \(mat\) at layer {layer} in 36 of 36"):
+        score(transformer, {"-": Lens(transformer), "here": Lens(transformer, bad)}, batches)
+    with pytest.raises(NotFinite, match=f"lens 'mat' at layer {layer}"):
+        Lens(transformer, bad).read("the cat")
+
+
+def test_scores_can_be_used_where_gradients_are_taken(case):
+    transformer, _, lenses = case
+    found = score(transformer, lenses, iter_batches(transformer, examples_of(transformer)))
+    for kind in (found.rank, found.surprisal, found.kl):
+        assert not any(values.is_inference() for values in kind.values())
+
+
+def test_tables_hold_no_number_that_json_lacks(case):
+    transformer, bank, lenses = case
+    first = examples_of(transformer)
+    two = [first[0], next(e for e in first if e.document != first[0].document)]
+    quality = Quality(transformer, bank)
+    found = score(transformer, lenses, iter_batches(transformer, two), quality=quality)
+    table = quality.table()
+    json.dumps([found.table(), table], allow_nan=False)
+    assert all(row["r2"] is not None for row in table)
+    assert all(row["low"] is None for row in table)  # some resamples hold one row twice
+    one = Scores(
+        torch.tensor([0, 1]), torch.zeros(2), *({"x": torch.tensor([[1.0], [math.inf]])},) * 3
+    )
+    assert one.table()[-1]["value"] is None
+
+
+def test_the_weighted_r2_leaves_out_coordinates_that_never_vary(case):
+    transformer, bank, _ = case
+    states = {layer: torch.randn(12, transformer.d_model) for layer in range(4)}
+    states[3][:, :5] = 7.0
+    batch = SimpleNamespace(documents=torch.arange(12) // 3, positions=torch.arange(12) % 3)
+    quality = Quality(transformer, bank)
+    quality.add(states, batch)
+    (row,) = (r for r in quality.table() if (r["map"], r["src"], r["dst"]) == ("id", 0, 3))
+    wanted, found = states[3][:, 5:].double(), states[0][:, 5:].double()
+    spread = (wanted - wanted.mean(0)).square().sum()
+    assert row["weighted"] == pytest.approx(float(1 - (wanted - found).square().sum() / spread))
+
+
+def test_resamples_are_drawn_once_per_table(case, monkeypatch):
+    transformer, _, lenses = case
+    found = score(transformer, lenses, iter_batches(transformer, examples_of(transformer)))
+    drawn = []
+    monkeypatch.setattr(
+        "layerleap.read.metrics.resample", lambda *a: (drawn.append(a), resample(*a))[1]
+    )
+    table = found.table()
+    assert len(drawn) == 1
+    (row,) = (r for r in table if (r["map"], r["metric"], r["layer"]) == ("mat", "kl", 1))
+    wanted = mean_interval(found.kl["mat"], found.documents)[1]
+    assert (row["value"], row["low"], row["high"]) == (wanted.value, wanted.low, wanted.high)
 
 
 def test_quality_counts_only_the_pairs_of_its_bank(case):

@@ -3,18 +3,20 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from studies import make_study
-from tiny_models import sentences, tiny
+from tiny_models import WORDS, sentences, tiny
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
 from layerleap.show.report import write_report
+from layerleap.stream.drawn import NOTE, Drawing
 from layerleap.stream.examples import Sampling, iter_examples
-from layerleap.study import shortcuts
-from layerleap.study.findings import laws
+from layerleap.study.findings import findings, lasting, laws
+from layerleap.study.run import slug
 from layerleap.study.shortcuts import ShortcutSettings, default_texts, study_shortcuts
 
 LAST = 3
@@ -123,6 +125,11 @@ def test_fitted_and_read_documents_are_disjoint(case, settings, texts):
 def test_all_laws_hold(case, texts):
     _, study, _ = case
     assert [law["holds"] for law in study["laws"]] == [True] * 3
+    assert [check["text"] for check in study["summary"]["tail"]] == list(texts)
+    for check in study["summary"]["tail"]:
+        assert check["rows"] > 0
+        assert check["agreement"] == 1
+        assert f"100.0% of {check['rows']} rows" in study["laws"][0]["detail"]
     for fit in ("-", *texts):
         for read in texts:
             for k in (1, 5, 10):
@@ -143,7 +150,12 @@ def test_a_broken_law_is_noticed(case):
     _, study, _ = case
     row = next(r for r in study["scores"] if r["metric"] == "precision@5" and r["layer"] == LAST)
     broken = {**study, "scores": [{**r, "value": 0.5} if r is row else r for r in study["scores"]]}
-    assert [law["holds"] for law in laws(broken)] == [False, False, True]
+    assert [law["holds"] for law in laws(broken)] == [True, False, True]
+    other_tail = [{**study["summary"]["tail"][0], "agreement": 0.98}]
+    foreign = {**study, "summary": {**study["summary"], "tail": other_tail}}
+    assert [law["holds"] for law in laws(foreign)] == [False, True, True]
+    unchecked = {**study["summary"], "tail": [{**other_tail[0], "rows": 0, "agreement": None}]}
+    assert not laws({**study, "summary": unchecked})[0]["holds"]
     worse = {**study, "fits": [{**study["fits"][0], "train_r2": -9.0}, *study["fits"][1:]]}
     assert [law["holds"] for law in laws(worse)] == [True, True, False]
     assert "5 of 6 fits" in laws(worse)[2]["detail"]
@@ -166,7 +178,10 @@ def test_headlines_say_what_the_tables_say(case, texts):
     lead = [a - b for a, b in zip(mat[:LAST], plain[:LAST], strict=True)]
     assert f"at {wins} of the 3 layers" in second
     assert f"at layer {lead.index(max(lead))}: {100 * max(lead):.0f} points" in second
-    halves = [min(at for at, share in enumerate(curve) if share >= 0.5) for curve in (mat, plain)]
+    halves = [min(at for at in range(LAST + 1) if min(curve[at:]) >= 0.5) for curve in (mat, plain)]
+    assert study["summary"]["half"] == {"mat": halves[0], "id": halves[1]}
+    read = next(row for row in study["data"] if row["role"] == "read")
+    assert f"n = 200 texts of {read['documents']} documents" in first
     assert f"from layer {halves[0]} on with shortcuts, from layer {halves[1]} on with" in third
 
 
@@ -199,6 +214,7 @@ def test_other_findings_say_what_the_tables_say(case, texts):
 def test_transfer_is_the_mean_change_of_agreement(case, texts):
     _, study, _ = case
     sentences_ = said(study, "transfer")
+    assert study["summary"]["equal_fits"] == {text: text for text in texts}
     for sentence, (read, away) in zip(sentences_, (texts, texts[::-1]), strict=True):
         change = [
             value(study, away, read, "precision@1", layer)
@@ -208,6 +224,44 @@ def test_transfer_is_the_mean_change_of_agreement(case, texts):
         mean = 100 * sum(change) / LAST
         verb = "loses" if mean < 0 else "gains"
         assert f"fitted on {away} {verb} {abs(mean):.1f} points" in sentence
+        assert sentence.endswith(f"(600 rows of {away}, 600 of {read}).")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_transfer_between_texts_of_different_size_compares_fits_of_equal_size(
+    llama, tmp_path, order
+):
+    for name, seed, count in (("large", 0, 400), ("small", 1, 60)):
+        (tmp_path / f"{name}.txt").write_text("\n".join(sentences(count, seed)))
+    large, small = (str(tmp_path / f"{name}.txt") for name in ("large", "small"))
+    main, other = (large, small)[::order]
+    settings = ShortcutSettings(text=main, other=other, n_fit=600, n_read=100)
+    study, bank = study_shortcuts(llama, settings, work=tmp_path / "work")
+    data = {(row["role"], row["text"]): row for row in study["data"]}
+    few = data["fit", small]["texts"]
+    label = f"{large}, {few} texts"
+    assert few < 200
+    assert data["fit", label]["rows"] == data["fit", small]["rows"] == few
+    assert study["summary"]["equal_fits"] == {large: label, small: small}
+    assert {(r["fit"], r["read"]) for r in study["scores"]} == {
+        (fit, read) for fit in ("-", large, small, label) for read in (large, small)
+    }
+    by_read = dict(zip((main, other), said(study, "transfer"), strict=True))
+    for read, away, home in ((large, small, label), (small, label, small)):
+        change = [
+            value(study, away, read, "precision@1", layer)
+            - value(study, home, read, "precision@1", layer)
+            for layer in range(LAST)
+        ]
+        assert f"{abs(100 * sum(change) / LAST):.1f} points" in by_read[read]
+        assert by_read[read].count(f"{few} ") == 2
+    assert f"{small}: {few} of 600 texts asked for were found to fit on." in study["notes"]
+    assert not any(label in note for note in study["notes"])
+    assert bank.data["rows_fitted"] == data["fit", main]["rows"]
+    assert "fit on" not in " ".join(n for n in study["notes"] if n.startswith(large))
+    again, _ = study_shortcuts(llama, settings, work=tmp_path / "work")
+    assert without_times(again) == without_times(study)
+    assert write_report(study, tmp_path / "report").exists()
 
 
 def test_the_bank_of_a_study_leads_to_the_last_layer_and_carries_its_scores(case, texts, tmp_path):
@@ -219,6 +273,14 @@ def test_the_bank_of_a_study_leads_to_the_last_layer_and_carries_its_scores(case
         for fit, name in ((texts[0], "mat"), ("-", "id")):
             wanted = value(study, fit, texts[0], "precision@1", row["layer"])
             assert row[f"precision@1 {name}"] == wanted
+            assert row[f"precision@1 {name} low"] <= wanted <= row[f"precision@1 {name} high"]
+            for metric in ("surprisal", "kl"):
+                wanted = value(study, fit, texts[0], metric, row["layer"])
+                assert row[f"{metric} {name}"] == wanted
+        assert (row["rows"], row["documents"]) == (
+            study["r2"][0]["rows"],
+            study["r2"][0]["documents"],
+        )
     loaded = ShortcutBank.from_pretrained(bank.save_pretrained(tmp_path / "bank"))
     assert loaded.quality == bank.quality
     assert not {"study", "account"} & set(bank.data)
@@ -288,6 +350,28 @@ def test_a_study_interrupted_while_reading_does_not_fit_again(case, settings, tm
     again, _ = study_shortcuts(transformer, settings, work=tmp_path, progress=resumed)
     assert without_times(again) == without_times(study)
     assert not [phase for phase, _ in resumed.told if phase.startswith("fitting")]
+    assert not resumed.done(f"reading {settings.text}")  # the text that had been read
+
+
+@pytest.mark.parametrize("change", ["n_read", "text", "damage", "bank"])
+def test_a_text_is_read_again_if_anything_behind_its_tables_has_changed(llama, tmp_path, change):
+    file = tmp_path / "text.txt"
+    file.write_text("\n".join(sentences(100)))
+    settings = ShortcutSettings(text=str(file), other=None, n_fit=100, n_read=30)
+    study_shortcuts(llama, settings, work=tmp_path / "work")
+    (kept,) = (tmp_path / "work").glob("read-*.json")
+    if change == "n_read":
+        settings = replace(settings, n_read=20)
+    elif change == "text":
+        file.write_text("\n".join(sentences(120, 5)))
+    elif change == "damage":
+        kept.write_text("{}")
+    else:
+        settings = replace(settings, ridge=0.5)
+    told = Interrupter()
+    again, _ = study_shortcuts(llama, settings, work=tmp_path / "work", progress=told)
+    assert told.done(f"reading {file}")
+    assert without_times(again) == without_times(study_shortcuts(llama, settings)[0])
 
 
 @pytest.mark.parametrize("change", [{"n_fit": 300}, {"intercept": True}, {"ridge": 0.1}])
@@ -318,8 +402,8 @@ def test_texts_with_similar_names_do_not_share_their_work(llama, tmp_path):
     study_shortcuts(llama, settings, work=tmp_path / "work")
     assert len(list((tmp_path / "work").glob("fitted-*"))) == 2
     long = [f"{'x' * 100}/{end}/{'y' * 100}" for end in "ab"]
-    assert shortcuts._slug(long[0]) != shortcuts._slug(long[1])
-    assert Path(shortcuts._slug(long[0])).name == shortcuts._slug(long[0])
+    assert slug(long[0]) != slug(long[1])
+    assert Path(slug(long[0])).name == slug(long[0])
 
 
 def test_final_pairs_leave_out_inner_layers(llama, settings):
@@ -411,3 +495,72 @@ def test_a_text_is_never_compared_with_itself(llama):
     assert default_texts(llama, "news", "news") == ("news", None)
     assert default_texts(llama, "drawn", "news") == ("drawn", None)
     assert default_texts(llama, "a", None) == ("a", None)
+    assert default_texts(llama, "drawn", "a") == ("drawn", "a")  # asked for by name
+
+
+def test_half_is_reached_where_it_lasts_and_not_at_a_passing_peak():
+    assert lasting([0.1, 0.6, 0.4, 0.5, 0.9, 1.0], 0.5) == 3
+    assert lasting([0.5, 0.6], 0.5) == 0
+    assert lasting([0.6, None, 0.7], 0.5) == 2
+    assert lasting([0.6, 0.4], 0.5) is None
+
+
+@pytest.mark.parametrize("field", ["text", "other", "starts"])
+def test_standard_input_is_refused_at_once(field):
+    with pytest.raises(BadSettings, match=r"only once.*save it to a file first"):
+        ShortcutSettings(**{"text": "drawn", field: "-"})
+
+
+def test_starts_without_drawn_texts_are_refused():
+    with pytest.raises(BadSettings, match="starts are for texts that the model draws"):
+        ShortcutSettings(text="wikipedia", starts="some.txt")
+
+
+@pytest.fixture
+def few_drawn(monkeypatch, empty_cache):
+    few = partial(Drawing, n_texts=200, max_tokens=12)
+    monkeypatch.setattr("layerleap.stream.drawn.Drawing", few)
+
+
+@pytest.mark.usefixtures("few_drawn")
+def test_texts_that_the_model_draws_are_studied_by_name():
+    settings = ShortcutSettings(text="drawn", n_fit=60, n_read=20, sampling=Sampling(field="body"))
+    study, bank = study_shortcuts(tiny("llama", vocab_size=len(WORDS) + 5), settings)
+    assert (study["settings"]["text"], study["settings"]["other"]) == ("drawn", None)
+    assert NOTE in study["notes"]
+    assert bank.data["text"] == "drawn"
+
+
+@pytest.mark.usefixtures("few_drawn")
+def test_starts_are_what_a_masked_model_draws_from(tmp_path):
+    starts = tmp_path / "starts.txt"
+    starts.write_text("\n\n".join(t.lower().replace(" .", "") for t in sentences(20)))
+    bert = tiny("bert", vocab_size=len(WORDS) + 5)
+    settings = ShortcutSettings(starts=str(starts), n_fit=60, n_read=20)
+    study, _ = study_shortcuts(bert, settings)
+    assert study["settings"]["text"] == "drawn"
+    with pytest.raises(BadText, match="--starts"):
+        study_shortcuts(bert, replace(settings, text="drawn", starts=None))
+
+
+def test_the_text_that_suits_the_model_is_taken_when_none_is_named(llama, texts, monkeypatch):
+    monkeypatch.setattr("layerleap.study.shortcuts.default_text", lambda _: texts[0])
+    study, _ = study_shortcuts(llama, ShortcutSettings(other=None, n_fit=100, n_read=20))
+    assert study["settings"]["text"] == texts[0]
+
+
+def test_two_held_out_rows_give_findings_and_json_without_nan(llama, settings, tmp_path):
+    for n_read in (1, 2):
+        study, bank = study_shortcuts(llama, replace(settings, other=None, n_read=n_read))
+        json.dumps([study, bank.quality], allow_nan=False)
+        assert len(said(study, "headline")) == 3
+        assert write_report(study, tmp_path / str(n_read)).exists()
+
+
+def test_pairs_without_r2_are_left_out_of_what_is_said(case):
+    _, study, _ = case
+    none = [{**row, "r2": None, "weighted": None, "no_first": None} for row in study["r2"]]
+    assert not [row for row in findings({**study, "r2": none}) if row["topic"] == "r2"]
+    some = [*none[:1], *study["r2"][1:]]
+    (first, *_) = (r["text"] for r in findings({**study, "r2": some}) if r["topic"] == "r2")
+    assert "of 5 pairs" in first

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tiny_models import sentences, tiny, tokenizer
 from layerleap import recipes
 from layerleap.errors import BadArtifact, BadSettings, BadText, WrongModel
 from layerleap.models.load import load
-from layerleap.recipes import bank_from, collect, merge
+from layerleap.recipes import bank_from, collect, finish, merge
 from layerleap.stats import tally as tally_module
 from layerleap.stats.moments import Moments, save_moments
 from layerleap.stats.tally import Tally
@@ -41,7 +42,7 @@ def small_buffer(monkeypatch):
 
 @pytest.fixture
 def save_always(monkeypatch):
-    monkeypatch.setattr(tally_module, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(tally_module, "pause_after", lambda _: -1.0)
 
 
 def assert_bit_equal(ours: Tally, theirs: Tally) -> None:
@@ -50,7 +51,8 @@ def assert_bit_equal(ours: Tally, theirs: Tally) -> None:
         theirs.n_batches,
         theirs.about,
     )
-    for a, b in ((ours.fit, theirs.fit), (ours.held_back, theirs.held_back)):
+    assert ours.sets.keys() == theirs.sets.keys()
+    for a, b in ((ours.sets[name], theirs.sets[name]) for name in ours.sets):
         left, right = a.tensors(), b.tensors()
         assert left.keys() == right.keys()
         assert all(torch.equal(left[key], right[key]) for key in left)
@@ -98,7 +100,8 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_sums_to_the_bit(
     assert Tally.load(path).n_batches == batches
     resumed = run(pairs=pairs, checkpoint=path)
     assert_bit_equal(resumed, run(pairs=pairs))
-    assert not path.exists()  # a finished run leaves no checkpoint behind
+    finish(path)
+    assert not path.exists()
 
 
 def test_a_run_may_be_interrupted_again_and_again(tmp_path):
@@ -202,6 +205,71 @@ def test_a_run_interrupted_after_its_last_batch_is_finished_by_the_next(tmp_path
     assert_bit_equal(run(checkpoint=path), run())
 
 
+@pytest.mark.parametrize("options", [{}, {"choose_ridge": False}, {"shard": (1, 2)}])
+def test_a_finished_run_stays_in_its_checkpoint_until_its_result_is_safe(
+    options, tmp_path, monkeypatch
+):
+    path = tmp_path / "run.safetensors"
+    whole = run(checkpoint=path, **options)
+    kept = path.read_bytes()
+    monkeypatch.setattr(type(model()), "see", lambda *_, **__: pytest.fail("ran again"))
+    again = run(checkpoint=path, **options)
+    assert_bit_equal(again, whole)
+    assert path.read_bytes() == kept
+    finish(path)
+    finish(path)  # nothing left to do
+    finish(None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_way_of_solving_goes_on_from_the_same_checkpoint(tmp_path):
+    path = tmp_path / "run.safetensors"
+    run(checkpoint=path, solving={"rank": 3})
+    assert run(checkpoint=path, solving={"rank": 5}).about["solve"] == {"rank": 5}
+
+
+def test_a_run_without_anything_to_fit_on_leaves_no_checkpoint(tmp_path):
+    with pytest.raises(BadText, match="no position to fit on"):
+        collect(model(), ["a b"], Sampling(held_out=0.0), checkpoint=tmp_path / "run.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_are_held_back_only_when_a_ridge_is_to_be_chosen(tmp_path):
+    path = tmp_path / "run.safetensors"
+    assert run(choose_ridge=False, checkpoint=path).held_back is None
+    assert {name.split("/")[0] for name in load_file(path)} == {"fit"}
+    assert Tally.load(path).held_back is None
+    finish(path)
+    assert run(checkpoint=path).held_back.n > 0
+    assert {name.split("/")[0] for name in load_file(path)} == {"fit", "held_back"}
+
+
+@pytest.mark.parametrize(
+    ("saving", "pause"), [(0.0, 30.0), (1.0, 30.0), (2.0, 40.0), (2.75, 55.0), (60.0, 55.0)]
+)
+def test_checkpoints_cost_little_time_and_a_kill_about_a_minute(saving, pause):
+    assert tally_module.pause_after(saving) == pause
+    assert saving > 2.75 or saving <= 0.05 * (pause + saving)
+
+
+def test_slow_checkpoints_are_written_less_often(tmp_path, monkeypatch):
+    """One second a batch, two to write a checkpoint."""
+    clock, saved = [0.0], []
+    monkeypatch.setattr(tally_module.time, "monotonic", lambda: clock[0])
+
+    def save(self, path):
+        saved.append(clock[0])
+        clock[0] += 2.0
+
+    def progress(*_, **__):
+        clock[0] += 8.0
+
+    monkeypatch.setattr(Tally, "save", save)
+    run(checkpoint=tmp_path / "run.safetensors", progress=progress)
+    assert saved[0] == 32.0  # the first after more than half a minute
+    assert saved[1] == 34.0 + 48.0  # the next when 20 times the 2 seconds are over
+
+
 def test_a_broken_checkpoint_is_named(tmp_path):
     path = tmp_path / "run.safetensors"
     path.write_bytes(b"broken")
@@ -210,6 +278,26 @@ def test_a_broken_checkpoint_is_named(tmp_path):
     save_moments(path, {"other": Moments(3, 24)}, {})
     with pytest.raises(BadArtifact, match="no tally"):
         run(checkpoint=path)
+
+
+STATE = {"about": {}, "n_batches": 3, "n_texts": 4, "mark": "ab"}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "text", [1], None, {}, {**STATE, "n_batches": "3"}, {**STATE, "about": []},
+        {**STATE, "mark": None}, {**STATE, "more": 1}, {"about": {}, "n_texts": 4, "mark": "ab"},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_state_that_is_none_of_a_tally_is_a_bad_artifact(state, tmp_path):
+    path = tmp_path / "run.safetensors"
+    save_moments(path, {"fit": Moments(3, 24)}, STATE)
+    assert Tally.load(path).n_texts == 4
+    save_moments(path, {"fit": Moments(3, 24)}, state)
+    with pytest.raises(BadArtifact, match=r"run\.safetensors"):
+        Tally.load(path)
 
 
 def shards(tmp_path: Path, of: int, **options) -> list[Path]:
@@ -274,6 +362,59 @@ def test_foreign_and_whole_statistics_are_no_shards(tmp_path):
     paths[1].write_bytes(paths[1].read_bytes()[:500])
     with pytest.raises(BadArtifact, match="1of2"):
         merge(paths)
+
+
+def test_an_unfinished_shard_is_not_merged(tmp_path):
+    path, whole = tmp_path / "run.safetensors", shards(tmp_path, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run(shard=(1, 2), checkpoint=path, progress=stop_after(3))
+    with pytest.raises(BadArtifact, match="unfinished run"):
+        merge([whole[0], path])
+    save_moments(path, {"fit": Moments(3, 24)}, {"about": {"shard": "1/2", "data": {}}})
+    with pytest.raises(BadArtifact, match="no shard"):
+        merge([whole[0], path])
+
+
+def test_shards_are_read_one_at_a_time(tmp_path, monkeypatch):
+    paths, alive, most = shards(tmp_path, 4), [], []
+    from_file = Tally.load.__func__
+
+    def counted(cls, path):
+        found = from_file(cls, path)
+        alive.append(weakref.ref(found))
+        most.append(sum(ref() is not None for ref in alive))
+        return found
+
+    monkeypatch.setattr(Tally, "load", classmethod(counted))
+    assert merge(paths).fit.n == run().fit.n
+    assert len(most) == 4
+    assert max(most) <= 2
+
+
+def test_a_bank_of_shards_is_solved_as_the_shards_say_or_as_asked(tmp_path):
+    said = {"intercept": True, "ridge": 0.5, "rank": 3}
+    whole = merge(shards(tmp_path, 2, solving=said))
+    for options in ({}, {"ridge": 0.25}, {"intercept": False}, {"rank": 4, "ridge": "auto"}):
+        bank = bank_from(whole, **options)
+        wanted = {**said, **options}
+        assert {key: bank.settings[key] for key in said} == wanted
+        assert bank[0, 3].rank == wanted["rank"]
+        assert (bank[0, 3].bias is not None) == wanted["intercept"]
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+def test_without_an_automatic_ridge_no_row_is_wasted(ridge):
+    split, whole = bank_from(run(), ridge=ridge), bank_from(run(choose_ridge=False), ridge=ridge)
+    assert split.data["rows_fitted"] == whole.data["rows_fitted"]
+    assert split.data["rows_held_back"] == 0
+    for pair, shortcut in whole.maps.items():
+        torch.testing.assert_close(split.maps[pair].weight, shortcut.weight, rtol=1e-4, atol=1e-5)
+    tally = run()
+    auto = bank_from(tally, ridge="auto")
+    assert auto.data["rows_fitted"] == tally.fit.n
+    assert auto.data["rows_held_back"] == tally.held_back.n > 0
+    every = bank_from(run(pairs="all"))  # rows held back know nothing of inner layers
+    assert every.data["rows_held_back"] == tally.held_back.n
 
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
@@ -348,7 +489,7 @@ def test_a_run_killed_outright_goes_on_and_ends_with_the_same_sums_to_the_bit(sa
     checkpoint = tmp_path / "run.safetensors"
     code = """
 from pathlib import Path
-tally.CHECKPOINT_SECONDS = -1.0
+tally.pause_after = lambda _: -1.0
 seen = 0
 def progress(*_, **__):
     global seen

@@ -132,7 +132,11 @@ def test_a_long_file_is_read_as_a_stream(tmp_path):
         ("a.bin", b"ab\0cd", "looks like a binary file"),
         ("a.jsonl", b'{"text": "x"}\n{"text"\n', "line 2 of .* is not valid JSON"),
         ("a.jsonl", b'["x"]\n', "line 1 of .* holds no JSON object"),
-        ("a.jsonl", b'{"body": "x", "id": 1}\n', "has no field 'text'; it has body, id"),
+        (
+            "a.jsonl",
+            b'{"body": "x", "id": 1}\n',
+            "has no field 'text'; it has body, id: name one of them .--field",
+        ),
         ("a.jsonl", b'{"text": 3}\n', "'text' is of type int"),
         ("a.txt.gz", b"not gzip", "cannot be read"),
         ("a.txt.gz", gzip.compress(b"x" * 999)[:-9], "cannot be read"),
@@ -205,7 +209,7 @@ def test_sentences_end_at_marks_and_not_at_abbreviations_or_initials():
         "no. 5 of 10. It cost 3.5 million! Was it so? 1945 was the year. Yes.\n\nA new paragraph "
         "without a mark\n\nThey lived in the U.S. The end came soon."
     )
-    assert sentences(text) == [
+    assert sorted(sentences(text), key=text.index) == [
         "Dr. A. N. Smith met Gen. Lee in the U.S. Senate.",
         'He said: "That is all."',
         "The vote was no. 5 of 10.",
@@ -219,16 +223,31 @@ def test_sentences_end_at_marks_and_not_at_abbreviations_or_initials():
 
 
 def test_paragraphs_and_documents_are_pieces_too():
-    assert sentences("one\nline\n \ntwo\n\n\n", unit="paragraph") == ["one\nline", "two"]
+    assert sorted(sentences("one\nline\n \ntwo\n\n\n", unit="paragraph")) == ["one\nline", "two"]
     assert sentences("one\n\ntwo", unit="document") == ["one\n\ntwo"]
 
 
-def test_a_sample_of_pieces_is_seeded_ordered_and_without_repetition():
+def test_pieces_come_in_a_random_order_that_is_fixed_by_seed_and_text():
     text = "\n\n".join(f"This is sentence {i:03d}." for i in range(100))
-    sample = sentences(text, per_document=10, seed=1)
-    assert sample == sentences(text, per_document=10, seed=1) == sorted(set(sample))
-    assert len(sample) == 10
-    assert sample != sentences(text, per_document=10, seed=2)
+    found = sentences(text, seed=1)
+    assert found == sentences(text, seed=1) != sentences(text, seed=2)
+    assert sorted(found) == [f"This is sentence {i:03d}." for i in range(100)]
+    assert found != sorted(found)
+
+
+def test_the_first_pieces_are_a_sample_of_the_whole_document_and_not_its_lead():
+    firsts = []
+    for number in range(200):
+        text = "\n\n".join(f"This is sentence {i} of {number}." for i in range(50))
+        (first,) = sentences(text, per_document=1)
+        firsts.append(int(first.split()[3]))
+    assert 20 < sum(firsts) / len(firsts) < 29  # the middle is 24.5
+    assert len(set(firsts)) > 40
+
+
+def test_fewer_pieces_per_document_are_the_first_of_more():
+    text = "\n\n".join(f"This is sentence {i:03d}." for i in range(100))
+    assert sentences(text, per_document=10, seed=1) == sentences(text, seed=1)[:10]
     assert sentences(text, per_document=200) == sentences(text)
 
 

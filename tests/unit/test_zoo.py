@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -115,6 +116,36 @@ def test_a_failed_conversion_leaves_nothing_behind(cache, monkeypatch, no_needs)
     with pytest.raises(CannotFetch, match="half way"):
         zoo.fetch_model("rxnfp")
     assert list((cache / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (OSError("no file named model.safetensors\nin it"), CannotFetch, "could not be converted"),
+        (FileNotFoundError(errno.ENOENT, "vocab.txt"), CannotFetch, "rxnfp 0.1.0 could not be"),
+        (OSError(errno.ENOSPC, "No space left on device"), CannotWrite, "No space left on device"),
+    ],
+    ids=repr,
+)
+def test_a_conversion_that_fails_is_told_from_a_full_disk(
+    cache, monkeypatch, no_needs, error, kind, words
+):
+    def fail(*_, **__):
+        raise error
+
+    pip_that(monkeypatch, wheel_with({"x": "y"}))
+    monkeypatch.setattr(zoo, "_verify", lambda *_: None)
+    monkeypatch.setattr(convert, "convert", fail)
+    with pytest.raises(kind, match=words) as caught:
+        zoo.fetch_model("rxnfp")
+    assert "\n" not in str(caught.value)
+    assert list((cache / "models").iterdir()) == []
+
+
+def test_a_python_that_does_not_start_is_no_full_disk(cache, monkeypatch, no_needs):
+    monkeypatch.setattr(zoo.sys, "executable", str(cache / "no-python"))
+    with pytest.raises(CannotFetch, match="pip could not be started"):
+        zoo.fetch_model("rxnfp")
 
 
 def test_a_cache_that_cannot_be_written_is_said_before_anything_is_fetched(

@@ -4,7 +4,10 @@ In: maps and the card that says how they were made and how good they are.
 Out: a folder of `bank.json`, `maps.safetensors` and a README; loading checks all of it.
 """
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings, CannotFetch, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, CannotFetch, CannotWrite, WrongModel
 from layerleap.files import read_json, sha256_of, whole_folder, write_json
 from layerleap.maps.card import readme
 from layerleap.maps.linear import Fit, Identity, LinearMap
@@ -70,8 +73,8 @@ class ShortcutBank:
 
     @property
     def is_final_only(self) -> bool:
-        """True if every map leads to the last layer."""
-        return all(dst == self.n_layers for _, dst in self.maps)
+        """True if there is a map from every layer to the last, and no other."""
+        return set(self.maps) == {(src, self.n_layers) for src in range(self.n_layers)}
 
     def check_model(self, transformer: Transformer) -> None:
         """Raise `WrongModel` unless the bank was fitted on exactly these weights."""
@@ -83,10 +86,10 @@ class ShortcutBank:
                 f"but {found.name} has {transformer.n_layers} of {transformer.d_model}; "
                 "fit a bank for it"
             )
-        if wanted.get("fingerprint") and wanted["fingerprint"] != found.fingerprint:
+        if wanted.get("fingerprint") != found.fingerprint:
             raise WrongModel(
-                f"this bank is of {wanted['name']} (weights {wanted['fingerprint'][:8]}), but the "
-                f"weights of {found.name} are {found.fingerprint[:8]}; fit a bank for them"
+                f"this bank is of {wanted['name']} (weights {str(wanted.get('fingerprint'))[:8]}), "
+                f"but the weights of {found.name} are {found.fingerprint[:8]}; fit a bank for them"
             )
 
     def lens(self, transformer: Transformer) -> "Lens":
@@ -95,16 +98,37 @@ class ShortcutBank:
 
         return Lens(transformer, self)
 
+    def to(self, devices: Callable[[int], Any] | Mapping[int, Any]) -> "ShortcutBank":
+        """The bank with each map on the device of the rows that it takes.
+
+        Args:
+            devices: from a source layer to its device. A map copies its weights on every call
+                while they lie elsewhere; once placed, it copies nothing.
+        """
+        device_of = devices.__getitem__ if isinstance(devices, Mapping) else devices
+        placed = [m.to(device_of(m.src)) for m in self.maps.values()]
+        before = [t for m in self.maps.values() for t in m.tensors().values()]
+        after = [t for m in placed for t in m.tensors().values()]
+        if all(a is b for a, b in zip(before, after, strict=True)):
+            return self
+        return ShortcutBank(
+            placed, model=self.model, n_layers=self.n_layers, d_model=self.d_model,
+            fits=self.fits.values(), settings=self.settings, data=self.data,
+            quality=self.quality, source=self.source,
+        )  # fmt: skip
+
     def card(self) -> str:
         """The quality card in Markdown."""
         return readme(self)
 
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Write the bank, all or nothing."""
+        """Write the bank, all or nothing; only an earlier bank or an empty folder is replaced."""
         folder = Path(folder)
+        check_target(folder)
         with whole_folder(folder) as temporary:
             save_file(self._tensors(), temporary / WEIGHTS)
-            write_json(temporary / CONFIG, self._config(sha256_of(temporary / WEIGHTS)))
+            config = self._config(sha256_of(temporary / WEIGHTS))
+            write_json(temporary / CONFIG, {**config, "content_sha256": content_hash(config)})
             (temporary / "README.md").write_text(self.card(), encoding="utf8")
         return folder
 
@@ -138,14 +162,19 @@ class ShortcutBank:
                 f"{folder / CONFIG} holds format {found}; {FORMAT} was wanted, "
                 "fit the bank again or update layerleap"
             )
+        if config.get("content_sha256") != content_hash(config):
+            raise BadArtifact(
+                f"{folder / CONFIG} was changed since it was saved; copy or fit the bank again"
+            )
         tensors = _load_weights(folder / WEIGHTS, config.get("sha256"))
         try:
+            _require_identity(config["model"])
             return cls(
                 _maps(tensors),
                 fits=[Fit(**fit) for fit in config["fits"]],
                 **{key: config[key] for key in KEPT},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadArtifact(f"{folder / CONFIG} does not describe a bank ({error})") from error
 
     def push_to_hub(
@@ -167,6 +196,48 @@ class ShortcutBank:
 
 
 KEPT = ("source", "model", "n_layers", "d_model", "settings", "data", "quality")
+
+
+def check_target(folder: str | Path) -> None:
+    """Refuse a folder that a bank cannot be written to, or that holds anything but a bank.
+
+    Saving replaces the folder, so a mistyped path must not cost a folder of other things; and
+    a long pass must not end with the news that there is no place for its result.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        raise CannotWrite(f"{folder} is a file; a folder was wanted there")
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise CannotWrite(
+            f"{folder} is the folder you are in, or holds it, and would be replaced; "
+            "name a new folder"
+        )
+    try:
+        is_other = folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file()
+    except OSError as error:
+        raise CannotWrite(f"cannot look into {folder} ({error.strerror}); name another") from error
+    if is_other:
+        raise CannotWrite(
+            f"{folder} holds other things than a bank, and would be replaced; name another folder"
+        )
+    above = next(path for path in folder.absolute().parents if os.path.exists(path))
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise CannotWrite(f"cannot write {folder}: {above} takes no new folder; name another place")
+
+
+def content_hash(config: Mapping[str, Any]) -> str:
+    """A hash of what `bank.json` says, whatever its layout; the hash itself is left out."""
+    said = {key: value for key, value in config.items() if key != "content_sha256"}
+    # There and back first: JSON has no tuples, and its keys are strings.
+    plain = json.loads(json.dumps(said))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _require_identity(model: Mapping[str, Any]) -> None:
+    """Without a fingerprint a bank would pass for a bank of any model of its shape."""
+    for key in ("name", "fingerprint"):
+        if not isinstance(model.get(key), str) or not model[key]:
+            raise ValueError(f"it does not say which model it is of: no {key}")
 
 
 def _maps(tensors: Mapping[str, Tensor]) -> list[LinearMap]:

@@ -3,6 +3,8 @@
 In: a bank. Out: the text of its README.
 """
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,12 +19,12 @@ def readme(bank: "ShortcutBank") -> str:
             "---",
             "library_name: layerleap",
             "tags: [layerleap, linear-shortcut, interpretability]",
-            *([f"base_model: {name}"] if "/" in name else []),
+            *([f"base_model: {name}"] if _is_hub_name(name) else []),
             "---",
             "",
             f"# Linear shortcuts of {name}",
             "",
-            f"{len(bank)} maps, {'layer to last' if bank.is_final_only else 'all pairs'}, of a "
+            f"{len(bank)} maps, {_kind(bank)}, of a "
             f"model with {bank.n_layers} layers of width {bank.d_model}.",
             "",
             "```python",
@@ -42,6 +44,18 @@ def readme(bank: "ShortcutBank") -> str:
             "",
         ]
     )
+
+
+def _is_hub_name(name: str) -> bool:
+    """True for "maker/model"; a path to a folder is nothing that the hub could link to."""
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not Path(name).exists()
+
+
+def _kind(bank: "ShortcutBank") -> str:
+    if bank.is_final_only:
+        return "layer to last"
+    every = bank.n_layers * (bank.n_layers + 1) // 2
+    return "all pairs" if len(bank) == every else "some pairs"
 
 
 def _model(bank: "ShortcutBank") -> dict[str, Any]:
@@ -87,4 +101,6 @@ def _row(cells: list[str]) -> str:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -38,6 +38,12 @@ def import_mat(folder: str | Path, transformer: Transformer) -> ShortcutBank:
             maps.append(LinearMap(src, dst, weight=matrix.float().T.contiguous()))
     if not maps:
         raise BadArtifact(f"no files like 0_24.pickle in {folder}; mat's matrices were wanted")
+    reached = max(m.dst for m in maps)
+    if reached != transformer.n_layers:
+        raise BadArtifact(
+            f"the matrices in {folder} reach layer {reached}; the model's last layer is "
+            f"{transformer.n_layers}, are they of another model?"
+        )
     return _bank(maps, transformer, f"mat, {folder}")
 
 
@@ -48,9 +54,46 @@ def import_tuned_lens(folder: str | Path, transformer: Transformer) -> ShortcutB
     count = config.get("num_hidden_layers") if isinstance(config, dict) else None
     if not isinstance(count, int):
         raise BadArtifact(f"{folder / 'config.json'} does not say how many layers the lens has")
+    _check_count(folder / "config.json", count, transformer)
+    base = _check_base(folder / "config.json", config, transformer)
     state = _read_state(path)
+    _check_count(path, _count_above(state, count), transformer)
     maps = [_translator(state, path, transformer, layer) for layer in range(count)]
-    return _bank(maps, transformer, f"tuned-lens, {folder}")
+    return _bank(maps, transformer, f"tuned-lens, {folder}", base)
+
+
+def _check_count(path: Path, count: int, transformer: Transformer) -> None:
+    last = transformer.n_layers
+    if count != last:
+        raise BadArtifact(
+            f"{path} is of a lens with {count} translators; the model has layers 0 to {last}, so "
+            f"{last} were wanted"
+        )
+
+
+def _count_above(state: dict[str, Any], count: int) -> int:
+    """How many translators there are, at least `count`: a missing one is named later."""
+    found = [re.fullmatch(r"(\d+)\.weight", str(key)) for key in state]
+    return max([count, *(int(match[1]) + 1 for match in found if match)])
+
+
+def _check_base(path: Path, config: dict[str, Any], transformer: Transformer) -> dict[str, Any]:
+    """What the lens says it was made for; refused if that is another model.
+
+    Makers and mirrors differ, so the last parts of the names are compared. A folder can be
+    called anything, and a model without a name goes by its class: nothing to compare with.
+    """
+    base, name = config.get("base_model_name_or_path"), transformer.identity.name
+    if not isinstance(base, str) or not base:
+        return {}
+    known = name != transformer.identity.architecture and not Path(name).exists()
+    if known and _last_part(base) != _last_part(name):
+        raise BadArtifact(f"{path} is of a lens for {base}; the model is {name}")
+    return {"base_model_name_or_path": base}
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
 def _translator(
@@ -71,13 +114,19 @@ def _translator(
     )
 
 
-def _bank(maps: list[LinearMap], transformer: Transformer, source: str) -> ShortcutBank:
+def _bank(
+    maps: list[LinearMap],
+    transformer: Transformer,
+    source: str,
+    data: dict[str, Any] | None = None,
+) -> ShortcutBank:
     return ShortcutBank(
         maps,
         model=transformer.identity.to_dict(),
         n_layers=transformer.n_layers,
         d_model=transformer.d_model,
         source=source,
+        data=data,
     )
 
 

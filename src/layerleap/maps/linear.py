@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.stats.moments import Moments
 
 RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # tried by "auto"
@@ -71,7 +71,17 @@ class LinearMap:
             y = x @ self.left.to(h.device) @ self.right.to(h.device)
         if self.bias is not None:
             y = y + self.bias.to(h.device)
-        return y.to(h.dtype)
+        return self._narrowed(y, h.dtype)
+
+    def _narrowed(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """The model's tail wants its own dtype; of those in use only float16 has a short range."""
+        y = y.to(dtype)
+        if dtype == torch.float16 and not torch.isfinite(y).all():
+            raise NotFinite(
+                f"states carried from layer {self.src} to layer {self.dst} leave the range of "
+                "float16; run the model in bfloat16 or float32"
+            )
+        return y
 
     @property
     def _any(self) -> Tensor:
@@ -138,7 +148,7 @@ def solve(
         weight, bias = source.solve(dst, ridge)
         found = LinearMap(src, dst, weight=_f32(weight), bias=_f32(bias))
         if rank is not None:
-            left, right, bias = source.reduce(dst, weight, rank)
+            left, right, bias = source.reduce(dst, weight, rank, ridge)
             weight = left @ right
             found = LinearMap(src, dst, left=_f32(left), right=_f32(right), bias=_f32(bias))
         yield found, source.report(dst, weight, bias, ridge)
@@ -183,8 +193,11 @@ class _Source:
 
     def _inverse(self, ridge: float) -> Tensor:
         """1 / (eigenvalue + penalty), 0 where the data are silent: the minimum-norm choice."""
-        penalised = self.values + ridge * self.values.mean()
+        penalised = self.values + self._penalty(ridge)
         return torch.where(self.known, 1 / penalised.clamp_min(1e-300), 0.0)
+
+    def _penalty(self, ridge: float) -> Tensor:
+        return ridge * self.values.mean()
 
     def solve(self, dst: int, ridge: float) -> tuple[Tensor, Tensor | None]:
         rotated = self._inverse(ridge)[:, None] * (self.vectors.T @ self._xy(dst))
@@ -197,9 +210,15 @@ class _Source:
         sums = self.moments.sums
         return (sums[dst] - sums[self.src] @ weight) / self.moments.n
 
-    def reduce(self, dst: int, weight: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Reduced-rank regression: project the predictions onto their leading directions."""
-        predicted = weight.T @ self.xx @ weight
+    def reduce(
+        self, dst: int, weight: Tensor, rank: int, ridge: float
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Reduced-rank regression: project the predictions onto their leading directions.
+
+        A penalty counts as further rows sqrt(penalty) I with targets 0, predicted like the rest;
+        so the answer has the least penalised error of all maps of that rank.
+        """
+        predicted = weight.T @ self.xx @ weight + self._penalty(ridge) * (weight.T @ weight)
         directions = torch.linalg.eigh(predicted).eigenvectors[:, -rank:]
         left = weight @ directions
         return left, directions.T, self._bias(dst, left @ directions.T)

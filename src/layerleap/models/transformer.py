@@ -155,6 +155,11 @@ class Transformer:
         """The only position whose state reaches the logits (an image's CLS), or None for all."""
         return next((int(step.number) for step in self.tail if step.kind == "pick"), None)
 
+    def device(self, layer: int) -> torch.device:
+        """Where h[layer] lives: with the block that gives it, or for h[0] takes it."""
+        block = self.model.get_submodule(self.blocks[max(0, layer - 1)])
+        return _device_of(block, torch.empty(0))
+
     def sites(self, block: int) -> dict[str, Site]:
         """The sites of block `block` (1 to n_layers) by name; empty if they are not known."""
         anatomy = self.anatomy[block - 1]

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import Identity, LinearMap
 from layerleap.models.transformer import Transformer
-from layerleap.read.metrics import Answer
+from layerleap.read.metrics import Answer, Comparison
 from layerleap.read.readings import Readings, Track
-from layerleap.stream.examples import Example, collate, longest_input
+from layerleap.stream.examples import Example, collate, longest_input, require_text
 
 ENTRIES = 2**23  # logits held at a time: 32 MB in float32
 
@@ -27,7 +27,8 @@ class Lens:
     def __init__(self, transformer: Transformer, bank: ShortcutBank | None = None) -> None:
         if bank is not None:
             bank.check_model(transformer)
-        self.transformer, self.bank = transformer, bank
+        # Each map lives where its layer lives, so that reading never moves a matrix.
+        self.transformer, self.bank = transformer, bank.to(transformer.device) if bank else None
 
     @property
     def name(self) -> str:
@@ -39,7 +40,7 @@ class Lens:
         last = self.transformer.n_layers
         return Identity(layer, last) if self.bank is None else self.bank[layer, last]
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: a probe may be trained on what comes out
     def logits(self, h: Tensor, layer: int) -> Tensor:
         """What rows of h[layer] would say: (row, d_model) -> (row, d_vocab)."""
         return self.transformer.logits(self.map(layer)(h))
@@ -71,6 +72,7 @@ class Lens:
         """Readings of several texts in one forward pass; each is as if it were read alone."""
         if not 1 <= top_k <= self.transformer.d_vocab:
             raise BadSettings(f"top_k {top_k} is not in 1 to {self.transformer.d_vocab}")
+        require_text(self.transformer)
         if not texts:
             raise BadText("there is no text to read; at least one was wanted")
         encoded = [self._encode(text) for text in texts]
@@ -94,11 +96,17 @@ class Lens:
             )
         return found
 
+    def last_position(self, text: str | Sequence[int]) -> int:
+        """The last position that `read` would read by itself: the last token, or the last mask."""
+        require_text(self.transformer)
+        return self._positions(self._encode(text), None)[-1]
+
     def _encode(self, text: str | Sequence[int]) -> list[int]:
         tokenizer = self.transformer.tokenizer
         if isinstance(text, str):
             if tokenizer is None:
                 raise BadText(f"{self.transformer.identity.name} has no tokenizer; give token ids")
+            _require_characters(text)
             text = tokenizer(text)["input_ids"] if text else []  # not the special tokens alone
         ids = [int(token) for token in text]
         if not ids:
@@ -133,7 +141,18 @@ class Lens:
         return str(token) if tokenizer is None else tokenizer.decode([token])
 
 
-@torch.inference_mode()
+def _require_characters(text: str) -> None:
+    """Refuse half a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode("utf8")
+    except UnicodeEncodeError as error:
+        raise BadText(
+            f"character {error.start} of the text is half a surrogate pair "
+            f"(U+{ord(text[error.start]):04X}), as wrongly decoded bytes give; give valid Unicode"
+        ) from error
+
+
+@torch.no_grad()
 def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
     """The readings of every layer at the given rows, reduced to what is kept."""
     last = lens.transformer.n_layers
@@ -144,6 +163,7 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
         for layer in range(last + 1):
             logits = lens.logits(states[layer][rows], layer).float()
             compared = answer.compare(logits.to(answer.p.device))
+            require_finite(compared, f"lens {lens.name!r}", layer)
             best = _top(logits, top_k)
             layers.append((*best, compared.rank == 0, compared.kl, compared.surprisal))
         parts.append(
@@ -152,11 +172,28 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
     return Track(*(torch.cat(kind, dim=1) for kind in zip(*parts, strict=True)))
 
 
+def require_finite(compared: Comparison, reader: str, layer: int) -> None:
+    """Raise `NotFinite` if a reading was; its measures tell, so the logits need no second look."""
+    bad = ~(compared.kl.isfinite() & compared.surprisal.isfinite())
+    if bad.any():
+        raise NotFinite(
+            f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
+            f"{len(bad)} rows; look for a dtype too narrow, or a map fitted on too few rows"
+        )
+
+
 def _top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Ids and probabilities of the k best; equal logits in order of id."""
-    order = torch.sort(logits, dim=-1, descending=True, stable=True)
-    ids = order.indices[:, :k]
-    return ids, (order.values[:, :k] - logits.logsumexp(-1, keepdim=True)).exp()
+    best = logits.topk(min(k + 1, logits.shape[-1]))
+    # Which k they are is clear unless the next one is as good; in what order, only by value.
+    ids, place = best.indices[:, :k].sort(dim=-1)
+    values, order = best.values.gather(-1, place).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(-1, order)
+    tied = (best.values[:, k - 1] == best.values[:, -1]).nonzero()[:, 0]
+    if k < logits.shape[-1] and len(tied):
+        whole = logits[tied].sort(dim=-1, descending=True, stable=True)
+        ids[tied], values[tied] = whole.indices[:, :k], whole.values[:, :k]
+    return ids, (values - logits.logsumexp(-1, keepdim=True)).exp()
 
 
 def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:

@@ -1,7 +1,7 @@
 """Measures of a reading against the model's own answer, one value per row.
 
 In: logits of the model and of a reading, (row, d_vocab). Out: numbers per row, nothing V-sized.
-Averages and intervals are made from rows by `mean_interval`, which resamples whole documents,
+Averages and intervals are made from rows by a `Bootstrap`, which resamples whole documents,
 because positions of one document are not independent.
 
 Definitions follow "Jump to Conclusions" (arXiv 2303.09435), section 4:
@@ -10,6 +10,7 @@ Definitions follow "Jump to Conclusions" (arXiv 2303.09435), section 4:
     KL            KL(model || reading), nats
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -73,25 +74,41 @@ class Estimate:
     documents: int
 
 
+class Bootstrap:
+    """Resampled documents, drawn once and then used for any number of measures."""
+
+    def __init__(self, documents: Tensor, *, resamples: int = 1000, seed: int = 0) -> None:
+        names, self.group = documents.unique(return_inverse=True)
+        self.n_rows, self.n_documents = len(documents), len(names)
+        self.weights = resample(len(names), resamples, seed)
+        counts = torch.bincount(self.group, minlength=len(names)).double()
+        self.totals = (self.weights @ counts)[:, None]  # rows in each resample
+
+    def estimates(self, values: Tensor, *, level: float = 0.95) -> list[Estimate]:
+        """Column means of (row, column) with percentile intervals."""
+        sums = torch.zeros(self.n_documents, values.shape[1], dtype=torch.float64)
+        sums.index_add_(0, self.group, values.double())
+        means = (self.weights @ sums) / self.totals
+        tail = (1 - level) / 2
+        ends = torch.tensor([tail, 1 - tail], dtype=torch.float64)
+        low, high = torch.quantile(means, ends, dim=0).tolist()
+        known = self.n_documents > 1
+        return [
+            Estimate(c, lo if known else None, hi if known else None, self.n_rows, self.n_documents)
+            for c, lo, hi in zip(values.double().mean(0).tolist(), low, high, strict=True)
+        ]
+
+
 def mean_interval(
     values: Tensor, documents: Tensor, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> list[Estimate]:
     """Column means of (row, column) with percentile intervals from resampled documents."""
-    names, group = documents.unique(return_inverse=True)
-    sums = torch.zeros(len(names), values.shape[1], dtype=torch.float64)
-    sums.index_add_(0, group, values.double())
-    counts = torch.bincount(group, minlength=len(names)).double()
-    weights = resample(len(names), resamples, seed)
-    means = (weights @ sums) / (weights @ counts)[:, None]
-    tail = (1 - level) / 2
-    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)
-    known = len(names) > 1
-    return [
-        Estimate(c, lo if known else None, hi if known else None, len(values), len(names))
-        for c, lo, hi in zip(
-            values.double().mean(0).tolist(), low.tolist(), high.tolist(), strict=True
-        )
-    ]
+    return Bootstrap(documents, resamples=resamples, seed=seed).estimates(values, level=level)
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None for NaN and infinity: tables go into JSON, which has neither."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def resample(n: int, times: int, seed: int) -> Tensor:

@@ -1,8 +1,9 @@
 """How good lenses are over a text: every measure, every layer, from one forward pass.
 
 In: a wrapped model, named lenses, and batches of a text that was not fitted on.
-Out: `Scores`: a few numbers per row, layer and lens, from which tables with intervals are made;
-and `Quality`: squared errors for R2 between all pairs of layers.
+Out: `Scores`: a few numbers per row, layer and lens, from which tables with intervals are made.
+Every so often the model runs to its very end, and its own logits are compared with what the
+tail makes of the last state: all measures rest on their being the same (`TailCheck`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,17 +13,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadText
-from layerleap.maps.bank import ShortcutBank
+from layerleap.errors import BadText, ModelRefused
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.read.lens import Lens, chunks
-from layerleap.read.metrics import Answer, mean_interval, resample
+from layerleap.read import lens as budget
+from layerleap.read.lens import Lens, chunks, require_finite
+from layerleap.read.metrics import Answer, Bootstrap, finite
+from layerleap.read.quality import GROUPS, Quality
 from layerleap.stream.examples import Batch
 
+__all__ = ["GROUPS", "PRECISIONS", "Quality", "Scores", "TailCheck", "score"]
+
 PRECISIONS = (1, 5, 10)
-QUALITY_ROWS = 512  # rows that wait before R2 is brought up to date
-GROUPS = 32  # documents are dealt into at most so many groups for the intervals of R2
+MEASURES = ("rank", "surprisal", "kl")
+WAITING_ROWS = 1024  # at most so many rows wait for the head, however small the vocabulary
+CHECK_EVERY = 16  # batches from one that runs to the model's own logits to the next
+MOST_WRONG = 0.01  # share of rows that may disagree with the model's own top token
+
+
+@dataclass
+class TailCheck:
+    """The tail applied to the last state, against the model's own logits on the same rows."""
+
+    rows: int = 0
+    wrong: int = 0  # rows with another top token, ties up to rounding not counted
+    gap: float = 0.0  # largest difference of log-probabilities
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of rows with the model's own top token; None before any was checked."""
+        return 1 - self.wrong / self.rows if self.rows else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"rows": self.rows, "agreement": self.agreement, "gap": finite(self.gap)}
+
+    def add(self, own: Tensor, made: Tensor) -> None:
+        """Take in rows of the model's logits and of the tail's."""
+        # Equal up to rounding, as bfloat16 logits often are: either token may then come first.
+        slack = 4 * torch.finfo(own.dtype).eps * own.abs().amax(-1).double()
+        own, made = own.double(), made.to(own.device).double()
+        chosen = own.gather(-1, made.argmax(-1, keepdim=True))[:, 0]
+        difference = (own.log_softmax(-1) - made.log_softmax(-1)).abs().max()
+        self.rows += len(own)
+        self.wrong += int((~(chosen >= own.amax(-1) - slack)).sum())
+        self.gap = max(self.gap, float(difference))
+
+    def require(self, *, rows: int = 0) -> None:
+        """Refuse the model if too many rows disagree, of those checked or of `rows` if more."""
+        if self.wrong > MOST_WRONG * max(self.rows, rows):
+            raise ModelRefused(
+                f"law 'tail' failed on real text: the tail applied to the last state gives another "
+                f"top token than the model itself in {self.wrong} of {self.rows} rows; the tail "
+                "was found wrongly: name blocks and tail by hand"
+            )
 
 
 @dataclass
@@ -34,10 +78,12 @@ class Scores:
     rank: dict[str, Tensor]  # (row, layer) int8
     surprisal: dict[str, Tensor]  # (row, layer)
     kl: dict[str, Tensor]  # (row, layer)
+    check: TailCheck = field(default_factory=TailCheck)
 
     def table(self, **labels: Any) -> list[dict[str, Any]]:
         """One row per lens, metric and layer, with 95 % intervals over documents."""
         found = []
+        bootstrap = Bootstrap(self.documents)
         for name in self.rank:
             columns = {
                 **{f"precision@{k}": (self.rank[name] < k).float() for k in PRECISIONS},
@@ -45,123 +91,18 @@ class Scores:
                 "kl": self.kl[name],
             }
             for metric, values in columns.items():
-                for layer, e in enumerate(mean_interval(values, self.documents)):
+                for layer, e in enumerate(bootstrap.estimates(values)):
                     found.append(
                         {
                             **labels, "map": name, "layer": layer, "metric": metric,
-                            "value": e.value, "low": e.low, "high": e.high,
+                            "value": finite(e.value), "low": finite(e.low), "high": finite(e.high),
                             "rows": e.rows, "documents": e.documents,
                         }
                     )  # fmt: skip
         return found
 
 
-class Quality:
-    """Squared errors of maps between all pairs of layers, per coordinate and group of documents.
-
-    R2(src, dst) is the plain average over coordinates of 1 - error / spread, the paper's measure;
-    `weighted` lets each coordinate count by its spread. The first position is also counted apart,
-    for its states are often outliers of enormous norm.
-    """
-
-    def __init__(self, transformer: Transformer, bank: ShortcutBank) -> None:
-        self.bank, self.n_layers, width = bank, transformer.n_layers, transformer.d_model
-        self.pairs = sorted(bank.maps)
-        self.group_of: dict[int, int] = {}
-        # Rows of the tensors below: GROUPS groups, then the first positions a second time.
-        shape = (GROUPS + 1, width)
-        self.n = torch.zeros(GROUPS + 1, dtype=torch.float64)
-        self.sums = torch.zeros(self.n_layers + 1, 2, *shape, dtype=torch.float64)  # y and y^2
-        self.errors = {
-            name: {pair: torch.zeros(shape, dtype=torch.float64) for pair in self.pairs}
-            for name in ("mat", "id")
-        }
-        self._waiting: list[tuple[dict[int, Tensor], Tensor]] = []
-
-    def add(self, states: Mapping[int, Tensor], batch: Batch) -> None:
-        """Take in the rows of one batch."""
-        groups = [
-            self.group_of.setdefault(document, len(self.group_of) % GROUPS)
-            for document in batch.documents.tolist()
-        ]
-        member = torch.zeros(len(groups), GROUPS + 1, dtype=torch.float64)
-        member[torch.arange(len(groups)), groups] = 1
-        member[:, GROUPS] = (batch.positions == 0).double()
-        h = {layer: value.float().cpu() for layer, value in states.items()}
-        self._waiting.append((h, member))
-        if sum(len(rows) for _, rows in self._waiting) >= QUALITY_ROWS:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Count the waiting rows; many at a time, because every map has to be read for them."""
-        if not self._waiting:
-            return
-        member = torch.cat([rows for _, rows in self._waiting]).T  # (group, row)
-        layers = range(self.n_layers + 1)
-        h = {layer: torch.cat([states[layer] for states, _ in self._waiting]) for layer in layers}
-        self._waiting = []
-        self.n += member.sum(1)
-        for layer, value in h.items():
-            exact = value.double()
-            self.sums[layer, 0] += member @ exact
-            self.sums[layer, 1] += member @ exact.square()
-        for src, dst in self.pairs:
-            for name, predicted in (("mat", self.bank[src, dst](h[src])), ("id", h[src])):
-                error = (predicted - h[dst]).square().double()
-                self.errors[name][src, dst] += member @ error
-
-    def table(self, *, resamples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
-        """One row per map and pair of layers."""
-        self._settle()
-        used = min(GROUPS, len(self.group_of))
-        # One row of weights per way of counting: everything, without first positions, resampled.
-        weights = torch.zeros(2 + resamples, GROUPS + 1, dtype=torch.float64)
-        weights[:2, :GROUPS] = 1
-        weights[1, GROUPS] = -1
-        weights[2:, :used] = resample(used, resamples, seed)
-        n = weights @ self.n
-        found = []
-        for name, by_pair in self.errors.items():
-            for (src, dst), errors in by_pair.items():
-                error = weights @ errors
-                spread = _spread(weights @ self.sums[dst, 0], weights @ self.sums[dst, 1], n)
-                r2 = _average(error, spread)
-                ends = torch.quantile(r2[2:], torch.tensor([0.025, 0.975]).double()).tolist()
-                low, high = ends if used > 1 else (None, None)
-                found.append(
-                    {
-                        "map": name, "src": src, "dst": dst, "r2": r2[0].item(),
-                        "low": low, "high": high,
-                        "weighted": (1 - error[0].sum() / spread[0].nansum()).item(),
-                        "no_first": r2[1].item() if n[1] > 1 else None,
-                        "rows": int(n[0]), "documents": len(self.group_of),
-                    }
-                )  # fmt: skip
-        return found
-
-
-def _spread(y: Tensor, yy: Tensor, n: Tensor) -> Tensor:
-    """Squared deviations from the mean, NaN for a coordinate that never varies."""
-    spread = yy - y.square() / n[:, None]
-    return spread.where(spread > 1e-12 * yy, torch.nan)
-
-
-def _average(error: Tensor, spread: Tensor) -> Tensor:
-    """R2 with every coordinate counting alike; coordinates that never vary are left out."""
-    return (1 - error / spread).nanmean(-1)
-
-
-@dataclass
-class _Columns:
-    """Grows by one block of rows per batch."""
-
-    blocks: list[Tensor] = field(default_factory=list)
-
-    def joined(self) -> Tensor:
-        return torch.cat(self.blocks)
-
-
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: the results are the caller's to use as they like
 def score(
     transformer: Transformer,
     lenses: Mapping[str, Lens],
@@ -173,42 +114,82 @@ def score(
     phase: str = "reading",
 ) -> Scores:
     """Read every kept position through every lens at every layer."""
-    kept: dict[tuple[str, str], _Columns] = {
-        (lens, measure): _Columns() for lens in lenses for measure in ("rank", "surprisal", "kl")
-    }
-    documents, positions, texts = _Columns(), _Columns(), 0
-    for batch in batches:
-        seen = transformer.see(batch.inputs, keep=batch.keep)
-        documents.blocks.append(batch.documents)
-        positions.blocks.append(batch.positions)
+    reader, check, texts = _Reader(transformer, lenses), TailCheck(), 0
+    documents: list[Tensor] = []
+    positions: list[Tensor] = []
+    for number, batch in enumerate(batches):
+        to_the_end = number % CHECK_EVERY == 0
+        seen = transformer.see(batch.inputs, keep=batch.keep, logits=to_the_end)
+        if seen.logits is not None:
+            own = seen.logits[batch.keep.to(seen.logits.device)]
+            _check_tail(transformer, own, seen.states[transformer.n_layers], check)
+            check.require(rows=100)  # a handful of rows must not decide it
+        documents.append(batch.documents)
+        positions.append(batch.positions)
         if quality is not None:
             quality.add(seen.states, batch)
-        for rows in chunks(len(batch.documents), transformer.d_vocab):
-            _compare(transformer, lenses, {at: h[rows] for at, h in seen.states.items()}, kept)
+        reader.add(seen.states)
         texts += batch.n_texts
         progress(phase, texts, total)
-    if not documents.blocks:
+    if not documents:
         raise BadText("no position to read: the held-out part of the text is empty")
-    by = {m: {lens: kept[lens, m].joined() for lens in lenses} for m in ("rank", "surprisal", "kl")}
-    return Scores(documents.joined(), positions.joined(), **by)
+    check.require()
+    return Scores(torch.cat(documents), torch.cat(positions), **reader.columns(), check=check)
 
 
-def _compare(
-    transformer: Transformer,
-    lenses: Mapping[str, Lens],
-    states: Mapping[int, Tensor],
-    kept: dict[tuple[str, str], _Columns],
-) -> None:
-    last = transformer.n_layers
-    answer = Answer(transformer.logits(states[last]))
-    for name, lens in lenses.items():
-        compared = [
-            answer.compare(lens.logits(states[layer], layer).to(answer.p.device))
-            for layer in range(last + 1)
-        ]
-        kept[name, "rank"].blocks.append(
-            torch.stack([c.rank for c in compared], 1).to(torch.int8).cpu()
-        )
-        for measure in ("surprisal", "kl"):
-            values = torch.stack([getattr(c, measure) for c in compared], 1)
-            kept[name, measure].blocks.append(values.cpu())
+def _check_tail(transformer: Transformer, own: Tensor, last: Tensor, check: TailCheck) -> None:
+    for rows in chunks(len(own), transformer.d_vocab):
+        check.add(own[rows], transformer.logits(last[rows]))
+
+
+class _Reader:
+    """Compares rows with the model's answer, as many at a time as the budget of logits allows.
+
+    The head is by far the largest matrix; it is read from memory once per layer and lens however
+    few rows there are, so rows of several batches wait for one another.
+    """
+
+    def __init__(self, transformer: Transformer, lenses: Mapping[str, Lens]) -> None:
+        self.transformer, self.lenses = transformer, lenses
+        self.kept: dict[tuple[str, str], list[Tensor]] = {
+            (measure, lens): [] for measure in MEASURES for lens in lenses
+        }
+        self._waiting: list[Mapping[int, Tensor]] = []
+        self._rows = 0
+
+    def add(self, states: Mapping[int, Tensor]) -> None:
+        """Take in the rows of one batch."""
+        self._waiting.append(states)
+        self._rows += len(states[self.transformer.n_layers])
+        if self._rows >= min(WAITING_ROWS, budget.ENTRIES // self.transformer.d_vocab):
+            self._settle()
+
+    def columns(self) -> dict[str, dict[str, Tensor]]:
+        """By measure and lens: (row, layer)."""
+        self._settle()
+        return {m: {lens: torch.cat(self.kept[m, lens]) for lens in self.lenses} for m in MEASURES}
+
+    def _settle(self) -> None:
+        if not self._waiting:
+            return
+        layers = range(self.transformer.n_layers + 1)
+        h = {layer: torch.cat([states[layer] for states in self._waiting]) for layer in layers}
+        self._waiting, self._rows = [], 0
+        for rows in chunks(len(h[0]), self.transformer.d_vocab):
+            self._compare({layer: value[rows] for layer, value in h.items()})
+
+    def _compare(self, states: Mapping[int, Tensor]) -> None:
+        last = self.transformer.n_layers
+        answer = Answer(self.transformer.logits(states[last]))
+        own = answer.compare(answer.logits)  # what every lens reads at the last layer
+        require_finite(own, "the model itself", last)
+        for name, lens in self.lenses.items():
+            compared = []
+            for layer in range(last):
+                logits = lens.logits(states[layer], layer)
+                compared.append(answer.compare(logits.to(answer.p.device)))
+                require_finite(compared[-1], f"lens {name!r} ({lens.name})", layer)
+            for measure in MEASURES:
+                values = torch.stack([getattr(c, measure) for c in [*compared, own]], 1).cpu()
+                kept = values.to(torch.int8) if measure == "rank" else values
+                self.kept[measure, name].append(kept)

@@ -204,7 +204,8 @@ def _draw_maps(axes: Any, curves: list[Curve]) -> None:
 def _legend_above(figure: Any, axes: Any) -> None:
     """One legend for all panels, over them, where it can cover no line."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), fontsize=9.5)
+    columns = len(labels) if len(labels) < 4 else 2  # names of texts are long
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9.5)
 
 
 def _fit_colour(fits: list[str], fit: str) -> str:
@@ -214,11 +215,13 @@ def _fit_colour(fits: list[str], fit: str) -> str:
 
 
 def _fit_label(curve: Curve) -> str:
-    return NAMES["id"] if curve.map == "id" else f"{curve.map} fitted on {_short(curve.fit)}"
+    return NAMES["id"] if curve.map == "id" else f"{curve.map} fitted on {_short(curve.fit, 36)}"
 
 
 def _short(text: str, limit: int = 28) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "\u2026"
+    """Cut in the middle: paths differ at their ends, and so do fits of different sizes."""
+    end = (limit - 1) * 2 // 3
+    return text if len(text) <= limit else f"{text[: limit - 1 - end]}\u2026{text[-end:]}"
 
 
 def _curves_in_words(what: str, curves: list[Curve], unit: str) -> str:

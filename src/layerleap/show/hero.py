@@ -49,7 +49,7 @@ def hero(study: Study) -> Hero | None:
         ratios = [1.75, 1] if cells else [1]
         panels = figure.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
         figure.get_layout_engine().set(rect=(0.012, 0.06, 0.976, 0.76), wspace=0.07)
-        _agreement_panel(panels[0], curves, n_layers)
+        _agreement_panel(panels[0], curves, n_layers, study["summary"]["half"])
         if cells:
             _r2_panel(figure, panels[1], cells, n_layers)
         title = hero_title(study)
@@ -91,7 +91,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
-def _agreement_panel(axes: Any, curves: dict[str, Curve], n_layers: int) -> None:
+def _agreement_panel(
+    axes: Any, curves: dict[str, Curve], n_layers: int, half: dict[str, int | None]
+) -> None:
     for index, (name, each) in enumerate(curves.items()):
         draw_curve(axes, each, NAMES.get(name, name), colour_of(name, index))
     dress_layers(axes, n_layers, "layer the state is taken from")
@@ -99,12 +101,11 @@ def _agreement_panel(axes: Any, curves: dict[str, Curve], n_layers: int) -> None
     axes.set_title("Agreement with the full model's answer")
     axes.legend(loc="upper left", fontsize=10)
     if "mat" in curves and "id" in curves:
-        _mark_lead(axes, curves["mat"], curves["id"], n_layers)
+        _mark_lead(axes, half["mat"], half["id"], n_layers)
 
 
-def _mark_lead(axes: Any, mat: Curve, own: Curve, n_layers: int) -> None:
+def _mark_lead(axes: Any, early: int | None, late: int | None, n_layers: int) -> None:
     """An arrow at one half of agreement, from where id gets there back to where mat does."""
-    early, late = mat.first_at_least(0.5), own.first_at_least(0.5)
     if early is None or late is None or late - early < max(2, n_layers / 10):
         return  # never reached, or too short to draw
     style = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}

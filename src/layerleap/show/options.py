@@ -35,12 +35,25 @@ Intercept = Annotated[bool, typer.Option("--intercept", help="Fit a bias too.")]
 Ridge = Annotated[
     str, typer.Option(help="Penalty as a fraction of the mean eigenvalue, or 'auto'.")
 ]
+MergeIntercept = Annotated[
+    bool | None, typer.Option("--intercept/--no-intercept", help="Fit a bias; as the shards say.")
+]
+MergeRidge = Annotated[
+    str | None, typer.Option(help="A number or 'auto', as with fit; as the shards say by default.")
+]
 Rank = Annotated[int | None, typer.Option(help="Keep only this many directions of each map.")]
 Unit = Annotated[str, typer.Option(help="What one text is: sentence, paragraph or document.")]
 Positions = Annotated[
     str, typer.Option(help="'one' random position per text, 'all', or 'every:N'.")
 ]
 MaxTokens = Annotated[int, typer.Option(help="Longer texts are cut here.")]
+Field = Annotated[
+    str, typer.Option(help="The key or column that holds the text in jsonl and parquet.")
+]
+Starts = Annotated[
+    str | None,
+    typer.Option(help="File of real sequences from which a masked model draws its texts."),
+]
 Seed = Annotated[int, typer.Option(help="Decides which documents, texts and positions.")]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from layerleap.show import figures
 from layerleap.show.select import (
     PRECISIONS,
-    Curve,
     Row,
     Study,
     curve,
@@ -85,7 +84,8 @@ def figures_of(study: Study) -> list[Figure]:
          "How far the whole distribution of the reading is from the model's, in nats. "
          "Lower is better; 0 is the same distribution."),
         ("transfer", "Other texts", figures.transfer_curves(study), _transfer_sample(study), False,
-         "Agreement on each text, with maps fitted on that text and on the other ones. "
+         "Agreement on each text, with maps fitted on that text and on the other ones; where one "
+         "text is much larger, also with maps fitted on as little of it. "
          "Curves that lie together mean that the maps are about the model, not the text."),
         ("fit", "Condition", figures.condition_plot(study), _fit_sample(study), False,
          "Condition number per source layer: how unevenly the source states fill their directions. "
@@ -137,7 +137,7 @@ def tiles(study: Study) -> list[Tile]:
             text = f"Agreement after {middle} of {n_layers} layers"
             shown = percent(mat.value), percent(own.value)
             found.append(Tile(text, *shown, mat.value, own.value))
-        found += _half_tile(curves, n_layers)
+        found += _half_tile(study["summary"]["half"], n_layers)
     mat_r2, own_r2 = (r2_cells(study, name).get((middle, n_layers)) for name in ("mat", "id"))
     if mat_r2 is not None and own_r2 is not None:
         title = f"R\u00b2 from layer {middle} to layer {n_layers}"
@@ -146,11 +146,11 @@ def tiles(study: Study) -> list[Tile]:
     return found
 
 
-def _half_tile(curves: dict[str, Curve], n_layers: int) -> list[Tile]:
-    mat, own = (curves[name].first_at_least(0.5) for name in ("mat", "id"))
+def _half_tile(half: dict[str, int | None], n_layers: int) -> list[Tile]:
+    mat, own = half["mat"], half["id"]
     if mat is None or own is None:
         return []
-    title = "Half of the answers are known at"
+    title = "Half of the answers are known from"
     return [Tile(title, f"layer {mat}", f"layer {own}", mat / n_layers, own / n_layers)]
 
 

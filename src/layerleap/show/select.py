@@ -57,10 +57,6 @@ class Curve:
         """The point at `layer`, if it was measured."""
         return next((point for point in self.points if point.layer == layer), None)
 
-    def first_at_least(self, value: float) -> int | None:
-        """The first layer whose value is `value` or more."""
-        return next((point.layer for point in self.points if point.value >= value), None)
-
 
 def home(study: Study) -> tuple[str, str]:
     """The text the maps were fitted on and the text they are read on, in the main figures."""

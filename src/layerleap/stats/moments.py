@@ -8,8 +8,10 @@ Sums are float64. With unit-free states of any size, a covariance then keeps abo
 digits even where a mean is 1e4 standard deviations away from zero.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -111,6 +113,11 @@ class Moments:
     def _with_last(self, rows: Tensor, h: Tensor, src: int) -> Tensor:
         return h if src == self.n_layers else torch.cat([h, rows[:, -self.d_model :]], dim=1)
 
+    @property
+    def rows(self) -> int:
+        """Rows seen, waiting ones included."""
+        return self.n + self._filled
+
     def settle(self) -> "Moments":
         """Count every row that was added; read-outs need it. Returns itself."""
         self._multiply()
@@ -161,18 +168,29 @@ class Moments:
         cls, tensors: Mapping[str, Tensor], shape: tuple[int, int, Pairs]
     ) -> "Moments":
         """The inverse of `tensors`."""
+        if shape[2] not in ("final", "all"):
+            raise BadArtifact(f"pairs {shape[2]!r} are unknown; 'final' or 'all' was wanted")
         moments = cls(*shape)
+        _require_like("n", tensors["n"], torch.tensor(0))
         moments.n = int(tensors["n"])
         sums = {"sums": moments.sums} | {f"cross.{s}": m for s, m in enumerate(moments.cross)}
         for key, empty in sums.items():
-            if tensors[key].shape != empty.shape:
-                found, wanted = tuple(tensors[key].shape), tuple(empty.shape)
-                raise BadArtifact(f"{key} has shape {found}; {wanted} was wanted, make it again")
+            _require_like(key, tensors[key], empty)
             empty.copy_(tensors[key])
         if "waiting" in tensors:
-            moments._filled = len(tensors["waiting"])
-            moments._waiting[: moments._filled] = tensors["waiting"]
+            # Never as many as there is room for: such rows would have been multiplied.
+            rows = min(len(tensors["waiting"]), len(moments._waiting) - 1)
+            _require_like("waiting", tensors["waiting"], moments._waiting[:rows])
+            moments._waiting[:rows] = tensors["waiting"]
+            moments._filled = rows
         return moments
+
+
+def _require_like(key: str, found: Tensor, wanted: Tensor) -> None:
+    """Exactly that shape: torch would stretch a row or a number to any other."""
+    kinds = [(tuple(tensor.shape), tensor.dtype) for tensor in (found, wanted)]
+    if kinds[0] != kinds[1]:
+        raise BadArtifact(f"{key} is of {kinds[0]}; {kinds[1]} was wanted, make it again")
 
 
 def save_moments(path: Path, sets: Mapping[str, Moments], about: Mapping[str, Any]) -> None:
@@ -183,27 +201,63 @@ def save_moments(path: Path, sets: Mapping[str, Moments], about: Mapping[str, An
         for key, value in moments.tensors().items()
     }
     shapes = {name: moments.shape for name, moments in sets.items()}
-    header = json.dumps({"format": FORMAT, "shapes": shapes, "about": about}, allow_nan=False)
+    header = {"format": FORMAT, "shapes": shapes, "about": about}
+    header["sha256"] = content_hash(tensors, header)
+    metadata = {"layerleap.moments": json.dumps(header, allow_nan=False)}
     with whole_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"layerleap.moments": header})
+        save_file(tensors, temporary, metadata=metadata)
+
+
+def content_hash(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """A hash over all numbers, and over what the header says they are."""
+    said = {key: value for key, value in header.items() if key != "sha256"}
+    # There and back first: JSON has no tuples, and its keys are strings.
+    plain = json.loads(json.dumps(said))
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for key, value in sorted(tensors.items()):
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).numpy().data)
+    return digest.hexdigest()
 
 
 def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
     """Read what `save_moments` wrote; anything else is a `BadArtifact`."""
+    with _only_moments(path), safe_open(path, framework="pt") as file:
+        header = _header(path, file)
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        if header.get("sha256") != content_hash(tensors, header):
+            raise BadArtifact(f"{path} was changed since it was saved; make it again")
+        sets = {}
+        for name, shape in header["shapes"].items():
+            own = {
+                k.removeprefix(f"{name}/"): tensors[k] for k in tensors if k.startswith(f"{name}/")
+            }
+            sets[name] = Moments.from_tensors(own, tuple(shape))
+        return sets, header["about"]
+
+
+def load_about(path: Path) -> dict[str, Any]:
+    """Only what a file of moments says it is about, without reading the numbers."""
+    with _only_moments(path), safe_open(path, framework="pt") as file:
+        return dict(_header(path, file)["about"])
+
+
+@contextmanager
+def _only_moments(path: Path) -> Iterator[None]:
     try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("layerleap.moments", "{}"))
-            number = header.get("format") if isinstance(header, dict) else None
-            if number != FORMAT:
-                raise BadArtifact(
-                    f"{path} holds format {number}; format {FORMAT} was wanted, make it again"
-                )
-            sets = {}
-            for name, shape in header["shapes"].items():
-                keys = [key for key in file.keys() if key.startswith(f"{name}/")]  # noqa: SIM118
-                tensors = {key.removeprefix(f"{name}/"): file.get_tensor(key) for key in keys}
-                sets[name] = Moments.from_tensors(tensors, tuple(shape))
-            about = header["about"]
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        yield
+    except (
+        SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError
+    ) as error:  # fmt: skip
         raise BadArtifact(f"{path} is missing, truncated or no moments file ({error})") from error
-    return sets, about
+
+
+def _header(path: Path, file: Any) -> dict[str, Any]:
+    header = json.loads((file.metadata() or {}).get("layerleap.moments", "{}"))
+    number = header.get("format") if isinstance(header, dict) else None
+    if number != FORMAT:
+        raise BadArtifact(
+            f"{path} holds format {number}; format {FORMAT} was wanted, make it again"
+        )
+    found: dict[str, Any] = header
+    return found

@@ -18,13 +18,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings, BadText, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, WrongModel
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments
 from layerleap.stream.examples import Batch
 
-CHECKPOINT_SECONDS = 30.0
+CHECKPOINT_SECONDS, LONGEST_SECONDS = 30.0, 55.0
+
+
+def pause_after(saving: float) -> float:
+    """Seconds to the next checkpoint, when the last one took `saving` seconds to write.
+
+    Twenty times as long keeps saving below 5 % of the run; but a kill should never cost more than
+    about a minute, so where a checkpoint takes more than 2.75 s that comes first.
+    """
+    return max(CHECKPOINT_SECONDS, min(20 * saving, LONGEST_SECONDS))
 
 
 @dataclass
@@ -32,31 +41,43 @@ class Tally:
     """Moments of one text, and the settings that made them."""
 
     fit: Moments
-    held_back: Moments
+    held_back: Moments | None  # to the last layer only; None unless a ridge is to be chosen
     about: dict[str, Any]  # model identity, data, sampling: what must agree to merge
     n_batches: int = 0  # batches seen, counted or left to other shards
     n_texts: int = 0
     mark: str = ""  # a hash over all batches seen: what a resumed run must find again
 
     @classmethod
-    def empty(cls, transformer: Transformer, pairs: Pairs, about: dict[str, Any]) -> "Tally":
+    def empty(
+        cls,
+        transformer: Transformer,
+        pairs: Pairs,
+        about: dict[str, Any],
+        *,
+        hold_back: bool = False,
+    ) -> "Tally":
         """Nothing seen yet."""
         shape = (transformer.n_layers, transformer.d_model)
-        return cls(Moments(*shape, pairs), Moments(*shape, "final"), about)
+        return cls(Moments(*shape, pairs), Moments(*shape, "final") if hold_back else None, about)
+
+    @property
+    def sets(self) -> dict[str, Moments]:
+        """The moments there are, by name."""
+        back = {} if self.held_back is None else {"held_back": self.held_back}
+        return {"fit": self.fit, **back}
 
     def save(self, path: Path) -> None:
         """Write everything into one file."""
-        state = {key: getattr(self, key) for key in ("about", "n_batches", "n_texts", "mark")}
-        save_moments(path, {"fit": self.fit, "held_back": self.held_back}, state)
+        save_moments(path, self.sets, {key: getattr(self, key) for key in STATE})
 
     @classmethod
     def load(cls, path: Path) -> "Tally":
         """Read what `save` wrote."""
         sets, state = load_moments(path)
-        try:
-            return cls(sets["fit"], sets["held_back"], **state)
-        except (KeyError, TypeError) as error:
-            raise BadArtifact(f"{path} holds moments, but no tally; make it again") from error
+        is_tally = isinstance(state, dict) and state.keys() == STATE.keys() and "fit" in sets
+        if not is_tally or not all(isinstance(state[key], kind) for key, kind in STATE.items()):
+            raise BadArtifact(f"{path} holds moments, but no tally; make it again")
+        return cls(sets["fit"], sets.get("held_back"), **state)
 
     def merge(self, other: "Tally") -> "Tally":
         """Both together; they must be of one model, one text and one way of sampling."""
@@ -68,14 +89,20 @@ class Tally:
                 )
         if self.about.get("shard") is not None and self.about["shard"] == other.about.get("shard"):
             raise BadSettings(f"shard {self.about['shard']} was given twice")
+        if (self.held_back is None) != (other.held_back is None):
+            raise WrongModel("only one of these statistics has rows held back; make them again")
+        mine, theirs = self.held_back, other.held_back
         return Tally(
             self.fit.merge(other.fit),
-            self.held_back.merge(other.held_back),
+            None if mine is None or theirs is None else mine.merge(theirs),
             {**self.about, "shard": None},
             max(self.n_batches, other.n_batches),
             self.n_texts + other.n_texts,
             self.mark,
         )
+
+
+STATE = {"about": dict, "n_batches": int, "n_texts": int, "mark": str}  # saved with the moments
 
 
 def run_tally(
@@ -95,11 +122,12 @@ def run_tally(
         batches: the whole stream; batches of other shards and seen ones are passed over.
         tally: empty, or loaded from a checkpoint.
         shard: (which, of how many).
-        checkpoint: where to save the tally about every half minute, and on interruption.
+        checkpoint: where to save the tally about every half minute, on interruption, and in
+            the end: the pass is then safe until its result is.
         progress: told the number of texts.
         total: how many texts there will be, if known.
     """
-    saved = time.monotonic()
+    saver = _Saver(tally, checkpoint)
     seen, mark = 0, ""
     before = tally.n_batches
     whole = True  # not while a batch is half added: such sums must never be saved
@@ -118,22 +146,38 @@ def run_tally(
             whole = True
             seen += 1
             progress("fitting", tally.n_texts, total)
-            if checkpoint and time.monotonic() - saved > CHECKPOINT_SECONDS:
-                tally.save(checkpoint)
-                saved = time.monotonic()
+            saver.save_if_due()
     except KeyboardInterrupt:
-        if checkpoint and seen and whole:
-            tally.save(checkpoint)
+        if seen and whole:
+            saver.save()
         raise
     if not seen and before:
         _require_same_text(mark, tally)  # nothing was left to do, or the text got shorter
-    tally.fit.settle(), tally.held_back.settle()
-    if shard[1] == 1 and tally.fit.n == 0:
-        raise BadText(
-            "no position to fit on: the text is empty, every piece is too short, or every document "
-            "fell to the held-out side; give more documents"
-        )
+    if seen and tally.fit.rows:
+        saver.save()
+    for moments in tally.sets.values():
+        moments.settle()
     return tally
+
+
+class _Saver:
+    """Writes the checkpoint, if one is wanted."""
+
+    def __init__(self, tally: Tally, path: Path | None) -> None:
+        self.tally, self.path = tally, path
+        self.saved, self.pause = time.monotonic(), pause_after(0.0)
+
+    def save_if_due(self) -> None:
+        if time.monotonic() - self.saved > self.pause:
+            self.save()
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        started = time.monotonic()
+        self.tally.save(self.path)
+        self.saved = time.monotonic()
+        self.pause = pause_after(self.saved - started)
 
 
 def _marked(mark: str, batch: Batch) -> str:
@@ -158,6 +202,7 @@ def _states(transformer: Transformer, batch: Batch) -> list[Tensor]:
 def _add(tally: Tally, batch: Batch, states: list[Tensor]) -> None:
     back = batch.held_back
     if back.any():
+        assert tally.held_back is not None, "rows to hold back, and no place for them"
         tally.held_back.add([h[back.to(h.device)] for h in states])
         states = [h[~back.to(h.device)] for h in states]
     tally.fit.add(states)
@@ -173,11 +218,17 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
+def wait_for_all() -> None:
+    """Go on when every process of torchrun has come here."""
+    if world()[1] > 1:
+        dist.barrier()
+
+
 def reduce_tally(tally: Tally) -> Tally:
     """Add up the tallies of all processes; each then holds the whole."""
     if world()[1] == 1:
         return tally
-    for moments in (tally.fit, tally.held_back):
+    for moments in tally.sets.values():
         moments.settle()
         count = torch.tensor([moments.n])
         dist.all_reduce(count)

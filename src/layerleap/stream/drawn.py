@@ -12,6 +12,7 @@ writes. Results on such texts speak about the model's own idea of its data, and 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from layerleap.stream.examples import longest_input
 from layerleap.stream.reactions import REACTIONS
 from layerleap.stream.texts import iter_documents
 
+METHOD = 2  # raised when the same settings would draw other texts
 NOTE = (
     "The texts were drawn from the model itself (masked resampling from real sequences, or free "
     "writing), because no corpus for it is at hand: the figures say how well layers foretell the "
@@ -73,7 +75,7 @@ def drawn(
     if transformer.kind == "class" or transformer.model.config.is_encoder_decoder:
         raise BadSettings(f"{transformer.identity.name} cannot write texts of its own")
     real = _starts(transformer, starts) if transformer.kind == "masked-token" else []
-    key = json.dumps([transformer.identity.fingerprint, asdict(drawing), real])
+    key = json.dumps([METHOD, transformer.identity.fingerprint, asdict(drawing), real])
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     path = cache_root() / "drawn" / f"{name}.jsonl"
     if not path.exists():
@@ -158,15 +160,43 @@ def _written(transformer: Transformer, drawing: Drawing, progress: Progress) -> 
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if first is None:
         raise BadText("the tokenizer knows no first token of a text, so nothing can be drawn")
+    end = tokenizer.eos_token_id
+    how = _plain_sampling(_length(transformer, drawing), end)
     size = 64
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _own_defaults(model):
         torch.manual_seed(drawing.seed)
         for done in range(-(-drawing.n_texts // size)):
             start = torch.full((size, 1), first, device=model.device)
             ids = model.generate(
-                start, attention_mask=torch.ones_like(start), do_sample=True, top_k=0, top_p=1.0,
-                temperature=1.0, max_length=_length(transformer, drawing),
-                pad_token_id=tokenizer.pad_token_id or 0,
-            )  # fmt: skip
+                start, attention_mask=torch.ones_like(start), generation_config=how
+            )
             progress("drawing texts", (done + 1) * size, drawing.n_texts)
-            yield tokenizer.batch_decode(ids, skip_special_tokens=True)
+            rows = [_until(row[1:], end) for row in ids.tolist()]
+            yield tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+def _plain_sampling(length: int, end: int | None) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
+        do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_length=length,
+        eos_token_id=end, pad_token_id=0 if end is None else end,
+    )  # fmt: skip
+
+
+@contextmanager
+def _own_defaults(model: Any) -> Iterator[None]:
+    """Set aside what the checkpoint says about generation: it fills in whatever we leave open."""
+    from transformers import GenerationConfig
+
+    before = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+def _until(ids: list[int], end: int | None) -> list[int]:
+    """What stands before the first `end`; after it there is only padding."""
+    return ids[: ids.index(end)] if end in ids else ids

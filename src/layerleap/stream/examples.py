@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.models.probe import ready
+from layerleap.models.probe import ready, vocabulary_size
 from layerleap.models.transformer import Transformer
 from layerleap.stream.pieces import Document, is_held_out, iter_pieces
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
 from layerleap.stream.texts import iter_documents
 
 POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # documents read side by side
+DENSEST_MASKS = 7  # one in seven is the densest that a masked model is used to
 WINDOW = 2048  # examples sorted by length at a time: little padding, constant memory
 
 
@@ -40,6 +41,7 @@ class Sampling:
     held_out: float = 0.25  # share of documents that are never fitted on
     include_special: bool = False  # masked models: may [CLS] and [SEP] be masked and read?
     seed: int = 0
+    field: str = "text"  # the column or key that holds the text in records
 
     def __post_init__(self) -> None:
         parse_positions(self.positions)
@@ -123,12 +125,12 @@ def iter_examples(
         census: filled in as examples go by.
         ridge_share: share of fitting documents whose rows are held back to choose a ridge.
     """
-    _require_text(transformer, sampling)
+    _require_stream(transformer, sampling)
     census = census if census is not None else Census()
     policy = parse_positions(sampling.positions, sampling.seed)
 
     def of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
-        for number, document in enumerate(iter_documents(source)):
+        for number, document in enumerate(iter_documents(source, field=sampling.field)):
             held = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
             if side != "both" and held != (side == "held-out"):
                 continue
@@ -169,25 +171,40 @@ def _turn(pool: deque[tuple[int, Iterator[Example]]]) -> Generator[Example, None
     return length
 
 
-def _require_text(transformer: Transformer, sampling: Sampling) -> None:
+def require_text(transformer: Transformer) -> None:
+    """Refuse a model whose input is not one plain text."""
+    if transformer.kind == "class" or transformer.model.config.is_encoder_decoder:
+        raise BadSettings(
+            f"{transformer.identity.name} reads images, sound or two texts at once; a plain text "
+            "serves decoders and masked models only"
+        )
+
+
+def _require_stream(transformer: Transformer, sampling: Sampling) -> None:
     name = transformer.identity.name
     if transformer.tokenizer is None:
         raise BadText(f"{name} has no tokenizer, so it cannot read text; pass tokenizer=...")
-    if transformer.kind == "class" or transformer.model.config.is_encoder_decoder:
-        raise BadSettings(
-            f"{name} reads images, sound or two texts at once; a plain text stream serves decoders "
-            "and masked models only"
-        )
+    require_text(transformer)
     if transformer.kind == "masked-token":
         if transformer.tokenizer.mask_token_id is None:
             raise BadText(f"the tokenizer of {name} has no mask token, which a masked model needs")
-        if parse_positions(sampling.positions) == EveryNth(1):
-            raise BadSettings("masking all positions leaves nothing to read from; use 'one'")
+        _require_few_masks(parse_positions(sampling.positions))
     special = transformer.tokenizer.num_special_tokens_to_add()
     if sampling.max_tokens <= special:  # the tokenizer would then not cut at all
         raise BadSettings(
             f"max_tokens {sampling.max_tokens} leaves no room beside the {special} special tokens "
             "that the tokenizer adds"
+        )
+
+
+def _require_few_masks(policy: Positions) -> None:
+    """All chosen positions of a text are masked at once, and the rest must still say something."""
+    if policy == EveryNth(1):
+        raise BadSettings("masking all positions leaves nothing to read from; use 'one'")
+    if isinstance(policy, EveryNth) and policy.n < DENSEST_MASKS:
+        raise BadSettings(
+            f"positions '{policy}' would mask {1 / policy.n:.0%} of a text at once, and masked "
+            f"models are trained with about 15 %; use 'one', or 'every:{DENSEST_MASKS}' and above"
         )
 
 
@@ -283,7 +300,10 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
     width = max(len(example.ids) for example in examples)
     tokenizer = transformer.tokenizer
     pad = tokenizer.pad_token_id if tokenizer is not None else None
-    ids = torch.full((len(examples), width), 0 if pad is None else pad)
+    # Some tokenizers know a padding token for which the model has no embedding.
+    if pad is None or pad >= vocabulary_size(transformer.model):
+        pad = 0  # masked, so any id will do
+    ids = torch.full((len(examples), width), pad)
     mask = torch.zeros_like(ids)
     keep = torch.zeros_like(ids, dtype=torch.bool)
     for row, example in enumerate(examples):

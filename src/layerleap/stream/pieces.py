@@ -1,7 +1,7 @@
 """Documents, cut into the pieces that one forward pass sees; and the side each lies on.
 
 In: a `Document`.
-Out: its sentences, paragraphs or itself; and whether it is held out from fitting.
+Out: its sentences or paragraphs in random order, or itself; and whether it is held out.
 """
 
 import random
@@ -47,19 +47,18 @@ class Document:
 def iter_pieces(
     document: Document, unit: str, *, per_document: int | None, seed: int
 ) -> Iterator[str]:
-    """The document's pieces in order, or a random sample of `per_document` of them, in order.
+    """The document's pieces in random order, at most `per_document` of them.
 
-    The sample depends on the seed and the document alone, not on what was read before it.
+    Any first few are thus a random sample, not the lead of an article. The order depends on the
+    seed and the document's text alone, not on what was read before it.
     """
     if unit not in UNITS:
         raise BadSettings(f"unit {unit!r} is unknown; choose one of {', '.join(UNITS)}")
     if per_document is not None and per_document < 1:
         raise BadSettings(f"per_document is {per_document}; wanted at least 1, or None for all")
     pieces = _pieces(document.text, unit)
-    if per_document is not None and len(pieces) > per_document:
-        chosen = random.Random(_number(str(seed), document.text))
-        pieces = [pieces[i] for i in sorted(chosen.sample(range(len(pieces)), per_document))]
-    return iter(pieces)
+    random.Random(_number("order", str(seed), document.text)).shuffle(pieces)
+    return iter(pieces[:per_document])
 
 
 def is_held_out(document: Document, *, share: float, seed: int) -> bool:

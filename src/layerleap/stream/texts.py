@@ -2,6 +2,9 @@
 
 In: a bundled name, a file, a folder, "-", a data set's name, or an iterable of strings.
 Out: `Document`s, one at a time: only one of them is in memory.
+A plain text file has no documents of its own: its paragraphs (or lines, if no blank line parts
+them) count as such, and so may fall on both sides of the separation between fitting and testing.
+Where that matters give .jsonl or .parquet, a record per document, or a folder of such.
 Not here: cutting documents into pieces and splitting them into two sides (`pieces.py`).
 """
 
@@ -37,7 +40,8 @@ def iter_documents(
     Args:
         source: "wikipedia" or "news"; a .txt, .md, .jsonl or .parquet file (or .gz of one); a
             folder of such; "-" for standard input; a data set as "org/name:config:split"; or
-            strings. A bundled name wins over a file of that name: write ./news for the file.
+            strings. Paragraphs of a plain text file count as documents; a record is one document.
+            A bundled name wins over a file of that name: write ./news for the file.
         field: the column or key that holds the text in records.
     """
     if not isinstance(source, str | Path):
@@ -185,7 +189,9 @@ def _from_record(record: dict[str, Any], field: str, where: str, name: str) -> I
     """At most one document: a record whose text is empty or null is left out."""
     if field not in record:
         fields = ", ".join(map(str, record)) or "no field at all"
-        raise BadText(f"{where} has no field {field!r}; it has {fields}: name one of them")
+        raise BadText(
+            f"{where} has no field {field!r}; it has {fields}: name one of them (--field)"
+        )
     text = record[field]
     if text is not None and not isinstance(text, str):
         raise BadText(f"{where}: {field!r} is of type {type(text).__name__}; a string is wanted")
@@ -206,7 +212,9 @@ def _from_parquet(stream: IO[bytes], path: Path, label: str, field: str) -> Iter
         there = file.schema_arrow.names
         columns = [c for c in dict.fromkeys((field, "name", "title")) if c in there]
         if field not in there:
-            raise BadText(f"{path} has no field {field!r}; it has {', '.join(there)}: name one")
+            raise BadText(
+                f"{path} has no field {field!r}; it has {', '.join(there)}: name one (--field)"
+            )
         number = 0
         for batch in file.iter_batches(batch_size=256, columns=columns):
             for record in batch.to_pylist():

@@ -1,6 +1,7 @@
 """What the numbers of a shortcut study say, in words; every sentence is computed.
 
-In: the tables of a study. Out: findings by topic, and laws with their verdicts.
+In: the tables of a study. Out: findings by topic, the few numbers that several parts of a report
+share, and laws with their verdicts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,26 +32,58 @@ def findings(study: Mapping[str, Any]) -> list[dict[str, str]]:
     mat = curves.values(text, text, "precision@1")
     plain = curves.values("-", text, "precision@1")
     found = [
-        *_headlines(mat, plain, last, token),
+        *_headlines(mat, plain, last, token, study["summary"]["half"], _sample(study, text)),
         *_precision(curves, text, last),
         *_surprisal(curves, text, last),
         *_r2(study["r2"], last),
         *_fits(study["fits"], last),
     ]
     if other is not None:
-        found += _transfer(curves, text, other, last)
+        found += _transfer(curves, study, text, other)
     return [{"topic": topic, "text": sentence} for topic, sentence in found]
+
+
+def half_layers(study: Mapping[str, Any]) -> dict[str, int | None]:
+    """By map: the layer from which on half of the model's answers, or more, are foretold."""
+    curves, text = _Curves(study), study["settings"]["text"]
+    return {
+        name: lasting(curves.values(fit, text, "precision@1"), 0.5)
+        for name, fit in (("mat", text), ("id", "-"))
+    }
+
+
+def lasting(values: Sequence[float | None], least: float) -> int | None:
+    """The smallest layer from which on no value is below `least`; a passing peak does not count."""
+    below = [layer for layer, value in enumerate(values) if value is None or value < least]
+    first = below[-1] + 1 if below else 0
+    return first if first < len(values) else None
+
+
+def _sample(study: Mapping[str, Any], text: str) -> str:
+    """What was read: "n = 3,000 texts of 27 documents"."""
+    read = next(row for row in study["data"] if (row["role"], row["text"]) == ("read", text))
+    states = "" if read["rows"] == read["texts"] else f"{read['rows']:,} states of "
+    documents = "1 document" if read["documents"] == 1 else f"{read['documents']:,} documents"
+    return f"n = {states}{read['texts']:,} texts of {documents}"
 
 
 Found = Iterator[tuple[str, str]]
 
 
-def _headlines(mat: Sequence[float], plain: Sequence[float], last: int, token: str) -> Found:
+def _headlines(
+    mat: Sequence[float],
+    plain: Sequence[float],
+    last: int,
+    token: str,
+    half: Mapping[str, int | None],
+    sample: str,
+) -> Found:
     middle = last // 2
     yield (
         "headline",
         f"After {middle} of {last} layers a linear shortcut already names the model's own {token} "
-        f"in {mat[middle]:.0%} of cases; the logit lens does in {plain[middle]:.0%}.",
+        f"in {mat[middle]:.0%} of cases; the logit lens does in {plain[middle]:.0%}. "
+        f"(Held-out documents, {sample}.)",
     )
     wins = sum(a > b for a, b in zip(mat[:last], plain[:last], strict=True))
     gap = [a - b for a, b in zip(mat, plain, strict=True)]
@@ -61,13 +94,10 @@ def _headlines(mat: Sequence[float], plain: Sequence[float], last: int, token: s
         f"{last} layers below the last; the lead is largest at layer {widest}: "
         f"{100 * gap[widest]:.0f} points.",
     )
-    half, plain_half = (
-        next(layer for layer, value in enumerate(curve) if value >= 0.5) for curve in (mat, plain)
-    )
     yield (
         "headline",
-        f"Half of the model's answers can be foretold from layer {half} on with shortcuts, from "
-        f"layer {plain_half} on with the logit lens.",
+        f"Half of the model's answers can be foretold from layer {half['mat']} on with shortcuts, "
+        f"from layer {half['id']} on with the logit lens.",
     )
 
 
@@ -103,7 +133,10 @@ def _surprisal(curves: _Curves, text: str, last: int) -> Found:
 
 def _r2(rows: Sequence[Row], last: int) -> Found:
     by = {(row["map"], row["src"], row["dst"]): row["r2"] for row in rows}
-    pairs = sorted({(row["src"], row["dst"]) for row in rows})
+    # One row has no spread, so no R2: such pairs are left out.
+    pairs = sorted(p for p in {k[1:] for k in by} if None not in (by["mat", *p], by["id", *p]))
+    if not pairs:
+        return
     wins = sum(by["mat", *pair] > by["id", *pair] for pair in pairs)
     yield (
         "r2",
@@ -127,7 +160,7 @@ def _r2(rows: Sequence[Row], last: int) -> Found:
 def _other_r2(rows: Sequence[Row], last: int) -> Found:
     """The same with other weights: the paper's average lets every coordinate count alike."""
     finals = [row for row in rows if row["map"] == "mat" and row["dst"] == last]
-    known = [row for row in finals if row["no_first"] is not None]
+    known = [row for row in finals if None not in (row["r2"], row["weighted"], row["no_first"])]
     if not known:
         return
     plain, weighted, later = (
@@ -160,10 +193,13 @@ def _fits(fits: Sequence[Row], last: int) -> Found:
     )
 
 
-def _transfer(curves: _Curves, text: str, other: str, last: int) -> Found:
+def _transfer(curves: _Curves, study: Mapping[str, Any], text: str, other: str) -> Found:
+    """Fits of equal size are compared: a fit on more text reads better wherever it comes from."""
+    last, fits = study["model"]["n_layers"], study["summary"]["equal_fits"]
+    rows = {row["text"]: row["rows"] for row in study["data"] if row["role"] == "fit"}
     for read, away in ((text, other), (other, text)):
-        home = curves.values(read, read, "precision@1")[:last]
-        guest = curves.values(away, read, "precision@1")[:last]
+        home = curves.values(fits[read], read, "precision@1")[:last]
+        guest = curves.values(fits[away], read, "precision@1")[:last]
         if not home or not guest:
             continue
         change = 100 * sum(b - a for a, b in zip(home, guest, strict=True)) / last
@@ -171,18 +207,14 @@ def _transfer(curves: _Curves, text: str, other: str, last: int) -> Found:
         yield (
             "transfer",
             f"Reading {read} with shortcuts fitted on {away} {verb} {abs(change):.1f} points of "
-            f"agreement on average over layers, against shortcuts fitted on {read} itself.",
+            f"agreement on average over layers, against shortcuts fitted on {read} itself "
+            f"({rows[fits[away]]:,} rows of {away}, {rows[fits[read]]:,} of {read}).",
         )
 
 
 def laws(study: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What must hold whatever the data, and whether it does."""
-    curves, last = _Curves(study), study["model"]["n_layers"]
-    at_last = [
-        rows[last]["value"]
-        for (_, __, m), rows in curves.curves.items()
-        if m.startswith("precision")
-    ]
+    curves, checks = _Curves(study), study["summary"]["tail"]
     ordered = all(
         a <= b <= c
         for fit, read, metric in curves.curves
@@ -196,18 +228,32 @@ def laws(study: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
     return [
         {
-            "law": "at the last layer every reading is the model's own answer",
-            "holds": all(value == 1 for value in at_last),
-            "detail": f"Precision@1, @5 and @10 at layer {last}: lowest {min(at_last):.3f}",
+            "law": "the tail applied to the last state gives the model's own answer on real text",
+            "holds": all(_holds(check) for check in checks),
+            "detail": "; ".join(_checked(check) for check in checks),
         },
         {
-            "law": "Precision@1 <= Precision@5 <= Precision@10",
+            "law": "sanity: Precision@1 <= Precision@5 <= Precision@10",
             "holds": ordered,
             "detail": "at every layer, for every lens and text",
         },
         {
-            "law": "on the rows fitted on, a shortcut is never worse than the identity",
+            "law": "sanity: on the rows fitted on, a shortcut is never worse than the identity",
             "holds": not behind,
             "detail": f"{len(study['fits']) - len(behind)} of {len(study['fits'])} fits",
         },
     ]
+
+
+def _holds(check: Row) -> bool:
+    return check["rows"] > 0 and check["agreement"] >= 0.99
+
+
+def _checked(check: Row) -> str:
+    if not check["rows"]:
+        return f"{check['text']}: no row was checked"
+    gap = "not finite" if check["gap"] is None else f"at most {check['gap']:.1e}"
+    return (
+        f"{check['text']}: the same top token in {check['agreement']:.1%} of {check['rows']:,} "
+        f"rows, log-probabilities differ by {gap}"
+    )

@@ -9,14 +9,17 @@ from typing import Annotated, Any
 import typer
 
 import layerleap
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, CannotWrite
 from layerleap.show.options import (
     Blocks,
     Dtype,
+    Field,
     Folder,
     Intercept,
     Json,
     MaxTokens,
+    MergeIntercept,
+    MergeRidge,
     Model,
     Of,
     Out,
@@ -25,6 +28,7 @@ from layerleap.show.options import (
     Revision,
     Ridge,
     Seed,
+    Starts,
     Tail,
     Text,
     Unit,
@@ -47,6 +51,8 @@ def fit(
     unit: Unit = "sentence",
     positions: Positions = "one",
     max_tokens: MaxTokens = 128,
+    field: Field = "text",
+    starts: Starts = None,
     held_out: Annotated[float, typer.Option(help="Share of documents never fitted on.")] = 0.25,
     intercept: Intercept = False,
     ridge: Ridge = "0",
@@ -72,32 +78,46 @@ def fit(
     with clean_errors(), TerminalProgress() as progress:
         from layerleap import Sampling, bank_from, collect
         from layerleap.maps.linear import check_solving
-        from layerleap.recipes import resolve_text
+        from layerleap.recipes import finish
         from layerleap.stats.tally import world
 
         number = parse_ridge(ridge)
         sampling = Sampling(
             unit=unit,
-            positions=positions, max_tokens=max_tokens, held_out=held_out, seed=seed,
+            positions=positions, max_tokens=max_tokens, held_out=held_out, field=field, seed=seed,
         )  # fmt: skip
         part = _shard(shard)
+        _check_out(out_folder, is_shard=part is not None)
         transformer = load_model(model, blocks, tail, revision, dtype)
         check_solving(number, rank, transformer.d_model)
-        source, sampling = resolve_text(transformer, text, sampling, progress)
+        solving = {"intercept": intercept, "ridge": number, "rank": rank}
         work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
         tally = collect(
-            transformer, source, sampling, n_texts=texts, pairs=pairs, shard=part,
-            choose_ridge=number == "auto", checkpoint=work, progress=progress,
+            transformer, text, sampling, starts=starts, n_texts=texts, pairs=pairs, shard=part,
+            choose_ridge=number == "auto", solving=solving, checkpoint=work, progress=progress,
         )  # fmt: skip
         if part:
             tally.save(out_folder)
+            finish(work)
             out.print(f"statistics of shard {shard} ({tally.fit.n} rows): {out_folder}")
             return
         if world()[0] != 0:
+            finish(work)
             return
-        bank = bank_from(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
+        bank = bank_from(tally, progress=progress)
         bank.save_pretrained(out_folder)
+        finish(work)
     _show_bank(bank, out_folder, json)
+
+
+def _check_out(path: Path, *, is_shard: bool = False) -> None:
+    """Before the pass: can the result be written there?"""
+    from layerleap.maps.bank import check_target
+
+    if not is_shard:
+        check_target(path)
+    elif path.is_dir():
+        raise CannotWrite(f"{path} is a folder; a file for the shard's statistics was wanted")
 
 
 def _shard(text: str | None) -> tuple[int, int] | None:
@@ -123,12 +143,14 @@ def _show_bank(bank: Any, folder: Path, json: bool) -> None:
 def merge(
     files: Annotated[list[Path], typer.Argument(help="The files of all shards.")],
     out_folder: Out = Path("bank"),
-    intercept: Intercept = False,
-    ridge: Ridge = "0",
+    intercept: MergeIntercept = None,
+    ridge: MergeRidge = None,
     rank: Rank = None,
     json: Json = False,
 ) -> None:
     """Add up the statistics of shards and fit the bank that one run would have given.
+
+    Intercept, ridge and rank are those that the shards were fitted with, unless given anew.
 
     Example: layerleap merge part-0 part-1 part-2 part-3 -o bank
     """
@@ -136,16 +158,17 @@ def merge(
         from layerleap import bank_from
         from layerleap import merge as merged
 
+        number = None if ridge is None else parse_ridge(ridge)
+        _check_out(out_folder)
         tally = merged(files)
-        bank = bank_from(
-            tally, intercept=intercept, ridge=parse_ridge(ridge), rank=rank, progress=progress
-        )
+        bank = bank_from(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
         bank.save_pretrained(out_folder)
     _show_bank(bank, out_folder, json)
 
 
 def _imported(kind: str, folder: Path, model: str, out_folder: Path) -> None:
     with clean_errors():
+        _check_out(out_folder)
         importer = {"mat": layerleap.import_mat, "tuned-lens": layerleap.import_tuned_lens}[kind]
         bank = importer(folder, load_model(model))
         bank.save_pretrained(out_folder)

@@ -104,7 +104,10 @@ def read(
                 found = ShortcutBank.from_pretrained(bank)
             else:
                 found = default_bank(transformer, tell=tell, progress=progress)
-        readings = Lens(transformer, found).read(
+        lens = Lens(transformer, found)
+        if position is None and not (html or json):
+            position = lens.last_position(text)  # all that will be shown
+        readings = lens.read(
             text, positions=None if html or position is None else [position], top_k=top_k
         )
         if html:

@@ -11,6 +11,7 @@ import typer
 from layerleap.show.options import (
     Blocks,
     Dtype,
+    Field,
     Intercept,
     Json,
     MaxTokens,
@@ -20,6 +21,7 @@ from layerleap.show.options import (
     Revision,
     Ridge,
     Seed,
+    Starts,
     Tail,
     Text,
     Unit,
@@ -44,6 +46,8 @@ def study_shortcuts(
     unit: Unit = "sentence",
     positions: Positions = "one",
     max_tokens: MaxTokens = 128,
+    field: Field = "text",
+    starts: Starts = None,
     held_out: Annotated[float, typer.Option(help="Share of documents never fitted on.")] = 0.25,
     include_special: Annotated[
         bool, typer.Option(help="Masked models: may special tokens be masked and read?")
@@ -63,35 +67,35 @@ def study_shortcuts(
     """How well can each layer be read, and carried to later ones? One report with everything.
 
     R2 of all layer pairs, Precision@k, Surprisal and KL per layer, mat beside id, on documents
-    that were not fitted on, and transfer to a second text. Interrupted while fitting, the same
-    command goes on where it was.
+    that were not fitted on, and transfer to a second text. Interrupted, the same command goes on
+    where it was; a text that was being read is read again.
 
     Example: layerleap study shortcuts smollm2 --quick -o report
     """
     with clean_errors():
         from layerleap import Sampling
         from layerleap.show.report import write_report
-        from layerleap.study.shortcuts import ShortcutSettings, default_texts
+        from layerleap.study.shortcuts import ShortcutSettings
         from layerleap.study.shortcuts import study_shortcuts as run
 
         number = parse_ridge(ridge)
         sampling = Sampling(
             unit=unit,
             positions=positions, max_tokens=max_tokens, held_out=held_out,
-            include_special=include_special, seed=seed,
+            include_special=include_special, seed=seed, field=field,
         )  # fmt: skip
-        transformer = load_model(model, blocks, tail, revision, dtype)
-        main, second = default_texts(transformer, text, None if other == "none" else other)
         settings = ShortcutSettings(
-            text=main, other=second, n_fit=fit_texts, n_read=read_texts, pairs=pairs,
-            intercept=intercept, ridge=number, sampling=sampling,
+            text=text, other=None if other == "none" else other, n_fit=fit_texts,
+            n_read=read_texts, pairs=pairs, intercept=intercept, ridge=number,
+            starts=starts, sampling=sampling,
         )  # fmt: skip
         if quick:
             settings = settings.quickened()
+        transformer = load_model(model, blocks, tail, revision, dtype)
         with TerminalProgress() as progress:
             result, bank = run(transformer, settings, work=out_folder / ".work", progress=progress)
-            bank.save_pretrained(out_folder / "bank")
             page = write_report(result, out_folder)
+            bank.save_pretrained(out_folder / "bank")
         _clear(out_folder / ".work")
     _show_study(result, page, json)
 

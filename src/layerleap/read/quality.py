@@ -1,0 +1,117 @@
+"""How well maps carry states from layer to layer: squared errors and R2 of all pairs.
+
+In: states of rows that were not fitted on, and a bank. Out: `Quality`, a table with intervals.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerleap.maps.bank import ShortcutBank
+from layerleap.models.transformer import Transformer
+from layerleap.read.metrics import finite, resample
+from layerleap.stream.examples import Batch
+
+QUALITY_ROWS = 512  # rows that wait before R2 is brought up to date
+GROUPS = 32  # documents are dealt into at most so many groups for the intervals of R2
+
+
+class Quality:
+    """Squared errors of maps between all pairs of layers, per coordinate and group of documents.
+
+    R2(src, dst) is the plain average over coordinates of 1 - error / spread, the paper's measure;
+    `weighted` lets each coordinate count by its spread. Coordinates that never vary count in
+    neither. The first position is also counted apart,
+    for its states are often outliers of enormous norm.
+    """
+
+    def __init__(self, transformer: Transformer, bank: ShortcutBank) -> None:
+        self.bank, self.n_layers, width = bank, transformer.n_layers, transformer.d_model
+        self.pairs = sorted(bank.maps)
+        self.group_of: dict[int, int] = {}
+        # Rows of the tensors below: GROUPS groups, then the first positions a second time.
+        shape = (GROUPS + 1, width)
+        self.n = torch.zeros(GROUPS + 1, dtype=torch.float64)
+        self.sums = torch.zeros(self.n_layers + 1, 2, *shape, dtype=torch.float64)  # y and y^2
+        self.errors = {
+            name: {pair: torch.zeros(shape, dtype=torch.float64) for pair in self.pairs}
+            for name in ("mat", "id")
+        }
+        self._waiting: list[tuple[dict[int, Tensor], Tensor]] = []
+
+    def add(self, states: Mapping[int, Tensor], batch: Batch) -> None:
+        """Take in the rows of one batch."""
+        groups = [
+            self.group_of.setdefault(document, len(self.group_of) % GROUPS)
+            for document in batch.documents.tolist()
+        ]
+        member = torch.zeros(len(groups), GROUPS + 1, dtype=torch.float64)
+        member[torch.arange(len(groups)), groups] = 1
+        member[:, GROUPS] = (batch.positions == 0).double()
+        h = {layer: value.float().cpu() for layer, value in states.items()}
+        self._waiting.append((h, member))
+        if sum(len(rows) for _, rows in self._waiting) >= QUALITY_ROWS:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Count the waiting rows; many at a time, because every map has to be read for them."""
+        if not self._waiting:
+            return
+        member = torch.cat([rows for _, rows in self._waiting]).T  # (group, row)
+        layers = range(self.n_layers + 1)
+        h = {layer: torch.cat([states[layer] for states, _ in self._waiting]) for layer in layers}
+        self._waiting = []
+        self.n += member.sum(1)
+        for layer, value in h.items():
+            exact = value.double()
+            self.sums[layer, 0] += member @ exact
+            self.sums[layer, 1] += member @ exact.square()
+        for src, dst in self.pairs:
+            for name, predicted in (("mat", self.bank[src, dst](h[src])), ("id", h[src])):
+                error = (predicted - h[dst]).square().double()
+                self.errors[name][src, dst] += member @ error
+
+    def table(self, *, resamples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
+        """One row per map and pair of layers."""
+        self._settle()
+        used = min(GROUPS, len(self.group_of))
+        # One row of weights per way of counting: everything, without first positions, resampled.
+        weights = torch.zeros(2 + resamples, GROUPS + 1, dtype=torch.float64)
+        weights[:2, :GROUPS] = 1
+        weights[1, GROUPS] = -1
+        weights[2:, :used] = resample(used, resamples, seed)
+        n = weights @ self.n
+        found = []
+        for name, by_pair in self.errors.items():
+            for (src, dst), errors in by_pair.items():
+                error = weights @ errors
+                spread = _spread(weights @ self.sums[dst, 0], weights @ self.sums[dst, 1], n)
+                r2 = _average(error, spread)
+                # NaN if some resample has too few rows to vary: then there is no interval.
+                ends = torch.quantile(r2[2:], torch.tensor([0.025, 0.975]).double()).tolist()
+                low, high = ends if used > 1 else (None, None)
+                varies = ~spread[0].isnan()
+                weighted = 1 - error[0][varies].sum() / spread[0][varies].sum()
+                found.append(
+                    {
+                        "map": name, "src": src, "dst": dst, "r2": finite(r2[0].item()),
+                        "low": finite(low), "high": finite(high),
+                        "weighted": finite(weighted.item()),
+                        "no_first": finite(r2[1].item()) if n[1] > 1 else None,
+                        "rows": int(n[0]), "documents": len(self.group_of),
+                    }
+                )  # fmt: skip
+        return found
+
+
+def _spread(y: Tensor, yy: Tensor, n: Tensor) -> Tensor:
+    """Squared deviations from the mean, NaN for a coordinate that never varies."""
+    spread = yy - y.square() / n[:, None]
+    return spread.where(spread > 1e-12 * yy, torch.nan)
+
+
+def _average(error: Tensor, spread: Tensor) -> Tensor:
+    """R2 with every coordinate counting alike; coordinates that never vary are left out."""
+    return (1 - error / spread).nanmean(-1)
