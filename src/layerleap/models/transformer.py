@@ -4,7 +4,7 @@ In: a Hugging Face model, loaded and placed as its owner wants it.
 Out: blocks, tail and sites under one contract, or `ModelRefused`; never a half-working object.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from layerleap.errors import ModelRefused
-from layerleap.models.capture import Seen, see
+from layerleap.models.capture import see
 from layerleap.models.discover import Step, find_blocks, find_tail
 from layerleap.models.identity import Identity, identify
 from layerleap.models.probe import probe
@@ -116,17 +116,7 @@ class Transformer:
             f"{self.n_layers} layers, d_model {self.d_model}, {self.d_vocab} outputs)"
         )
 
-    def see(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        layers: Collection[int] | None = None,
-        sites: Collection[tuple[int, str]] = (),
-        keep: Tensor | None = None,
-        logits: bool = False,
-    ) -> Seen:
-        """One forward pass; see `capture.see`."""
-        return see(self, inputs, layers=layers, sites=sites, keep=keep, logits=logits)
+    see = see  # one forward pass: the function of `capture`, as a method
 
     def logits(self, h: Tensor) -> Tensor:
         """Read states of h[n_layers] with the model's own tail: (row, d_model) -> (row, d_vocab).
