@@ -8,6 +8,7 @@ bank.lens(model).read("The capital of")      read
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_about
 from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
-from layerleap.stream.drawn import drawn
+from layerleap.stream.drawn import Drawing, drawn
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
 
 DRAWN_BY_DEFAULT = ("rxnfp", "rxnmapper", "mgm")  # bundled, and not speaking English
@@ -36,10 +37,17 @@ def resolve_text(
     sampling: Sampling,
     progress: Progress = silent,
     starts: str | None = None,
+    n_drawn: int | None = None,
 ) -> tuple[Any, Sampling]:
     """What to stream for `text`, and how to cut it; draws texts from the model if asked to.
 
-    `starts` names real sequences that a masked model draws from.
+    Args:
+        transformer: the model.
+        text: anything `iter_documents` reads, "drawn", or None for what suits the model.
+        sampling: how texts are cut.
+        progress: told while texts are drawn.
+        starts: a text of real sequences that a masked model draws from.
+        n_drawn: how many texts to draw.
     """
     if starts is not None and text not in (None, "drawn"):
         raise BadSettings(f"sequences to start from are for drawn texts; the text is {text}")
@@ -49,8 +57,14 @@ def resolve_text(
         text = default_text(transformer)
     if not isinstance(text, str) or text != "drawn":
         return text, sampling
-    path = drawn(transformer, starts=starts, progress=progress)
+    drawing = Drawing() if n_drawn is None else Drawing(n_texts=n_drawn)
+    path = drawn(transformer, drawing, starts=starts, progress=progress)
     return path, replace(sampling, unit="paragraph", per_document=None, field="text")
+
+
+def enough(n_texts: int, share: float) -> int:
+    """How many texts to draw so that about `n_texts` fall to a side of that share."""
+    return 1000 * math.ceil(n_texts / share / 1000)  # round numbers, so that runs share a file
 
 
 def default_text(transformer: Transformer) -> str:
@@ -95,7 +109,9 @@ def collect(
     mine = _check_run(pairs, n_texts, tokens, shard, rank, processes)
     if text is None:
         text = default_text(transformer) if starts is None else "drawn"
-    source, sampling = resolve_text(transformer, text, sampling or Sampling(), progress, starts)
+    sampling = sampling or Sampling()
+    n_drawn = None if n_texts is None else enough(n_texts, 1 - sampling.held_out)
+    source, sampling = resolve_text(transformer, text, sampling, progress, starts, n_drawn)
     about = {
         "model": transformer.identity.to_dict(),
         "text": str(text) if isinstance(text, str | Path) else "given texts",

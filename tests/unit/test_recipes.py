@@ -81,7 +81,7 @@ def test_without_a_text_the_models_default_is_taken(llama, default_source):
 def test_drawn_texts_can_be_asked_for_in_python(llama, monkeypatch, tmp_path):
     path = tmp_path / "drawn.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
-    monkeypatch.setattr(recipes, "drawn", lambda transformer, starts, progress: path)
+    monkeypatch.setattr(recipes, "drawn", lambda transformer, drawing, starts, progress: path)
     tally = collect(llama, "drawn")
     assert tally.fit.n > 0
     assert tally.about["text"] == "drawn"  # the cache's own name for it means nothing elsewhere
@@ -103,7 +103,7 @@ def test_a_given_text_is_streamed_as_it_is(llama):
 
 def test_models_that_speak_no_english_get_texts_of_their_own(llama, monkeypatch, tmp_path):
     monkeypatch.setattr(
-        recipes, "drawn", lambda transformer, starts, progress: tmp_path / "drawn.jsonl"
+        recipes, "drawn", lambda transformer, drawing, starts, progress: tmp_path / "drawn.jsonl"
     )
     source, sampling = resolve_text(llama, "drawn", Sampling(seed=3))
     assert source == tmp_path / "drawn.jsonl"
@@ -234,7 +234,7 @@ def test_a_masked_models_default_bank_hides_one_position_per_text(
 def test_sequences_to_start_from_mean_drawn_texts_and_no_other(llama, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        recipes, "drawn", lambda _, starts, progress: asked.append(starts) or tmp_path
+        recipes, "drawn", lambda _, drawing, starts, progress: asked.append(starts) or tmp_path
     )
     resolve_text(llama, None, Sampling(field="body"), starts="mine.txt")
     source, sampling = resolve_text(llama, "drawn", Sampling(field="body"), starts="mine.txt")
@@ -242,3 +242,13 @@ def test_sequences_to_start_from_mean_drawn_texts_and_no_other(llama, monkeypatc
     assert (source, sampling.field) == (tmp_path, "text")
     with pytest.raises(BadSettings, match="for drawn texts; the text is wikipedia"):
         resolve_text(llama, "wikipedia", Sampling(), starts="mine.txt")
+
+
+def test_only_as_many_texts_are_drawn_as_are_needed(llama, monkeypatch, tmp_path):
+    path, asked = tmp_path / "drawn.jsonl", []
+    path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
+    monkeypatch.setattr(recipes, "drawn", lambda _, drawing, **__: asked.append(drawing) or path)
+    collect(llama, "drawn", Sampling(held_out=0.25), n_texts=20)
+    collect(llama, "drawn", Sampling(held_out=0.25), n_texts=1501)
+    collect(llama, "drawn")
+    assert [drawing.n_texts for drawing in asked] == [1000, 3000, 12_000]

@@ -21,7 +21,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
 from layerleap.read.scores import Quality, Scores, score
-from layerleap.recipes import bank_from, collect, finish, resolve_text
+from layerleap.recipes import bank_from, collect, enough, finish, resolve_text
 from layerleap.stream.drawn import NOTE
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
 
@@ -51,8 +51,14 @@ class Run:
         is_drawn = text == "drawn"
         if is_drawn and NOTE not in self.notes:
             self.notes.append(NOTE)
-        starts = self.settings.starts if is_drawn else None
-        return resolve_text(self.transformer, text, self.settings.sampling, self.progress, starts)
+        s = self.settings
+        share = s.sampling.held_out
+        # One file for both sides: drawn for whichever needs more.
+        needs = enough(s.n_fit, 1 - share), enough(s.n_read, share) if share else 0
+        return resolve_text(
+            self.transformer, text, s.sampling, self.progress, s.starts if is_drawn else None,
+            max(needs),
+        )  # fmt: skip
 
     def fit(
         self,
