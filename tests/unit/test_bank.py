@@ -139,7 +139,9 @@ def test_one_changed_byte_is_refused(saved):
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
 def test_a_missing_file_is_named(saved, name):
     (saved / name).unlink()
-    with pytest.raises(BadArtifact, match=f"{name} is missing; was the folder copied whole"):
+    with pytest.raises(
+        BadArtifact, match=f"has no {name}|{name} is missing; was the folder copied whole"
+    ):
         ShortcutBank.from_pretrained(saved)
 
 

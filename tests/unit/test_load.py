@@ -9,6 +9,7 @@ from tiny_models import tiny, tokenizer
 
 from layerleap.errors import BadSettings, ModelRefused, UnknownModel
 from layerleap.models.identity import fingerprint, identify
+from layerleap.models.laws import check_model
 from layerleap.models.load import load, load_bare
 from layerleap.models.transformer import Transformer
 from layerleap.models.zoo import MODEL_NAMES
@@ -395,3 +396,9 @@ def test_a_tokenizer_that_cannot_be_loaded_is_said_and_the_model_still_comes(tmp
     assert load(str(tmp_path), tell=said.append).tokenizer is None
     assert len(said) == 1
     assert "cannot be loaded" in said[0]
+
+
+def test_a_wrapped_model_can_be_checked_again():
+    verdicts = check_model(tiny("llama"))
+    assert {verdict.status for verdict in verdicts} == {"holds"}
+    assert verdicts == check_model(tiny("llama").model)

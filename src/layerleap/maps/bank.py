@@ -155,6 +155,8 @@ class ShortcutBank:
         folder = Path(source)
         if not folder.is_dir():
             folder = _download(str(source), revision, token)
+        if not (folder / CONFIG).is_file():
+            raise BadArtifact(f"{folder} is no bank, or not a whole one: it has no {CONFIG}")
         config = read_json(folder / CONFIG)
         found = config.get("format") if isinstance(config, dict) else None
         if found != FORMAT:

@@ -75,7 +75,8 @@ def _quality(bank: "ShortcutBank") -> list[str]:
         lines += [
             f"**{len(deficient)} of {len(bank.fits)} fits are rank-deficient** (layer {worst.src}: "
             f"rank {worst.rank} of {worst.width} from {worst.rows} rows): their maps are the "
-            "minimum-norm answer; fit on more text.",
+            "minimum-norm answer, and on the rows fitted on their R2 is high by construction. "
+            "Fit on more text.",
             "",
         ]
     if bank.quality:

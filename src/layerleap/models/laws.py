@@ -72,8 +72,10 @@ def require(transformer: Transformer) -> None:
         raise ModelRefused(f"{name} is refused: {reasons}{hint}")
 
 
-def check_model(model: PreTrainedModel, **names: Any) -> list[Verdict]:
+def check_model(model: PreTrainedModel | Transformer, **names: Any) -> list[Verdict]:
     """Wrap and check; a model that cannot even be wrapped gives one failed verdict."""
+    if isinstance(model, Transformer):
+        return check(model)
     try:
         return check(Transformer.wrap(model, check=False, **names))
     except LayerleapError as error:

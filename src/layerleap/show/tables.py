@@ -138,7 +138,8 @@ def readings_table(frame: list[Row], n_layers: int | None = None) -> RenderableT
     answer = Text("the model's own answer: ", style="bold")
     answer.append_text(_tokens(own["top"]))
     answer.no_wrap, answer.overflow = True, "ellipsis"
-    return Group(table, Text(f"{last:>6}  ").append_text(answer))
+    legend = "\u2713 the model's own top token; KL(model || reading) in nats"
+    return Group(table, Text(f"{last:>6}  ").append_text(answer), Text(legend, style="dim"))
 
 
 def _reading_cells(row: Row | None) -> tuple[Text, Text, Text]:

@@ -99,15 +99,13 @@ class TerminalProgress:
         self.latest[phase] = done
         began, first = self.started[phase]
         rate = (done - first) / (now - began) if now > began else 0.0
-        speed = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+        speed = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s" if rate else ""
         if self.bars is not None:
             if phase not in self.tasks:
                 self.tasks[phase] = self.bars.add_task(phase, total=total, unit=unit, rate="")
-            self.bars.update(
-                self.tasks[phase], completed=done, total=total, rate=speed if rate else ""
-            )
+            self.bars.update(self.tasks[phase], completed=done, total=total, rate=speed)
         elif now - self.last_line > PLAIN_SECONDS:
             self.last_line = now
             left = f", about {(total - done) / rate:.0f} s left" if total and rate else ""
             of = f" of {total}" if total else ""
-            tell(f"{phase}: {done}{of} {unit}, {speed}{left}")
+            tell(f"{phase}: {done}{of} {unit}{', ' if speed else ''}{speed}{left}")

@@ -84,11 +84,17 @@ def read(
     ] = None,
     top_k: Annotated[int, typer.Option(help="How many tokens per layer.")] = 3,
     html: Annotated[Path | None, typer.Option(help="Also write all positions as a page.")] = None,
+    blocks: Blocks = None,
+    tail: Tail = None,
     revision: Revision = None,
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Show what every layer of MODEL would say, id and mat side by side.
+
+    id is the logit lens: the layer's state read as if it were the last. mat carries it there with
+    a linear shortcut first. A tick marks the model's own answer; KL is the distance of the whole
+    distribution from the model's, in nats.
 
     Example: layerleap read smollm2 "The capital of France is"
     """
@@ -96,7 +102,7 @@ def read(
         from layerleap import Lens, ShortcutBank
         from layerleap.recipes import default_bank
 
-        transformer = load_model(model, revision=revision, dtype=dtype)
+        transformer = load_model(model, blocks, tail, revision, dtype)
         with TerminalProgress() as progress:
             if no_bank:
                 found = None
@@ -105,6 +111,10 @@ def read(
             else:
                 found = default_bank(transformer, tell=tell, progress=progress)
         lens = Lens(transformer, found)
+        if found is not None:
+            rows = found.data.get("rows_fitted")
+            made = f", fitted on {found.data.get('text')}, {rows:,} rows" if rows else ""
+            tell(f"{found!r}{made}")
         if position is None and not (html or json):
             position = lens.last_position(text)  # all that will be shown
         readings = lens.read(
