@@ -147,4 +147,4 @@ def test_the_last_layer_is_the_models_own_answer():
 
 def test_each_layer_takes_one_line():
     lines = [line for line in printed(readings_table(FRAME)).splitlines() if line.strip()]
-    assert len(lines) == 2 + 2 + 1  # head and rule, two layers, the answer
+    assert len(lines) == 2 + 2 + 1 + 1  # head and rule, two layers, the answer, the legend
