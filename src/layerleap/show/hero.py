@@ -110,8 +110,9 @@ def _mark_lead(axes: Any, early: int | None, late: int | None, n_layers: int) ->
         return  # never reached, or too short to draw
     style = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (early, 0.5), (late, 0.5), arrowprops=style, zorder=4)
-    text = f"50 %,\n{late - early} layers\nearlier"
-    axes.text(early + 0.02 * n_layers, 0.475, text, va="top", fontsize=9.5)
+    # Above the curve and left of the arrow: before it reaches one half, nothing is drawn there.
+    place = {"ha": "right", "va": "bottom", "fontsize": 9.5}
+    axes.text(early - 0.02 * n_layers, 0.52, f"half, {late - early} layers earlier", **place)
 
 
 def _r2_panel(figure: Any, axes: Any, cells: dict[tuple[int, int], float], n_layers: int) -> None:
