@@ -15,7 +15,7 @@ from tiny_models import sentences, tiny
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.read.lens import Lens
-from layerleap.read.metrics import DEPTH, Answer, mean_interval, resample, top_token
+from layerleap.read.metrics import DEPTH, Answer, Distribution, mean_interval, resample
 from layerleap.read.scores import GROUPS, Quality, score
 from layerleap.recipes import fit_bank
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
@@ -85,9 +85,8 @@ def test_all_logits_equal_put_token_k_at_rank_k():
 
 
 def test_the_top_token_is_the_lowest_of_the_best():
-    assert top_token(torch.tensor([[1.0, 3, 3, 2], [5, 5, 5, 5], [0, 0, 0, 9]])).tolist() == [
-        *(1, 0, 3)
-    ]
+    logits = torch.tensor([[1.0, 3, 3, 2], [5, 5, 5, 5], [0, 0, 0, 9]])
+    assert Distribution(logits).top.tolist() == [*(1, 0, 3)]
 
 
 @pytest.mark.parametrize("size", [1e4, 1e6])
@@ -334,3 +333,28 @@ def test_r2_of_a_single_row_is_unknown():
     row, _, __ = fake_quality(1, rows_each=1)
     assert row["no_first"] is None
     assert row["r2"] is None or math.isnan(row["r2"])
+
+
+def test_how_sure_a_reading_is_equals_softmax_and_entropy_in_float64():
+    generator = torch.Generator().manual_seed(4)
+    model, reading = torch.randn(2, 50, 300, generator=generator) * 5
+    found = Answer(model).compare(reading)
+    p = reading.double().softmax(-1)
+    best = p.sort(-1, descending=True).values
+    entropy = -(p * p.log()).sum(-1)
+    for ours, theirs in ((found.p1, best[:, 0]), (found.p2, best[:, 1]), (found.entropy, entropy)):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_two_equal_best_tokens_have_the_same_probability():
+    found = Answer(torch.zeros(1, 3)).compare(torch.tensor([[2.0, 5, 5]]))
+    assert found.top.item() == 1
+    assert found.p1.item() == found.p2.item()
+
+
+def test_comparing_a_reading_leaves_the_answer_and_the_reading_as_they_were():
+    model, reading = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(1))
+    answer, before = Answer(model), reading.clone()
+    first = answer.compare(reading)
+    assert torch.equal(reading, before)
+    assert torch.equal(answer.compare(reading).kl, first.kl)

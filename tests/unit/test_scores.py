@@ -16,7 +16,15 @@ from layerleap.models.transformer import Transformer
 from layerleap.read import lens as lens_module
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Answer, mean_interval, resample
-from layerleap.read.scores import CHECK_EVERY, PRECISIONS, Quality, Scores, TailCheck, score
+from layerleap.read.scores import (
+    CHECK_EVERY,
+    MEASURES,
+    PRECISIONS,
+    Quality,
+    Scores,
+    TailCheck,
+    score,
+)
 from layerleap.recipes import collect, fit_bank
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
@@ -81,12 +89,13 @@ def test_every_row_has_every_measure_at_every_layer(case):
     examples = examples_of(transformer)
     found = score(transformer, lenses, iter_batches(transformer, examples))
     shape = (len(examples), transformer.n_layers + 1)
-    for kind in (found.rank, found.surprisal, found.kl):
+    for kind in (getattr(found, measure) for measure in MEASURES):
         assert {name: tuple(value.shape) for name, value in kind.items()} == {
             "-": shape,
             "mat": shape,
         }
     assert sorted(found.documents.tolist()) == sorted(e.document for e in examples)
+    assert tuple(found.cosine.shape) == shape
     assert (found.rank["-"] >= 0).all()
     assert (found.rank["-"] <= 10).all()
 
@@ -100,6 +109,21 @@ def test_scores_are_those_of_each_text_alone(case):
         assert torch.equal(found.rank[name][0] == 0, track.agrees[:, 0])
         torch.testing.assert_close(found.kl[name][0], track.kl[:, 0])
         torch.testing.assert_close(found.surprisal[name][0], track.surprisal[:, 0])
+        torch.testing.assert_close(found.p1[name][0], track.probs[:, 0, 0])
+        torch.testing.assert_close(found.p2[name][0], track.probs[:, 0, 1])
+        assert torch.equal(found.top[name][0].long(), track.ids[:, 0, 0])
+
+
+def test_the_cosine_is_of_each_state_with_the_one_below(case):
+    transformer, _, lenses = case
+    batch = next(iter_batches(transformer, examples_of(transformer)))
+    found = score(transformer, lenses, [batch]).cosine
+    h = transformer.see(batch.inputs, keep=batch.keep).states
+    assert found[:, 0].isnan().all()
+    for layer in range(1, transformer.n_layers + 1):
+        below, here = h[layer - 1].double(), h[layer].double()
+        wanted = (below * here).sum(1) / (below.norm(dim=1) * here.norm(dim=1))
+        torch.testing.assert_close(found[:, layer].double(), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_table_has_one_row_per_lens_metric_and_layer(case):
@@ -119,12 +143,14 @@ def test_a_table_has_one_row_per_lens_metric_and_layer(case):
 
 
 def test_values_of_a_table_are_means_of_rows():
+    columns = dict.fromkeys(MEASURES, {"x": torch.tensor([[0.5], [0.5], [0.5], [0.5]])})
+    columns["rank"] = {"x": torch.tensor([[0], [4], [9], [10]], dtype=torch.int8)}
+    columns["surprisal"] = {"x": torch.tensor([[1.0], [2.0], [3.0], [6.0]])}
     found = Scores(
         documents=torch.tensor([0, 0, 1, 2]),
         positions=torch.zeros(4),
-        rank={"x": torch.tensor([[0], [4], [9], [10]], dtype=torch.int8)},
-        surprisal={"x": torch.tensor([[1.0], [2.0], [3.0], [6.0]])},
-        kl={"x": torch.tensor([[0.5], [0.5], [0.5], [0.5]])},
+        **columns,
+        cosine=torch.zeros(4, 1),
     )
     values = {row["metric"]: row for row in found.table()}
     assert values["precision@1"]["value"] == 0.25
@@ -308,9 +334,9 @@ def test_tables_hold_no_number_that_json_lacks(case):
     json.dumps([found.table(), table], allow_nan=False)
     assert all(row["r2"] is not None for row in table)
     assert all(row["low"] is None for row in table)  # some resamples hold one row twice
-    one = Scores(
-        torch.tensor([0, 1]), torch.zeros(2), *({"x": torch.tensor([[1.0], [math.inf]])},) * 3
-    )
+    infinite = {"x": torch.tensor([[1.0], [math.inf]])}
+    columns = dict.fromkeys(MEASURES, infinite)
+    one = Scores(torch.tensor([0, 1]), torch.zeros(2), **columns, cosine=torch.zeros(2, 1))
     assert one.table()[-1]["value"] is None
 
 

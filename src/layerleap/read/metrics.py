@@ -19,45 +19,59 @@ from torch import Tensor
 DEPTH = 10  # Precision@k is known for k up to this
 
 
-def top_token(logits: Tensor) -> Tensor:
-    """The id of the largest logit; of equal ones, the lowest id, as torch promises."""
-    return logits.argmax(-1)
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """A reading against the model, per row."""
+    """A reading against the model, per row; and how sure the reading is of itself."""
 
     top: Tensor  # the reading's top token
     rank: Tensor  # where the model places it, 0 = first; DEPTH means lower than that
     surprisal: Tensor
     kl: Tensor
+    p1: Tensor  # the reading's own probability of its top token
+    p2: Tensor  # and of the next best
+    entropy: Tensor  # of the reading, nats
 
 
-class Answer:
-    """The model's own distribution for a few rows, ready to be compared with many readings."""
+class Distribution:
+    """Logits as probabilities, and what a glance at them tells: (row, d_vocab) -> (row,)."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits.float()
-        self.log_norm = self.logits.logsumexp(-1)
-        self.p = (self.logits - self.log_norm[:, None]).exp()
+        self.p = self.logits.softmax(-1)
+        # Of equal logits the lowest id, as torch promises.
+        highest, self.top = self.logits.max(-1)
+        self.p1 = self.p.gather(-1, self.top[:, None])[:, 0]
+        self.log_norm = highest - self.p1.log()  # far cheaper than another pass for logsumexp
+        self.entropy = self.log_norm - torch.linalg.vecdot(self.p, self.logits)
+
+    def second(self) -> Tensor:
+        """The probability of the next best token; to be asked last, for it spends `p`."""
+        return self.p.scatter_(-1, self.top[:, None], 0.0).amax(-1)
+
+
+class Answer(Distribution):
+    """The model's own distribution for a few rows, ready to be compared with many readings."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__(logits)
         self.best = self.logits.topk(min(DEPTH + 1, logits.shape[-1])).values
-        self.negative_entropy = (self.p * self.logits).sum(-1) - self.log_norm
 
     def compare(self, reading: Tensor) -> Comparison:
         """How `reading` (row, d_vocab) differs from the model's answer."""
-        reading = reading.float()
-        top = top_token(reading)
-        chosen = self.logits.gather(-1, top[:, None])
-        cross = reading.logsumexp(-1) - (self.p * reading).sum(-1)
+        read = Distribution(reading)
+        chosen = self.logits.gather(-1, read.top[:, None])
+        cross = read.log_norm - torch.linalg.vecdot(self.p, read.logits)
         # Clamped because rounding can put a divergence of zero just below it.
-        kl = (self.negative_entropy + cross).clamp_min(0)
-        return Comparison(top, self._rank(chosen, top), self.log_norm - chosen[:, 0], kl)
+        kl = (cross - self.entropy).clamp_min(0)
+        return Comparison(
+            read.top, self._rank(chosen, read.top), self.log_norm - chosen[:, 0], kl,
+            read.p1, read.second(), read.entropy,
+        )  # fmt: skip
 
     def _rank(self, chosen: Tensor, top: Tensor) -> Tensor:
         rank = (self.best > chosen).sum(-1).clamp_max(DEPTH)
         tied = ((self.best == chosen).sum(-1) > 1).nonzero()[:, 0]
-        for row in tied.tolist():  # rare: equal logits are ordered by id, as top_token does
+        for row in tied.tolist():  # rare: equal logits are ordered by id, as the top token is
             before = self.logits[row, : int(top[row])] == chosen[row]
             rank[row] = min(DEPTH, int(rank[row] + before.sum()))
         return rank

@@ -25,7 +25,11 @@ from layerleap.stream.examples import Batch
 __all__ = ["GROUPS", "PRECISIONS", "Quality", "Scores", "TailCheck", "score"]
 
 PRECISIONS = (1, 5, 10)
-MEASURES = ("rank", "surprisal", "kl")
+# What is kept of a reading, per row and layer: how good it is, and how sure of itself.
+MEASURES = {
+    "rank": torch.int8, "surprisal": torch.float32, "kl": torch.float32, "top": torch.int32,
+    "p1": torch.float32, "p2": torch.float32, "entropy": torch.float32,
+}  # fmt: skip
 WAITING_ROWS = 1024  # at most so many rows wait for the head, however small the vocabulary
 CHECK_EVERY = 16  # batches from one that runs to the model's own logits to the next
 MOST_WRONG = 0.01  # share of rows that may disagree with the model's own top token
@@ -71,13 +75,18 @@ class TailCheck:
 
 @dataclass
 class Scores:
-    """Per row: the model's rank of the reading's top token, surprisal and KL, by lens and layer."""
+    """What is kept of readings: (row, layer) by lens, as `metrics.Comparison` defines it."""
 
     documents: Tensor  # (row,)
     positions: Tensor  # (row,)
     rank: dict[str, Tensor]  # (row, layer) int8
     surprisal: dict[str, Tensor]  # (row, layer)
     kl: dict[str, Tensor]  # (row, layer)
+    top: dict[str, Tensor]  # (row, layer) int32
+    p1: dict[str, Tensor]
+    p2: dict[str, Tensor]
+    entropy: dict[str, Tensor]
+    cosine: Tensor  # (row, layer): of h[layer] with h[layer - 1]; NaN at layer 0
     check: TailCheck = field(default_factory=TailCheck)
 
     def table(self, **labels: Any) -> list[dict[str, Any]]:
@@ -134,7 +143,10 @@ def score(
     if not documents:
         raise BadText("no position to read: the held-out part of the text is empty")
     check.require()
-    return Scores(torch.cat(documents), torch.cat(positions), **reader.columns(), check=check)
+    return Scores(
+        torch.cat(documents), torch.cat(positions), **reader.columns(),
+        cosine=torch.cat(reader.cosine), check=check,
+    )  # fmt: skip
 
 
 def _check_tail(transformer: Transformer, own: Tensor, last: Tensor, check: TailCheck) -> None:
@@ -154,6 +166,7 @@ class _Reader:
         self.kept: dict[tuple[str, str], list[Tensor]] = {
             (measure, lens): [] for measure in MEASURES for lens in lenses
         }
+        self.cosine: list[Tensor] = []
         self._waiting: list[Mapping[int, Tensor]] = []
         self._rows = 0
 
@@ -177,6 +190,7 @@ class _Reader:
         self._waiting, self._rows = [], 0
         for rows in chunks(len(h[0]), self.transformer.d_vocab):
             self._compare({layer: value[rows] for layer, value in h.items()})
+        self.cosine.append(_cosines(h))
 
     def _compare(self, states: Mapping[int, Tensor]) -> None:
         last = self.transformer.n_layers
@@ -191,5 +205,13 @@ class _Reader:
                 require_finite(compared[-1], f"lens {name!r} ({lens.name})", layer)
             for measure in MEASURES:
                 values = torch.stack([getattr(c, measure) for c in [*compared, own]], 1).cpu()
-                kept = values.to(torch.int8) if measure == "rank" else values
-                self.kept[measure, name].append(kept)
+                self.kept[measure, name].append(values.to(MEASURES[measure]))
+
+
+def _cosines(h: Mapping[int, Tensor]) -> Tensor:
+    """Of each state with the one a layer below: (row, layer), NaN at layer 0."""
+    pairs = [
+        torch.cosine_similarity(h[layer - 1].float().to(h[layer].device), h[layer].float()).cpu()
+        for layer in range(1, len(h))
+    ]
+    return torch.stack([torch.full((len(h[0]),), torch.nan), *pairs], dim=1)

@@ -65,13 +65,17 @@ class Moments:
                 raise BadSettings(
                     f"states of layer {layer} have shape {tuple(h.shape)}; {wanted} was wanted"
                 )
-        rows = torch.cat([h.detach().to("cpu", torch.float64) for h in states], dim=1)
-        self._check_finite(rows)
-        while len(rows):
-            part = rows[: len(self._waiting) - self._filled]
-            self._waiting[self._filled : self._filled + len(part)] = part
-            self._filled += len(part)
-            rows = rows[len(part) :]
+        self._check_finite(states)
+        seen, n_rows = 0, wanted[0]
+        while seen < n_rows:
+            taken = min(n_rows - seen, len(self._waiting) - self._filled)
+            place = self._waiting[self._filled : self._filled + taken]
+            # Layer by layer, widened on the way: no second copy of the whole batch.
+            for layer, h in enumerate(states):
+                columns = place[:, layer * self.d_model : (layer + 1) * self.d_model]
+                columns.copy_(h.detach()[seen : seen + taken])
+            self._filled += taken
+            seen += taken
             if self._filled == len(self._waiting):
                 self._multiply()
 
@@ -84,15 +88,14 @@ class Moments:
         width = (self.n_layers + 1) * self.d_model
         return torch.empty(min(BUFFER, max(64, 2**24 // width)), width, dtype=torch.float64)
 
-    def _check_finite(self, rows: Tensor) -> None:
-        if torch.isfinite(rows).all():
-            return
-        column = int((~torch.isfinite(rows)).any(0).nonzero()[0])
-        raise NotFinite(
-            f"NaN or infinite states at layer {column // self.d_model} after "
-            f"{self.n + self._filled} good rows; run the model in float32 or bfloat16 and look for "
-            "broken weights or inputs"
-        )
+    def _check_finite(self, states: Sequence[Tensor]) -> None:
+        for layer, h in enumerate(states):
+            if not torch.isfinite(h).all():
+                raise NotFinite(
+                    f"NaN or infinite states at layer {layer} after {self.n + self._filled} good "
+                    "rows; run the model in float32 or bfloat16 and look for broken weights or "
+                    "inputs"
+                )
 
     def _multiply(self) -> None:
         """Turn the waiting rows into products."""
