@@ -116,7 +116,8 @@ def measure(
         tokens: the context length.
         bank: whose maps to the last layer are applied before the head; none for the logit lens.
     """
-    if not 1 <= tokens <= (limit := longest_input(transformer)):
+    limit = longest_input(transformer)
+    if not 1 <= tokens <= limit:
         raise BadSettings(f"tokens {tokens} is not in 1 to {limit}, which this model can take")
     if bank is not None:
         bank.check_model(transformer)

@@ -4,7 +4,6 @@ In: a kind of rule and its other fields. Out: the rule for any value of the knob
 knob works, and grids of values from the safest to the boldest.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -18,7 +17,7 @@ from layerleap.errors import BadSettings
 # The paper's values of lam: 13 for mat, and 9 more for id, whose gaps crowd near 1.
 LAMBDAS = (-1.112, *(tenth / 10 for tenth in range(11)), 1.112)
 MORE_LAMBDAS = tuple(round(1 + 0.0112 * step, 4) for step in range(1, 10))
-FINEST = -4.0  # log10 of the smallest distance from the safest threshold in a grid
+FINEST = -4.0  # log10 of a grid's smallest distance from the safest threshold, over its width
 MOST_NATS = 20.0  # above ln of any vocabulary
 
 
@@ -64,14 +63,22 @@ class Family:
             steps = torch.linspace(n_layers, 1, min(n, n_layers)).round().int().tolist()
             return [float(step) for step in dict.fromkeys(steps)]
         if self.kind is Entropy:
-            ends = FINEST, math.log10(MOST_NATS)
-            return [0.0, *torch.logspace(*ends, n - 1, dtype=torch.float64).tolist()]
+            return [0.0, *_distances(n - 1, MOST_NATS).tolist()]
         if self.kind is Gap:  # the bar 0.9 lam from 1 to 0, between the paper's two ends
-            bars = 1 - torch.logspace(FINEST, 0, max(n - 2, 0), dtype=torch.float64)
+            bars = 1 - _distances(n - 2, 1.0)
             return [LAMBDAS[-1], *(bars / self.kind.slope).tolist(), LAMBDAS[0]]
         width = 2.0 if self.kind is Similarity else 1.0
-        below = torch.logspace(FINEST, math.log10(width), n - 1, dtype=torch.float64)
-        return [1.0, *(1 - below).clamp_min(self.kind.least).tolist()]
+        return [1.0, *(1 - _distances(n - 1, width)).clamp_min(self.kind.least).tolist()]
+
+
+def _distances(n: int, width: float) -> Tensor:
+    """So many distances from the safest threshold, up to `width`.
+
+    Half of them are evenly spaced in their logarithm up to a tenth of the width, the rest evenly.
+    """
+    fine = torch.logspace(FINEST, -1, n // 2, dtype=torch.float64) * width
+    even = torch.linspace(0.1 * width, width, n - n // 2 + 1, dtype=torch.float64)[1:]
+    return torch.cat([fine, even])
 
 
 def family(kind: type[Scored], **fixed: Any) -> Family:
