@@ -188,6 +188,38 @@ def test_no_error_among_few_rows_is_not_taken_for_certainty():
     assert seen.high == pytest.approx(1 - 0.025 ** (1 / 20))
 
 
+def test_risk_control_does_not_count_on_lucky_returns():
+    """Four rows in a hundred are wrong at the safer knob, four others at the bolder one."""
+    evidence = made(300, 3)
+    top = evidence.final[:, None].expand(-1, 4).clone()
+    p1 = torch.full((300, 4), 0.1)
+    p1[:, 2], p1[:, 1] = 0.9, 0.5  # a threshold of 0.8 exits at layer 2, one of 0.3 at layer 1
+    top[:12, 2] += 1
+    top[12:24, 1] += 1
+    made_up = Evidence(**{**vars(evidence), "top": top, "p1": p1, "p2": p1 / 10})
+    found = calibrate(family(TopProbability), made_up, 0.05, method="crc", knobs=[0.8, 0.3])
+    assert found.rule == TopProbability(0.8)
+    assert found.bound == 13 / 301
+    loose = calibrate(family(TopProbability), made_up, 0.09, method="crc", knobs=[0.8, 0.3])
+    assert loose.rule == TopProbability(0.3)
+    assert (loose.observed, loose.bound) == (12 / 300, 25 / 301)
+
+
+def test_a_saved_calibration_is_the_same_calibration():
+    import json
+
+    found = calibrate(family(TopProbability), made(300, seed=4), 0.2)
+    nowhere = calibrate(family(TopProbability), hopeless(), 0.2)
+    assert nowhere.rule is None
+    assert Calibrated.from_dict(json.loads(json.dumps(nowhere.to_dict()))) == nowhere
+    assert found.rule is not None
+    assert Calibrated.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    with pytest.raises(BadSettings, match="does not describe"):
+        Calibrated.from_dict({"rule": None, "mood": 1})
+    with pytest.raises(BadSettings, match="does not describe"):
+        Calibrated.from_dict({})
+
+
 def test_results_are_plain_json():
     import json
 

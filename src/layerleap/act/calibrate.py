@@ -16,7 +16,7 @@ guarantee is only as good as that assumption. The knobs must not come from the c
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from layerleap.act.evidence import Evidence
 from layerleap.act.families import Family
 from layerleap.act.replay import replay, sweep
-from layerleap.act.rules import Never, Rule
+from layerleap.act.rules import Never, Rule, from_dict
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 from layerleap.read.metrics import Bootstrap
@@ -50,6 +50,15 @@ class Calibrated:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {**vars(self), "rule": None if self.rule is None else self.rule.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Calibrated":
+        """What `to_dict` gave."""
+        try:
+            rule = None if data["rule"] is None else from_dict(data["rule"])
+            return cls(**{**data, "rule": rule})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadSettings(f"this does not describe a calibrated rule: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from layerleap.errors import BadSettings
 from layerleap.read.metrics import finite, resample
 
 TARGETS = (0.9, 0.95, 0.98, 0.99)
-CHUNK = 2**22  # (resample, event) entries held at a time: 32 MB in float64
+CHUNK = 2**20  # (resample, event) entries held at a time, a few times over: 8 MB in float64
 
 
 @dataclass(frozen=True)
