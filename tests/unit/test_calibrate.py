@@ -82,6 +82,7 @@ def test_a_bound_is_within_the_tolerance_exactly_when_the_test_passes():
     for errors in range(30):
         passes = binom.cdf(errors, 200, 0.08) <= 0.1
         assert (upper_bound(errors, 200, 0.1) <= 0.08) == passes
+        assert fixed_sequence(torch.tensor([errors]), 200, 0.08, 0.1) == (0 if passes else -1)
     assert upper_bound(5, 5, 0.1) == 1
 
 
@@ -186,6 +187,13 @@ def test_no_error_among_few_rows_is_not_taken_for_certainty():
     seen = verify(nothing, made(20))
     assert (seen.disagreement, seen.low) == (0, 0)
     assert seen.high == pytest.approx(1 - 0.025 ** (1 / 20))
+
+
+def test_the_knob_is_the_last_before_the_first_that_fails():
+    # Among 99 rows 1 error has probability 0.038 at a risk of 0.05, and 2 have 0.122.
+    assert fixed_sequence(torch.tensor([0, 1, 2, 1]), 99, 0.05, 0.05) == 1
+    # One error and one row more are counted than were seen: 5 / 101 will do, 6 / 101 will not.
+    assert risk_control(torch.tensor([0, 4, 5, 5]), 100, 0.05) == 1
 
 
 def test_risk_control_does_not_count_on_lucky_returns():
