@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
-from layerleap.show.extras import report_library
+from layerleap.extras import report_library
 from layerleap.show.select import Curve
 
 INK, SOFT, GRID = "#1b2733", "#5b6875", "#e3e8ed"

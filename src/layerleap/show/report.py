@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from layerleap.errors import BadArtifact
+from layerleap.extras import report_library
 from layerleap.files import whole_file
 from layerleap.show import page
-from layerleap.show.extras import report_library
 from layerleap.show.hero import hero
 from layerleap.show.select import Row, Study, home, without_nan
 

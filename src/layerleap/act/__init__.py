@@ -1,0 +1,1 @@
+"""Act: exit rules, their replay and cost, decoding, edits and replacement."""

@@ -1,0 +1,33 @@
+"""Libraries that may be missing, imported only when they are needed.
+
+In: the name of a module, and the extra of pyproject.toml that brings it.
+Out: the module, or one sentence that says how to get it.
+"""
+
+import importlib
+from typing import Any
+
+from layerleap.errors import CannotFetch
+
+NEEDED_BY = {"report": "the report needs it", "learn": "calibrated and learned rules need it"}
+
+
+def library(name: str, extra: str) -> Any:
+    """The module `name`; when it is not installed, a `CannotFetch` with the command to run."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise CannotFetch(
+            f"{name.split('.')[0]} is not installed and {NEEDED_BY[extra]}; "
+            f'run: pip install "layerleap[{extra}]"'
+        ) from error
+
+
+def report_library(name: str) -> Any:
+    """A library of the `report` extra: pictures and pages."""
+    return library(name, "report")
+
+
+def learn_library(name: str) -> Any:
+    """A library of the `learn` extra: exact binomial tests and learned rules."""
+    return library(name, "learn")

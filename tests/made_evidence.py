@@ -1,0 +1,37 @@
+"""Made-up evidence: readings that settle on the final token, and get surer, with depth."""
+
+import torch
+
+from layerleap.act.evidence import Evidence
+
+
+def made(
+    rows: int = 200,
+    n_layers: int = 6,
+    *,
+    seed: int = 0,
+    documents: int | None = None,
+    coarse: bool = False,
+) -> Evidence:
+    """Random evidence of layers 0 to n_layers; `coarse` rounds it so that ties are frequent."""
+    g = torch.Generator().manual_seed(seed)
+    shape = (rows, n_layers + 1)
+    final = torch.randint(5, (rows,), generator=g)
+    depth = torch.linspace(0, 1, n_layers + 1)
+    settled = torch.rand(shape, generator=g) < depth
+    top = torch.where(settled, final[:, None], torch.randint(5, shape, generator=g))
+    top[:, -1] = final
+    p1 = (0.2 + 0.4 * depth * (top == final[:, None]) + 0.4 * torch.rand(shape, generator=g)).clamp(
+        max=1
+    )
+    p2 = torch.minimum(p1, 1 - p1) * torch.rand(shape, generator=g)
+    entropy = 3 * torch.rand(shape, generator=g)
+    cosine = 2 * torch.rand(shape, generator=g) - 1
+    if coarse:
+        p1, p2, entropy, cosine = ((4 * x).round() / 4 for x in (p1, p2, entropy, cosine))
+        p2 = torch.minimum(p1, p2)
+    cosine[:, 0] = torch.nan
+    document = torch.arange(rows) if documents is None else torch.arange(rows) % documents
+    position = torch.randint(30, (rows,), generator=g)
+    layers = tuple(range(n_layers + 1))
+    return Evidence(top, p1, p2, entropy, cosine, position, document, layers, final)
