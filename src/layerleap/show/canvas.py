@@ -23,7 +23,7 @@ OTHERS = ("#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#4d4d4d")
 NAMES = {
     "mat": "mat (linear shortcut)",
     "id": "id (logit lens)",
-    "tuned": "tuned (trained by descent)",
+    "tuned": "tuned (trained lens)",
 }
 MARKERS = {"id": "s", "tuned": "D"}
 DASHED = (0, (4, 1.6))

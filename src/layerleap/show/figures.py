@@ -187,7 +187,7 @@ def _one_panel(study: Study, curves: list[Curve], label: str) -> tuple[Any, Any]
     dress_layers(axes, study["model"]["n_layers"])
     axes.set_ylim(bottom=0)
     axes.set_ylabel(label)
-    legend_above(figure, axes)
+    legend_above(figure, axes, columns=2)  # the sheet is narrow
     return figure, axes
 
 

@@ -73,8 +73,12 @@ def home(study: Study) -> tuple[str, str]:
 def map_names(study: Study) -> list[str]:
     """The maps that were scored: mat first, id last, others between as they come."""
     found = dict.fromkeys(row["map"] for row in study["scores"])
-    rank = {"mat": 0, "id": 2}
-    return sorted(found, key=lambda name: rank.get(name, 1))
+    return sorted(found, key=map_rank)
+
+
+def map_rank(name: str) -> int:
+    """For sorting: what the study is about first, the baseline last."""
+    return {"mat": 0, "id": 2}.get(name, 1)
 
 
 def curve(study: Study, name: str, metric: str, fit: str, read: str) -> Curve:
