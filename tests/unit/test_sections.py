@@ -6,8 +6,8 @@ import re
 from functools import cache
 
 import pytest
+from pages import HOSTILE, Page
 from studies import make_study
-from test_report import HOSTILE, Page
 
 from layerleap.show.data_files import csv_files
 from layerleap.show.page import claim_table
@@ -23,6 +23,12 @@ FIGURES |= {"sizes"}
 @cache  # drawing the figures takes most of the time of these tests
 def full():
     return report_html(make_study(6, full=True))
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """A report without its main figures, for what does not depend on them."""
+    monkeypatch.setattr("layerleap.show.page.figures_of", lambda study: [])
 
 
 def test_every_section_figure_and_table_of_a_full_study_is_on_the_page():
@@ -61,8 +67,9 @@ def test_all_that_a_full_study_finds_is_on_the_page():
     assert [each for each in said if each not in text] == []
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("empty", [None, "absent"])
-def test_an_older_study_has_no_optional_section_and_no_optional_file(empty, tmp_path):
+def test_an_older_study_has_no_optional_section_and_no_optional_file(empty):
     study = make_study()
     if empty is None:
         study |= dict.fromkeys(KEYS) | {"claims": []}
@@ -82,21 +89,23 @@ def test_each_section_stands_alone(key):
 
 
 def test_a_model_without_such_parts_is_given_the_reason_instead_of_a_figure():
-    study = make_study(full=True)
+    study = make_study(full=True) | dict.fromkeys(KEYS)
     study["parts"] = {"reason": "its blocks are not sums.", "intercept": False, "scores": []}
-    found = next(each for each in sections(study) if each.key == "parts")
+    (found,) = sections(study)
     assert found.figures == found.tables == ()
     assert found.lead[-1] == "Not done for this model: its blocks are not sums."
     assert found.seen == "Replacing attention costs least: 55 % agreement from layer 0 on."
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_finding_on_a_topic_without_a_figure_is_still_shown():
     study = make_study()
     study["findings"].append({"topic": "weather", "text": "It rained all day."})
     assert "It rained all day." in Page(report_html(study)).text
 
 
-def test_csv_files_hold_every_row_of_every_part(tmp_path):
+def test_csv_files_hold_every_row_of_every_part(tmp_path, monkeypatch):
+    monkeypatch.setattr("layerleap.show.report.report_html", lambda study: "")
     study = make_study(6, full=True)
     write_report(study, tmp_path)
     wanted = {
@@ -166,6 +175,7 @@ def test_a_schedule_is_one_row_with_all_its_measures():
     assert all(cell.sort is not None for row in rows for cell in row[2:])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_nothing_from_the_optional_parts_becomes_markup():
     study = make_study(full=True)
     for row in study["claims"]:

@@ -65,7 +65,7 @@ FRAME = [
         inventory_table([MODEL]),
         readings_table(FRAME),
     ],
-    ids=["study", "laws", "inventory", "readings"],
+    ids=["study", "full study", "exits", "claims", "laws", "inventory", "readings"],
 )
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_line_is_wider_than_the_terminal(renderable, width):
