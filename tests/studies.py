@@ -4,6 +4,8 @@ import math
 import random
 from typing import Any
 
+from full_study import optional_findings, optional_parts, tuned_scores
+
 Row = dict[str, Any]
 
 
@@ -15,11 +17,15 @@ def make_study(
     texts: tuple[str, ...] = ("wikipedia", "news"),
     kl: bool = True,
     interval: bool = True,
+    full: bool = False,
 ) -> Row:
-    """A study of `n_layers` layers; with two texts or more it has cross-corpus rows."""
+    """A study of `n_layers` layers; with two texts or more it has cross-corpus rows.
+
+    `full` adds every optional part.
+    """
     rng = random.Random(7)
     r2, scores = _r2(n_layers, rng), _scores(n_layers, texts, kl, interval, rng)
-    return {
+    study = {
         "format": 1,
         "kind": "shortcuts",
         "version": "0.1.0",
@@ -67,6 +73,11 @@ def make_study(
         },
         "findings": _findings(n_layers, texts),
     }
+    if full:
+        study |= optional_parts(n_layers, texts[0], texts[-1])
+        study["scores"] = scores + tuned_scores(scores, texts[0])
+        study["findings"] += optional_findings()
+    return study
 
 
 def _half(n_layers: int, texts: tuple[str, ...], scores: list[Row]) -> Row:

@@ -11,6 +11,7 @@ from studies import make_study
 from layerleap.errors import CannotFetch
 from layerleap.show import figures
 from layerleap.show.hero import hero_title
+from layerleap.show.words import short
 
 DRAWN = (
     figures.r2_heatmaps,
@@ -134,7 +135,7 @@ def test_a_third_fit_of_a_text_has_a_line_and_a_legible_name_of_its_own():
     study["scores"] += smaller
     text = texts_of(figures.transfer_curves(study))
     assert "dia.jsonl, 2,021 texts" in text
-    labels = [figures._short(name, 36) for name in (long, f"{long}, 2,021 texts")]
+    labels = [short(name, 36) for name in (long, f"{long}, 2,021 texts")]
     assert len(set(labels)) == 2
     assert all(len(label) == 36 for label in labels)
     assert labels[0].endswith("wikipedia.jsonl")

@@ -1,12 +1,14 @@
 """Tables for the terminal: nothing lost, nothing hidden, nothing wider than the terminal."""
 
 import io
+import re
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from studies import make_study
 
+from layerleap.show.exit_tables import claims_table, exits_table
 from layerleap.show.tables import (
     inventory_table,
     laws_table,
@@ -56,11 +58,14 @@ FRAME = [
     "renderable",
     [
         study_table(make_study(30, name="a/" + "long-" * 30)),
+        study_table(make_study(30, full=True)),
+        exits_table(make_study(30, full=True)),
+        claims_table(make_study(30, full=True)),
         laws_table([{"law": "word " * 30, "status": "not applicable", "detail": "why " * 40}]),
         inventory_table([MODEL]),
         readings_table(FRAME),
     ],
-    ids=["study", "laws", "inventory", "readings"],
+    ids=["study", "full study", "exits", "claims", "laws", "inventory", "readings"],
 )
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_line_is_wider_than_the_terminal(renderable, width):
@@ -148,3 +153,33 @@ def test_the_last_layer_is_the_models_own_answer():
 def test_each_layer_takes_one_line():
     lines = [line for line in printed(readings_table(FRAME)).splitlines() if line.strip()]
     assert len(lines) == 2 + 2 + 1 + 1  # head and rule, two layers, the answer, the legend
+
+
+def test_layers_saved_are_shown_by_map_and_rule_with_the_interval_of_the_papers_target():
+    study = make_study(30, full=True)
+    text = printed(exits_table(study))
+    row = next(
+        row
+        for row in study["exits"]["saved"]
+        if (row["map"], row["rule"], row["target"]) == ("mat", "top probability", 0.95)
+    )
+    line = next(line for line in text.splitlines() if line.split()[:2] == ["mat", "top"])
+    assert "top probability" in line
+    assert f"{row['saved']:.1f} {row['low']:.1f}-{row['high']:.1f}" in line
+    assert f"{100 * row['flops']:.0f} %" in line
+    similar = next(line for line in text.splitlines() if "similarity" in line)
+    assert similar.split()[-1] == "-"
+    assert "n = 3,000 states from 26 documents" in text
+
+
+def test_every_claim_is_shown_with_its_answer():
+    text = printed(claims_table(make_study(full=True)), width=200)
+    for row in make_study(full=True)["claims"]:
+        assert re.search(rf"{re.escape(row['claim'])} +{row['agrees']} +", text)
+        assert row["why"] in text
+
+
+def test_a_study_without_exits_or_claims_has_no_such_tables():
+    assert exits_table(make_study()) is None
+    assert claims_table(make_study()) is None
+    assert exits_table(make_study() | {"exits": None}) is None

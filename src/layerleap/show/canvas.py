@@ -18,9 +18,15 @@ from layerleap.show.select import Curve
 
 INK, SOFT, GRID = "#1b2733", "#5b6875", "#e3e8ed"
 # Okabe and Ito's colours: told apart with every common kind of colour blindness.
-COLOURS = {"mat": "#0072b2", "id": "#d55e00"}
+COLOURS = {"mat": "#0072b2", "id": "#d55e00", "tuned": "#009e73"}
 OTHERS = ("#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#4d4d4d")
-NAMES = {"mat": "mat (linear shortcut)", "id": "id (logit lens)"}
+NAMES = {
+    "mat": "mat (linear shortcut)",
+    "id": "id (logit lens)",
+    "tuned": "tuned (trained lens)",
+}
+MARKERS = {"id": "s", "tuned": "D"}
+DASHED = (0, (4, 1.6))
 # The layout is measured with DejaVu Sans, which comes with matplotlib and is wider than these.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 LONG_NUMBER = re.compile(r"-?\d+\.\d{4,}(?!\d|e)")
@@ -76,23 +82,60 @@ def draw_curve(axes: Any, curve: Curve, label: str, colour: str) -> None:
     """A line with a marker per layer, and its 95 % band where the study has one."""
     points = curve.points
     few = len(points) <= 40  # beyond that the markers would touch
-    is_id = curve.map == "id"
     axes.plot(
         [point.layer for point in points],
         [point.value for point in points],
         color=colour,
         linewidth=1.9,
-        linestyle=(0, (4, 1.6)) if is_id else "-",
-        marker=("s" if is_id else "o") if few else None,
+        linestyle=DASHED if curve.map == "id" else "-",
+        marker=MARKERS.get(curve.map, "o") if few else None,
         markersize=3.4,
         label=label,
         clip_on=False,
         zorder=3,
     )
-    banded = [(p.layer, p.low, p.high) for p in points if p.low is not None and p.high is not None]
-    if banded:
-        layers, low, high = zip(*banded, strict=True)
-        axes.fill_between(layers, low, high, color=colour, alpha=0.22, linewidth=0)
+    draw_band(axes, [(point.layer, point.low, point.high) for point in points], colour)
+
+
+def draw_band(
+    axes: Any,
+    ends: list[tuple[float, float | None, float | None]],
+    colour: str,
+    alpha: float = 0.22,
+) -> None:
+    """The 95 % band through (place, low, high), leaving out places without an interval."""
+    known = [(x, low, high) for x, low, high in ends if low is not None and high is not None]
+    if known:
+        places, low, high = zip(*known, strict=True)
+        axes.fill_between(places, low, high, color=colour, alpha=alpha, linewidth=0)
+
+
+def draw_maps(axes: Any, curves: list[Curve]) -> None:
+    """One curve per map, in the colours and under the names that maps have everywhere."""
+    for index, each in enumerate(curves):
+        draw_curve(axes, each, NAMES.get(each.map, each.map), colour_of(each.map, index))
+
+
+def draw_floor(axes: Any, value: float) -> None:
+    """The least surprisal there can be, as a dotted line with its meaning beside it."""
+    axes.axhline(value, color=SOFT, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
+    axes.annotate(
+        f"floor: the model's own top token, {value:.2f}",
+        (0, value),
+        xytext=(2, -4),
+        textcoords="offset points",
+        color=SOFT,
+        fontsize=8.5,
+        va="top",
+    )
+
+
+def legend_above(figure: Any, axes: Any, columns: int | None = None) -> None:
+    """One legend for all panels, over them, where it can cover no line."""
+    handles, labels = axes.get_legend_handles_labels()
+    if columns is None:
+        columns = len(labels) if len(labels) < 4 else 2  # names of texts are long
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9.5)
 
 
 def dress_layers(axes: Any, n_layers: int, label: str = "layer") -> None:

@@ -13,11 +13,14 @@ from layerleap.show.canvas import (
     SOFT,
     colour_of,
     draw_curve,
+    draw_floor,
+    draw_maps,
     draw_r2,
     drawing,
     dress_layers,
     dress_powers,
     dress_share,
+    legend_above,
     sheet,
     to_svg,
 )
@@ -32,6 +35,7 @@ from layerleap.show.select import (
     r2_cells,
     transfers,
 )
+from layerleap.show.words import curves_in_words, fit_label, short
 
 __all__ = [
     "Hero",
@@ -89,13 +93,13 @@ def precision_curves(study: Study) -> str | None:
         figure = sheet(3.35 * len(panels) + 0.4, 3.7)
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (metric, curves) in zip(grid, panels, strict=True):
-            _draw_maps(axes, curves)
+            draw_maps(axes, curves)
             dress_layers(axes, study["model"]["n_layers"])
             dress_share(axes)
             axes.set_title(metric.capitalize())
         grid[0].set_ylabel("share of states")
-        _legend_above(figure, grid[0])
-        return to_svg(figure, "precision", _curves_in_words("Precision at 1", panels[0][1], "%"))
+        legend_above(figure, grid[0])
+        return to_svg(figure, "precision", curves_in_words("Precision at 1", panels[0][1], "%"))
 
 
 def surprisal_curves(study: Study) -> str | None:
@@ -108,17 +112,8 @@ def surprisal_curves(study: Study) -> str | None:
     with drawing():
         figure, axes = _one_panel(study, curves, "surprisal (nats)")
         if floors:
-            axes.axhline(floors[0], color=SOFT, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
-            axes.annotate(
-                f"floor: the model's own top token, {floors[0]:.2f}",
-                (0, floors[0]),
-                xytext=(2, -4),
-                textcoords="offset points",
-                color=SOFT,
-                fontsize=8.5,
-                va="top",
-            )
-        return to_svg(figure, "surprisal", _curves_in_words("Surprisal", curves, "nats"))
+            draw_floor(axes, floors[0])
+        return to_svg(figure, "surprisal", curves_in_words("Surprisal", curves, "nats"))
 
 
 def kl_curves(study: Study) -> str | None:
@@ -128,7 +123,7 @@ def kl_curves(study: Study) -> str | None:
         return None
     with drawing():
         figure, _ = _one_panel(study, curves, "KL divergence (nats)")
-        return to_svg(figure, "kl", _curves_in_words("KL divergence", curves, "nats"))
+        return to_svg(figure, "kl", curves_in_words("KL divergence", curves, "nats"))
 
 
 def transfer_curves(study: Study) -> str | None:
@@ -147,14 +142,14 @@ def transfer_curves(study: Study) -> str | None:
         for axes, (read, curves) in zip(grid, found.items(), strict=False):
             for each in curves:
                 colour = colour_of(each.map) if each.map == "id" else _fit_colour(fits, each.fit)
-                draw_curve(axes, each, _fit_label(each), colour)
+                draw_curve(axes, each, fit_label(each), colour)
             dress_layers(axes, study["model"]["n_layers"])
             dress_share(axes)
-            axes.set_title(f"read on {_short(read)}")
+            axes.set_title(f"read on {short(read)}")
         grid[0].set_ylabel("agreement")
-        _legend_above(figure, grid[0])
+        legend_above(figure, grid[0])
         words = " ".join(
-            _curves_in_words(f"Agreement on {read}", curves, "%") for read, curves in found.items()
+            curves_in_words(f"Agreement on {read}", curves, "%") for read, curves in found.items()
         )
         return to_svg(figure, "transfer", words)
 
@@ -188,50 +183,15 @@ def condition_plot(study: Study) -> str | None:
 def _one_panel(study: Study, curves: list[Curve], label: str) -> tuple[Any, Any]:
     figure = sheet(5.2, 3.6)
     axes = figure.subplots()
-    _draw_maps(axes, curves)
+    draw_maps(axes, curves)
     dress_layers(axes, study["model"]["n_layers"])
     axes.set_ylim(bottom=0)
     axes.set_ylabel(label)
-    _legend_above(figure, axes)
+    legend_above(figure, axes, columns=2)  # the sheet is narrow
     return figure, axes
-
-
-def _draw_maps(axes: Any, curves: list[Curve]) -> None:
-    for index, each in enumerate(curves):
-        draw_curve(axes, each, NAMES.get(each.map, each.map), colour_of(each.map, index))
-
-
-def _legend_above(figure: Any, axes: Any) -> None:
-    """One legend for all panels, over them, where it can cover no line."""
-    handles, labels = axes.get_legend_handles_labels()
-    columns = len(labels) if len(labels) < 4 else 2  # names of texts are long
-    figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9.5)
 
 
 def _fit_colour(fits: list[str], fit: str) -> str:
     """Blue for the first text, then the other colours: a text keeps its colour in all panels."""
     index = [name for name in fits if name != "-"].index(fit)
     return colour_of("mat") if index == 0 else OTHERS[(index - 1) % len(OTHERS)]
-
-
-def _fit_label(curve: Curve) -> str:
-    return NAMES["id"] if curve.map == "id" else f"{curve.map} fitted on {_short(curve.fit, 36)}"
-
-
-def _short(text: str, limit: int = 28) -> str:
-    """Cut in the middle: paths differ at their ends, and so do fits of different sizes."""
-    end = (limit - 1) * 2 // 3
-    return text if len(text) <= limit else f"{text[: limit - 1 - end]}\u2026{text[-end:]}"
-
-
-def _curves_in_words(what: str, curves: list[Curve], unit: str) -> str:
-    """The ends of each curve, for those who hear the figure instead of seeing it."""
-    parts = []
-    for each in curves:
-        first, last = each.points[0], each.points[-1]
-        ends = [f"{p.value:.0%}" if unit == "%" else f"{p.value:.2f} {unit}" for p in (first, last)]
-        parts.append(
-            f"{_fit_label(each) if each.fit != '-' else each.map} goes from {ends[0]} "
-            f"at layer {first.layer} to {ends[1]} at layer {last.layer}"
-        )
-    return f"{what} per layer: " + "; ".join(parts) + "."

@@ -30,6 +30,8 @@ from layerleap.show.select import (
     sample,
 )
 
+SHOWN = ("mat", "id")  # one comparison: more curves would need more words
+
 
 class Hero(NamedTuple):
     """One picture in two formats."""
@@ -40,7 +42,7 @@ class Hero(NamedTuple):
 
 def hero(study: Study) -> Hero | None:
     """Agreement of mat and id per layer beside the R2 of mat, under the finding as its title."""
-    curves = {each.map: each for each in home_curves(study, "precision@1")}
+    curves = {each.map: each for each in home_curves(study, "precision@1") if each.map in SHOWN}
     if not curves:
         return None
     n_layers, cells = study["model"]["n_layers"], r2_cells(study, "mat")
@@ -61,7 +63,7 @@ def hero(study: Study) -> Hero | None:
 
 
 def _facts(study: Study) -> str:
-    rows, (_, read) = home_rows(study), home(study)
+    rows, (_, read) = [row for row in home_rows(study) if row["map"] in SHOWN], home(study)
     name, n_layers = _short(study["model"]["name"]), study["model"]["n_layers"]
     band = "band = 95 % interval" if has_interval(rows) else "no interval"
     return f"{name}, {n_layers} layers, read on {_short(read)}; {sample(rows)}; {band}"

@@ -43,11 +43,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table: what is read, the small print, and what it is sorted by."""
+    """One cell of a table: what is read, the small print, and what it is sorted by.
+
+    A `verdict` is the class of a coloured word: "holds", "fails", "partly" or "open".
+    """
 
     text: str
     small: str = ""
     sort: float | None = None
+    verdict: str = ""
+
+
+Table = tuple[list[str], list[list[Cell]]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def said(study: Study, topic: str) -> str:
 def figures_of(study: Study) -> list[Figure]:
     """The figures that the study has data for, in reading order."""
     token = "masked" if study["model"]["kind"] == "masked-token" else "next"
-    scored = _sampled(home_rows(study))
+    scored = sampled(home_rows(study))
     drawn = [
         ("precision", "Agreement", figures.precision_curves(study), scored, False,
          f"How often the reading's top token is the model's own {token} token (Precision@1), or "
@@ -98,7 +105,8 @@ def figures_of(study: Study) -> list[Figure]:
     ]
 
 
-def _sampled(rows: list[Row]) -> str:
+def sampled(rows: list[Row]) -> str:
+    """How much was measured, and what the bands of a figure are."""
     if not has_interval(rows):
         return f"{sample(rows)}; no interval, which needs two documents or more."
     return f"{sample(rows)}; bands and intervals: 95 %, bootstrap over documents."
@@ -111,8 +119,9 @@ def _r2_sample(study: Study) -> str:
 
 
 def _transfer_sample(study: Study) -> str:
+    rows = [row for row in study["scores"] if row["map"] != "tuned"]
     parts = [
-        f"{read}: {sample([row for row in study['scores'] if row['read'] == read])}"
+        f"{read}: {sample([row for row in rows if row['read'] == read])}"
         for read in transfers(study)
     ]
     band = (
@@ -124,6 +133,29 @@ def _transfer_sample(study: Study) -> str:
 def _fit_sample(study: Study) -> str:
     rows = span(row.get("rows") for row in final_fits(study))
     return f"n = {rows} states per fit; a property of the fit, so it has no interval."
+
+
+VERDICTS = {"yes": "holds", "no": "fails", "partly": "partly"}
+
+
+def claim_table(study: Study) -> Table:
+    """What the paper says beside what was seen here, with a word for how they go together."""
+    head = ["the paper says", "agrees?", "seen here", "why"]
+    rows = [
+        [
+            Cell(row["claim"]),
+            Cell(row["agrees"], verdict=VERDICTS.get(row["agrees"], "open")),
+            Cell(row["seen"]),
+            Cell(row.get("why") or DASH),
+        ]
+        for row in study.get("claims") or []
+    ]
+    return head, rows
+
+
+def unshown(study: Study, shown: set[str]) -> list[str]:
+    """Findings on topics that have no place on the page: nothing the study says is lost."""
+    return [row["text"] for row in study["findings"] if row["topic"] not in shown]
 
 
 def tiles(study: Study) -> list[Tile]:
@@ -163,7 +195,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def score_table(study: Study) -> tuple[list[str], list[list[Cell]]]:
+def score_table(study: Study) -> Table:
     """Head and rows of the table of scores on the home text, one row per layer."""
     fit, read = home(study)
     metrics = [*PRECISIONS, "surprisal", "kl"]
@@ -181,12 +213,12 @@ def score_table(study: Study) -> tuple[list[str], list[list[Cell]]]:
     rows = []
     for layer in range(last + 1):
         cells = [_score_cell(each.at(layer), each.metric) for each in curves]
-        cells += [_number_cell(r2[name].get((layer, last)), "{:.2f}") for name in fitted]
+        cells += [number_cell(r2[name].get((layer, last)), "{:.2f}") for name in fitted]
         rows.append([Cell(str(layer), sort=layer), *cells])
     return head, rows
 
 
-def transfer_table(study: Study) -> tuple[list[str], list[list[Cell]]]:
+def transfer_table(study: Study) -> Table:
     """Head and rows of agreement per layer for every pair of fit and read text."""
     curves = [each for group in transfers(study).values() for each in group]
     head = ["layer"]
@@ -198,7 +230,7 @@ def transfer_table(study: Study) -> tuple[list[str], list[list[Cell]]]:
     return (head, rows) if curves else (head, [])
 
 
-def fit_table(study: Study) -> tuple[list[str], list[list[Cell]]]:
+def fit_table(study: Study) -> Table:
     """Head and rows of the fits to the last layer."""
     head = ["from", "to", "rows", "rank", "width", "condition", "ridge"]
     head += ["train R\u00b2 mat", "train R\u00b2 id"]
@@ -206,19 +238,19 @@ def fit_table(study: Study) -> tuple[list[str], list[list[Cell]]]:
     forms |= {"width": "{:.0f}", "condition": "{:.1e}", "ridge": "{:g}"}
     forms |= {"train_r2": "{:.3f}", "train_r2_id": "{:.3f}"}
     rows = [
-        [_number_cell(row.get(key), form) for key, form in forms.items()]
+        [number_cell(row.get(key), form) for key, form in forms.items()]
         for row in final_fits(study)
     ]
     return head, rows
 
 
-def data_table(study: Study) -> tuple[list[str], list[list[Cell]]]:
+def data_table(study: Study) -> Table:
     """Head and rows of the texts that were used."""
     head = ["text", "used to", "documents", "texts", "rows", "tokens", "seconds", "fingerprint"]
     rows = []
     for row in study["data"]:
-        counts = [_number_cell(row.get(key), "{:,.0f}") for key in head[2:6]]
-        seconds = _number_cell(row.get("seconds"), "{:,.1f}")
+        counts = [number_cell(row.get(key), "{:,.0f}") for key in head[2:6]]
+        seconds = number_cell(row.get("seconds"), "{:,.1f}")
         marks = Cell(str(row.get("fingerprint") or DASH))
         rows.append([Cell(str(row["text"])), Cell(str(row["role"])), *counts, seconds, marks])
     return head, rows
@@ -236,12 +268,21 @@ def _score_cell(point: Any, metric: str) -> Cell:
     if point is None:
         return Cell(DASH)
     scale, form = (100, "{:.1f}") if metric.startswith("precision") else (1, "{:.2f}")
-    ends = (point.low, point.high)
-    small = "" if None in ends else DASH.join(form.format(scale * end) for end in ends)
-    return Cell(form.format(scale * point.value), small, point.value)
+    return value_cell(point.value, point.low, point.high, form, scale)
 
 
-def _number_cell(value: Any, form: str) -> Cell:
+def value_cell(value: Any, low: Any, high: Any, form: str, scale: float = 1.0) -> Cell:
+    """A value over its interval; a dash when there is no value."""
+    number = finite(value)
+    if number is None:
+        return Cell(DASH)
+    ends = [end for end in (finite(low), finite(high)) if end is not None]
+    shown = [form.format(scale * end).replace("-", MINUS) for end in (number, *ends)]
+    return Cell(shown[0], DASH.join(shown[1:]) if len(ends) == 2 else "", number)
+
+
+def number_cell(value: Any, form: str) -> Cell:
+    """A number in its form, or a dash when there is none."""
     number = finite(value)
     return (
         Cell(DASH) if number is None else Cell(form.format(number).replace("-", MINUS), sort=number)

@@ -1,15 +1,13 @@
 """The report of a study: one HTML page that needs nothing else, and its data beside it.
 
-In: the plain-data result of a study and a folder. Out: `report.html`, `study.json`, three CSV
-files, `findings.txt` and `summary.png` in that folder, all of them or none; other files of the
-folder are left alone.
+In: the plain-data result of a study and a folder. Out: `report.html`, `study.json`, its tables
+as CSV files, `findings.txt` and `summary.png` in that folder, all of them or none; other files of
+the folder are left alone.
 """
 
 import base64
-import csv
 import hashlib
 import html
-import io
 import json
 from contextlib import ExitStack
 from importlib import resources
@@ -20,18 +18,12 @@ from layerleap.errors import BadArtifact
 from layerleap.extras import report_library
 from layerleap.files import whole_file
 from layerleap.show import page
+from layerleap.show.data_files import csv_files
 from layerleap.show.hero import hero
-from layerleap.show.select import Row, Study, home, without_nan
+from layerleap.show.sections import sections
+from layerleap.show.select import Study, home, without_nan
 
 FORMAT = 1
-# Columns that come first when present; whatever else the study has follows.
-COLUMNS = {
-    "r2": ("map", "src", "dst", "r2", "low", "high", "weighted", "no_first", "rows", "documents"),
-    "scores": ("fit", "read", "map", "layer", "metric", "value", "low", "high", "rows",
-               "documents"),
-    "fits": ("src", "dst", "rows", "rank", "width", "condition", "ridge", "train_r2",
-             "train_r2_id"),
-}  # fmt: skip
 
 
 def write_report(study: Study, folder: Path) -> Path:
@@ -42,7 +34,7 @@ def write_report(study: Study, folder: Path) -> Path:
     study = without_nan(study)
     contents = {
         "study.json": json.dumps(study, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-        **{f"{name}.csv": csv_text(study[name], columns) for name, columns in COLUMNS.items()},
+        **csv_files(study),
         "findings.txt": "".join(f"{row['text']}\n" for row in study["findings"]),
         "report.html": report_html(study),
     }
@@ -72,12 +64,19 @@ def report_html(study: Study) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     fit, read = home(study)
+    figures, more = page.figures_of(study), sections(study)
+    shown = {"headline", *(figure.key for figure in figures)}
+    shown |= {topic for section in more for topic in section.topics}
     html: str = environment.from_string(_asset("report.html.j2")).render(
         study=study,
         model=study["model"],
         fit=fit,
         read=read,
-        figures=page.figures_of(study),
+        figures=figures,
+        sections=more,
+        also=page.unshown(study, shown),
+        claims=page.claim_table(study),
+        files=list(csv_files(study)),
         headlines=[row["text"] for row in study["findings"] if row["topic"] == "headline"],
         tiles=page.tiles(study),
         scores=page.score_table(study),
@@ -90,16 +89,6 @@ def report_html(study: Study) -> str:
         markup=markup,
     )
     return html
-
-
-def csv_text(rows: list[Row], columns: tuple[str, ...]) -> str:
-    """Rows as CSV with a head; None is an empty field, and numbers keep all their digits."""
-    known = dict.fromkeys([*columns, *(key for row in rows for key in row)])
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(known), lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
 
 
 def _asset(name: str) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 Row = dict[str, Any]
 Study = dict[str, Any]
 
+# What stands in the place of a text for maps that have one fit only, whatever text is read.
+UNFITTED = {"id": "-", "tuned": "tuned"}
 PRECISIONS = ("precision@1", "precision@5", "precision@10")
 
 
@@ -60,7 +62,7 @@ class Curve:
 
 def home(study: Study) -> tuple[str, str]:
     """The text the maps were fitted on and the text they are read on, in the main figures."""
-    pairs = [(row["fit"], row["read"]) for row in study["scores"] if row["map"] != "id"]
+    pairs = [(row["fit"], row["read"]) for row in study["scores"] if row["map"] not in UNFITTED]
     own = next((pair for pair in pairs if pair[0] == pair[1]), None)
     if own or pairs:
         return own or pairs[0]
@@ -71,13 +73,17 @@ def home(study: Study) -> tuple[str, str]:
 def map_names(study: Study) -> list[str]:
     """The maps that were scored: mat first, id last, others between as they come."""
     found = dict.fromkeys(row["map"] for row in study["scores"])
-    rank = {"mat": 0, "id": 2}
-    return sorted(found, key=lambda name: rank.get(name, 1))
+    return sorted(found, key=map_rank)
+
+
+def map_rank(name: str) -> int:
+    """For sorting: what the study is about first, the baseline last."""
+    return {"mat": 0, "id": 2}.get(name, 1)
 
 
 def curve(study: Study, name: str, metric: str, fit: str, read: str) -> Curve:
-    """The curve of one map, fitted on `fit` (id is fitted on nothing) and read on `read`."""
-    fitted_on = "-" if name == "id" else fit
+    """The curve of one map, fitted on `fit` (id on nothing, tuned once) and read on `read`."""
+    fitted_on = UNFITTED.get(name, fit)
     wanted = (name, metric, fitted_on, read)
     points = [
         Point(int(row["layer"]), value, finite(row.get("low")), finite(row.get("high")))
@@ -98,7 +104,9 @@ def home_curves(study: Study, metric: str) -> list[Curve]:
 
 def transfers(study: Study, metric: str = "precision@1") -> dict[str, list[Curve]]:
     """Per read text, mat fitted on each text and id; empty when no map was read elsewhere."""
-    pairs = dict.fromkeys((row["fit"], row["read"]) for row in study["scores"])
+    pairs = dict.fromkeys(
+        (row["fit"], row["read"]) for row in study["scores"] if row["map"] != "tuned"
+    )
     fits = [fit for fit in dict.fromkeys(fit for fit, _ in pairs) if fit != "-"]
     reads = list(dict.fromkeys(read for _, read in pairs))
     if not any(fit not in ("-", read) for fit, read in pairs):
@@ -131,7 +139,11 @@ def final_fits(study: Study) -> list[Row]:
 def home_rows(study: Study) -> list[Row]:
     """The score rows behind the main figures."""
     fit, read = home(study)
-    return [row for row in study["scores"] if row["read"] == read and row["fit"] in (fit, "-")]
+    return [
+        row
+        for row in study["scores"]
+        if row["read"] == read and row["fit"] == UNFITTED.get(row["map"], fit)
+    ]
 
 
 def span(values: Iterable[Any]) -> str:

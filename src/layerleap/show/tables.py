@@ -46,7 +46,7 @@ def study_table(study: Study) -> RenderableType:
     curves = {each.map: each for each in home_curves(study, "precision@1")}
     fit, read = home(study)
     title = f"{study['model']['name']}: agreement per layer, fitted on {fit}, read on {read}"
-    table = _table(Text(title))
+    table = new_table(Text(title))
     table.add_column("layer", justify="right", no_wrap=True)
     names = sorted(curves, key=_column_order)
     for name in names:
@@ -69,7 +69,7 @@ def _agreement_cells(curve: Curve, layer: int) -> tuple[RenderableType, Renderab
 
 def laws_table(rows: list[Row]) -> RenderableType:
     """Each law with its verdict; `status` is "holds", "fails" or "not applicable"."""
-    table = _table()
+    table = new_table()
     table.add_column("law", ratio=5)
     table.add_column("verdict", no_wrap=True)
     table.add_column("detail", ratio=5)
@@ -85,7 +85,7 @@ def laws_table(rows: list[Row]) -> RenderableType:
 
 def inventory_table(rows: list[Row]) -> RenderableType:
     """The models that can be had by name; notes, licences and paths are lines under the table."""
-    table = _table()
+    table = new_table()
     for head in ("name", "kind", "size"):
         table.add_column(head, no_wrap=True, justify="right" if head == "size" else "left")
     table.add_column("package", no_wrap=True, overflow="ellipsis", ratio=1, min_width=7)
@@ -123,7 +123,7 @@ def readings_table(frame: list[Row], n_layers: int | None = None) -> RenderableT
     layers = sorted({layer for _, layer in found})
     last = n_layers if n_layers is not None else max(layers, default=0)
     names = sorted({name for name, _ in found}, key=_column_order)
-    table = _table()
+    table = new_table()
     table.add_column("layer", justify="right", no_wrap=True)
     for name in names:
         table.add_column(Text(name), no_wrap=True, overflow="ellipsis", ratio=1)
@@ -160,7 +160,7 @@ def _tokens(top: list[Row]) -> Text:
     return text
 
 
-def _table(title: Text | None = None) -> Table:
+def new_table(title: Text | None = None) -> Table:
     """Our look: a rule under the head, no frame, as wide as the terminal."""
     look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
     return Table(title=title, title_justify="left", expand=True, **look)
@@ -179,7 +179,7 @@ def _size(size: Any) -> str:
 
 def fits_table(rows: list[Row]) -> RenderableType:
     """How each map to the last layer was fitted."""
-    table = _table(Text("fits to the last layer"))
+    table = new_table(Text("fits to the last layer"))
     for name in ("layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of id"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:

@@ -111,9 +111,13 @@ def _show_study(result: dict[str, Any], page: Path, json: bool) -> None:
     if json:
         print_json(result)
         return
+    from layerleap.show.exit_tables import claims_table, exits_table
     from layerleap.show.tables import study_table
 
     out.print(study_table(result))
+    for more in (exits_table(result), claims_table(result)):
+        if more is not None:
+            out.print(more)
     for finding in result["findings"]:
         if finding["topic"] == "headline":
             out.print(f"- {finding['text']}", highlight=False)
