@@ -63,15 +63,13 @@ class LinearMap:
 
     def __call__(self, h: Tensor) -> Tensor:
         """Carry rows of h[src] to layer dst, in their own dtype and on their own device."""
-        x = h.to(self._any.dtype)
-        if self.weight is not None:
-            y = x @ self.weight.to(h.device)
-        else:
-            assert self.left is not None
-            assert self.right is not None
-            y = x @ self.left.to(h.device) @ self.right.to(h.device)
-        if self.bias is not None:
-            y = y + self.bias.to(h.device)
+        wide = torch.promote_types(h.dtype, self._any.dtype)  # float64 rows are not narrowed
+        own = {name: value.to(h.device, wide) for name, value in self.tensors().items()}
+        y = h.to(wide)
+        for name in ("weight", "left", "right"):
+            y = y @ own[name] if name in own else y
+        if "bias" in own:
+            y = y + own["bias"]
         return self._narrowed(y, h.dtype)
 
     def _narrowed(self, y: Tensor, dtype: torch.dtype) -> Tensor:
