@@ -7,7 +7,7 @@ import torch
 from families import ALL, SEQ_TO_SEQ, build
 from torch import nn
 
-from layerleap.act.replace import Replacement, _alone, _together, cascade
+from layerleap.act.replace import Replacement, _alone, _together, cascade, cascades
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.compare import row_gap as gap
@@ -162,6 +162,16 @@ def test_positions_run_alone_end_as_in_company_once_attention_is_replaced(name):
         for start in (0, 2):
             alone = _alone(own, found, keep, kinds, start)
             assert gap(alone, _together(own, found, keep, kinds, start)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_starts_at_once_are_each_start_by_itself(name):
+    found, keep, own = recording(name), padded(name)[1], replacement(name)
+    for kinds in (("attn",), ("ffn",), KINDS):
+        every = list(cascades(own, found, keep, kinds))
+        assert len(every) == wrapped(name).n_layers
+        for start, rows in enumerate(every):
+            assert gap(rows, _together(own, found, keep, kinds, start)) < 1e-10
 
 
 @pytest.mark.parametrize("name", ALL)

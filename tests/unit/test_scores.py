@@ -231,7 +231,7 @@ def test_rows_of_several_batches_are_read_together_within_the_budget(case, monke
         made.append(len(logits))
         return Answer(logits)
 
-    monkeypatch.setattr("layerleap.read.scores.Answer", counted)
+    monkeypatch.setattr("layerleap.read.reader.Answer", counted)
     batches = list(iter_batches(transformer, examples_of(transformer), tokens_per_batch=60))
     score(transformer, lenses, batches)
     sizes = [len(batch.documents) for batch in batches]

@@ -111,7 +111,7 @@ class Replacement:
 
         Everything is as it was on leaving, whatever happened in between.
         """
-        self._check(kinds, start)
+        self.require(kinds, start)
         running, model = _Running(start), self.transformer.model
         with ExitStack() as undo:
             handle = model.register_forward_pre_hook(lambda *_: running.begin(0))
@@ -125,7 +125,8 @@ class Replacement:
                     _put(stand, running, undo)
             yield running
 
-    def _check(self, kinds: Collection[str], start: int) -> None:
+    def require(self, kinds: Collection[str], start: int = 0) -> None:
+        """Refuse kinds that the bank has no maps of, and layers that do not exist."""
         for kind in check_kinds(kinds):
             if kind not in self.kinds:
                 raise BadSettings(
@@ -183,6 +184,27 @@ def cascade(
     """
     run = _alone if "attn" in kinds and replacement.is_local else _together
     return run(replacement, recording, keep, kinds, start)
+
+
+def cascades(
+    replacement: Replacement, recording: Recording, keep: Tensor, kinds: Collection[str]
+) -> Iterator[Tensor]:
+    """`cascade` from every start 0 .. n_layers - 1, in that order."""
+    starts = range(replacement.transformer.n_layers)
+    if "attn" not in kinds or not replacement.is_local:
+        for start in starts:
+            yield _together(replacement, recording, keep, kinds, start)
+        return
+    # Rows alone want nothing that was recorded, so rows of all starts go through a block at once:
+    # its weights are read from memory once, not once per start.
+    rows = recording.rows(keep)
+    h = rows[0][:0]
+    with replacement.of(kinds) as running:
+        for start in starts:
+            h = torch.cat([h.to(rows[start].device), rows[start]])
+            running.begin(start)
+            h = recording.run(h.unsqueeze(1), start, start + 1).squeeze(1)
+    yield from h.view(len(starts), -1, h.shape[-1])
 
 
 def _together(
