@@ -141,6 +141,20 @@ def test_some_kinds_may_be_asked_for():
         PartScores(model, bank, ["heads"])
 
 
+def test_some_layers_may_be_asked_for():
+    model, bank = case()
+    found, batch = PartScores(model, bank, starts=[2, 0]), batches(model, 2000)[0]
+    found.add(record(model, batch.inputs), batch)
+    table = by(found.table())
+    assert {layer for _, layer, _ in table} == {0, 2, 3}
+    every = by(scored(tokens=2000).table())
+    for key, row in table.items():
+        assert row["value"] == pytest.approx(every[key]["value"], rel=1e-3, abs=1e-4)
+    for starts in ([], [3], [-1, 0]):
+        with pytest.raises(BadSettings, match="of 0 to 2 were wanted"):
+            PartScores(model, bank, starts=starts)
+
+
 def test_without_a_row_there_is_no_table():
     with pytest.raises(BadText, match="add a recorded batch first"):
         PartScores(*case()).table()

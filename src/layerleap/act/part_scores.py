@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from layerleap.act.replace import Replacement, cascades
-from layerleap.errors import BadText
+from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.parts import check_kinds
 from layerleap.models.rerun import Recording
@@ -33,6 +33,7 @@ class PartScores:
         transformer: Transformer,
         bank: ShortcutBank,
         kinds: Collection[str] | None = None,
+        starts: Collection[int] | None = None,
     ) -> None:
         """Nothing seen yet.
 
@@ -40,12 +41,15 @@ class PartScores:
             transformer: the model.
             bank: of that model, with maps of parts.
             kinds: of `models.parts.KINDS`; all that the bank has when None.
+            starts: layers from which on to replace; all below the last when None. From every
+                layer on, FFN and norms cost about n_layers / 2 forward passes each.
         """
         self.transformer, self.replacement = transformer, Replacement(transformer, bank)
         self.kinds = self.replacement.kinds if kinds is None else check_kinds(kinds)
-        for kind in self.kinds:
-            self.replacement.require([kind])
-        self._reader = Reader(transformer, {kind: self._way(kind) for kind in self.kinds})
+        self.replacement.require(self.kinds)
+        self.starts = _check_starts(starts, transformer.n_layers)
+        ways = {kind: self._way(kind) for kind in self.kinds}
+        self._reader = Reader(transformer, ways, self.starts)
         self._documents: list[Tensor] = []
 
     def _way(self, kind: str) -> Way:
@@ -61,8 +65,8 @@ class PartScores:
         h = recording.states[last]
         rows: dict[Any, Tensor] = {last: h[batch.keep.to(h.device)]}
         for kind in self.kinds:
-            ends = cascades(self.replacement, recording, batch.keep, [kind])
-            rows |= {(kind, start): end for start, end in enumerate(ends)}
+            ends = cascades(self.replacement, recording, batch.keep, [kind], self.starts)
+            rows |= {(kind, start): end for start, end in zip(self.starts, ends, strict=True)}
         self._reader.add(rows)
         self._documents.append(batch.documents)
 
@@ -74,4 +78,15 @@ class PartScores:
         """
         if not self._documents:
             raise BadText("no position was read with parts replaced: add a recorded batch first")
-        return score_table(torch.cat(self._documents), self._reader.columns(), labels)
+        layers = (*self.starts, self.transformer.n_layers)
+        return score_table(torch.cat(self._documents), self._reader.columns(), labels, layers)
+
+
+def _check_starts(starts: Collection[int] | None, n_layers: int) -> tuple[int, ...]:
+    found = tuple(sorted(set(range(n_layers) if starts is None else starts)))
+    if not found or found[0] < 0 or found[-1] >= n_layers:
+        raise BadSettings(
+            f"parts cannot be replaced from layers {list(found)} on; of 0 to {n_layers - 1} were "
+            "wanted"
+        )
+    return found

@@ -11,7 +11,7 @@ Everything else runs as it is: residual additions, the other parts, the final no
 on what the untouched model computes, and here see what earlier maps made of it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -187,10 +187,13 @@ def cascade(
 
 
 def cascades(
-    replacement: Replacement, recording: Recording, keep: Tensor, kinds: Collection[str]
+    replacement: Replacement,
+    recording: Recording,
+    keep: Tensor,
+    kinds: Collection[str],
+    starts: Sequence[int],
 ) -> Iterator[Tensor]:
-    """`cascade` from every start 0 .. n_layers - 1, in that order."""
-    starts = range(replacement.transformer.n_layers)
+    """`cascade` from each of `starts`: in ascending order, and none of them the last layer."""
     if "attn" not in kinds or not replacement.is_local:
         for start in starts:
             yield _together(replacement, recording, keep, kinds, start)
@@ -200,10 +203,11 @@ def cascades(
     rows = recording.rows(keep)
     h = rows[0][:0]
     with replacement.of(kinds) as running:
-        for start in starts:
-            h = torch.cat([h.to(rows[start].device), rows[start]])
-            running.begin(start)
-            h = recording.run(h.unsqueeze(1), start, start + 1).squeeze(1)
+        for layer in range(starts[0], replacement.transformer.n_layers):
+            if layer in starts:
+                h = torch.cat([h.to(rows[layer].device), rows[layer]])
+            running.begin(layer)
+            h = recording.run(h.unsqueeze(1), layer, layer + 1).squeeze(1)
     yield from h.view(len(starts), -1, h.shape[-1])
 
 

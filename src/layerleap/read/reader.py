@@ -5,7 +5,7 @@ Out: every measure of every way, (row, layer), against the model's own answer; a
 Nothing V-sized is kept: logits live for one chunk of rows.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,21 @@ class Reader:
     few rows there are, so rows of several batches wait for one another.
     """
 
-    def __init__(self, transformer: Transformer, ways: Mapping[str, Way]) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        ways: Mapping[str, Way],
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        """Nothing read yet.
+
+        Args:
+            transformer: the model.
+            ways: by name.
+            layers: those below the last that are read, in order; all when None.
+        """
         self.transformer, self.ways = transformer, ways
+        self.layers = tuple(range(transformer.n_layers) if layers is None else layers)
         self.kept: dict[tuple[str, str], list[Tensor]] = {
             (measure, name): [] for measure in MEASURES for name in ways
         }
@@ -59,7 +72,7 @@ class Reader:
             self._settle()
 
     def columns(self) -> dict[str, dict[str, Tensor]]:
-        """By measure and way: (row, layer). At the last layer every way is the model itself."""
+        """By measure and way: (row, layer), and last of all the model itself."""
         self._settle()
         return {m: {way: torch.cat(self.kept[m, way]) for way in self.ways} for m in MEASURES}
 
@@ -80,7 +93,7 @@ class Reader:
         require_finite(own, "the model itself", last)
         for name, way in self.ways.items():
             compared = []
-            for layer in range(last):
+            for layer in self.layers:
                 logits = way.logits(rows, layer)
                 compared.append(answer.compare(logits.to(answer.p.device)))
                 require_finite(compared[-1], way.said, layer)
@@ -90,7 +103,10 @@ class Reader:
 
 
 def score_table(
-    documents: Tensor, columns: Mapping[str, Mapping[str, Tensor]], labels: Mapping[str, Any]
+    documents: Tensor,
+    columns: Mapping[str, Mapping[str, Tensor]],
+    labels: Mapping[str, Any],
+    layers: Sequence[int] | None = None,
 ) -> list[dict[str, Any]]:
     """One row per way, metric and layer, with 95 % intervals over documents.
 
@@ -98,6 +114,7 @@ def score_table(
         documents: which document each row is of: (row,).
         columns: "rank", "surprisal" and "kl", each by way: (row, layer).
         labels: what else every row of the table is to say.
+        layers: what the columns are of; 0, 1, 2, ... when None.
     """
     found = []
     bootstrap = Bootstrap(documents)
@@ -108,7 +125,8 @@ def score_table(
             "kl": columns["kl"][name],
         }
         for metric, values in metrics.items():
-            for layer, e in enumerate(bootstrap.estimates(values)):
+            numbers = range(values.shape[1]) if layers is None else layers
+            for layer, e in zip(numbers, bootstrap.estimates(values), strict=True):
                 found.append(
                     {
                         **labels, "map": name, "layer": layer, "metric": metric,
