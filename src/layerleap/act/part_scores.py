@@ -3,6 +3,9 @@
 In: recorded passes over a text that was not fitted on, and a bank with maps of parts.
 Out: for each kind of part and each layer from which on it is replaced, the measures that lenses are
 scored by, in the same tables.
+
+Without its norms a model may run out of numbers: gated FFNs multiply two mapped states, block after
+block. Such rows count as wrong answers, and the metric "answered" says how many are none.
 """
 
 from collections.abc import Collection
@@ -53,7 +56,7 @@ class PartScores:
         self._documents: list[Tensor] = []
 
     def _way(self, kind: str) -> Way:
-        return Way(f"the model with {kind} replaced", partial(self._logits, kind))
+        return Way(f"the model with {kind} replaced", partial(self._logits, kind), may_fail=True)
 
     def _logits(self, kind: str, rows: Rows, start: int) -> Tensor:
         return self.transformer.logits(rows[kind, start])
@@ -74,12 +77,16 @@ class PartScores:
     def table(self, **labels: Any) -> list[dict[str, Any]]:
         """As `Scores.table`, with map = the kind and layer = where replacing began.
 
-        At the last layer nothing is left to replace, and the row is the model itself.
+        At the last layer nothing is left to replace, and the row is the model itself. One more
+        metric, "answered", is the share of rows whose answer is made of numbers; surprisal and
+        KL are None where it is below 1.
         """
         if not self._documents:
             raise BadText("no position was read with parts replaced: add a recorded batch first")
         layers = (*self.starts, self.transformer.n_layers)
-        return score_table(torch.cat(self._documents), self._reader.columns(), labels, layers)
+        return score_table(
+            torch.cat(self._documents), self._reader.columns(), labels, layers, answered=True
+        )
 
 
 def _check_starts(starts: Collection[int] | None, n_layers: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ Nothing V-sized is kept: logits live for one chunk of rows.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from layerleap.models.transformer import Transformer
 from layerleap.read import lens as budget
 from layerleap.read.lens import chunks, require_finite
-from layerleap.read.metrics import Answer, Bootstrap, finite
+from layerleap.read.metrics import DEPTH, Answer, Bootstrap, Comparison, finite
 
 PRECISIONS = (1, 5, 10)
 # What is kept of a reading, per row and layer: how good it is, and how sure of itself.
@@ -34,6 +34,7 @@ class Way:
 
     said: str  # what errors call it
     logits: Callable[[Rows, int], Tensor]  # of the rows, at a layer
+    may_fail: bool = False  # logits that are no numbers are a wrong answer, and not an error
 
 
 class Reader:
@@ -95,11 +96,24 @@ class Reader:
             compared = []
             for layer in self.layers:
                 logits = way.logits(rows, layer)
-                compared.append(answer.compare(logits.to(answer.p.device)))
-                require_finite(compared[-1], way.said, layer)
+                one = answer.compare(logits.to(answer.p.device))
+                compared.append(_answered(one) if way.may_fail else one)
+                if not way.may_fail:
+                    require_finite(one, way.said, layer)
             for measure in MEASURES:
                 values = torch.stack([getattr(c, measure) for c in [*compared, own]], 1).cpu()
                 self.kept[measure, name].append(values.to(MEASURES[measure]))
+
+
+def _answered(compared: Comparison) -> Comparison:
+    """Rows without numbers as wrong as can be: no rank, and endlessly far from the model."""
+    failed = ~(compared.kl.isfinite() & compared.surprisal.isfinite())
+    filled = {"top": -1, "rank": DEPTH, "surprisal": torch.inf, "kl": torch.inf}
+    filled |= dict.fromkeys(("p1", "p2", "entropy"), torch.nan)
+    return replace(
+        compared,
+        **{key: getattr(compared, key).masked_fill(failed, value) for key, value in filled.items()},
+    )
 
 
 def score_table(
@@ -107,6 +121,8 @@ def score_table(
     columns: Mapping[str, Mapping[str, Tensor]],
     labels: Mapping[str, Any],
     layers: Sequence[int] | None = None,
+    *,
+    answered: bool = False,
 ) -> list[dict[str, Any]]:
     """One row per way, metric and layer, with 95 % intervals over documents.
 
@@ -115,6 +131,8 @@ def score_table(
         columns: "rank", "surprisal" and "kl", each by way: (row, layer).
         labels: what else every row of the table is to say.
         layers: what the columns are of; 0, 1, 2, ... when None.
+        answered: one more metric, the share of rows that gave numbers at all. Where it is below
+            1, surprisal and KL have no mean, and are None.
     """
     found = []
     bootstrap = Bootstrap(documents)
@@ -124,6 +142,8 @@ def score_table(
             "surprisal": columns["surprisal"][name],
             "kl": columns["kl"][name],
         }
+        if answered:
+            metrics["answered"] = columns["kl"][name].isfinite().float()
         for metric, values in metrics.items():
             numbers = range(values.shape[1]) if layers is None else layers
             for layer, e in zip(numbers, bootstrap.estimates(values), strict=True):
