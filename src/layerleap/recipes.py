@@ -18,7 +18,9 @@ from typing import Any
 from layerleap.errors import BadArtifact, BadSettings, BadText, CannotWrite, WrongModel
 from layerleap.files import cache_root
 from layerleap.maps.bank import ShortcutBank, check_target
-from layerleap.maps.linear import check_solving, solve
+from layerleap.maps.linear import LinearMap, check_solving, solve
+from layerleap.maps.parts import solve_parts
+from layerleap.models.parts import KINDS, couples_of
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_about
@@ -80,6 +82,7 @@ def collect(
     starts: str | None = None,
     n_texts: int | None = None,
     pairs: Pairs = "final",
+    parts: bool | Sequence[str] = False,
     choose_ridge: bool = False,
     solving: Mapping[str, Any] | None = None,
     shard: tuple[int, int] | None = None,
@@ -96,6 +99,8 @@ def collect(
         starts: a text of real sequences from which a masked model draws its texts.
         n_texts: stop after that many texts.
         pairs: "final" for maps to the last layer, "all" for every pair.
+        parts: in the same pass, see what enters and leaves attention, FFN and norms of every
+            block; or some kinds of `models.parts` alone. Rows held back do not enter.
         choose_ridge: hold back a tenth of the documents for choosing a ridge.
         solving: options that `bank_from` is to use unless told otherwise; kept with the result.
         shard: (which, of how many) when several runs share the work by hand.
@@ -112,11 +117,13 @@ def collect(
     sampling = sampling or Sampling()
     n_drawn = None if n_texts is None else enough(n_texts, 1 - sampling.held_out)
     source, sampling = resolve_text(transformer, text, sampling, progress, starts, n_drawn)
+    kinds = KINDS if parts is True else parts or ()
     about = {
         "model": transformer.identity.to_dict(),
         "text": str(text) if isinstance(text, str | Path) else "given texts",
         "sampling": sampling.to_dict(), "solve": dict(solving or {}),
-        "n_texts": n_texts, "pairs": pairs, "choose_ridge": choose_ridge,
+        "n_texts": n_texts, "pairs": pairs, "parts": couples_of(transformer, kinds) or None,
+        "choose_ridge": choose_ridge,
         "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
     }  # fmt: skip
     own = _own(checkpoint)
@@ -235,7 +242,8 @@ def bank_from(
 ) -> ShortcutBank:
     """Solve every map the tally's moments hold; see `maps.linear.solve` for the options.
 
-    Options left out are those that `collect` was given, else a plain least-squares fit.
+    Options left out are those that `collect` was given, else a plain least-squares fit. Maps of
+    parts are of full rank, and without a penalty where the ridge is "auto".
     """
     asked = {"intercept": intercept, "ridge": ridge, "rank": rank}
     options = {"intercept": False, "ridge": 0.0, "rank": None, **tally.about.get("solve", {})}
@@ -247,10 +255,16 @@ def bank_from(
             maps.append(found)
             fits.append(fit)
         progress("solving", src + 1, moments.n_layers, "layers")
+    parts: dict[tuple[int, str], LinearMap] = {}
+    if tally.parts is not None:
+        penalty = 0.0 if options["ridge"] == "auto" else options["ridge"]
+        plain = {"intercept": options["intercept"], "ridge": penalty}
+        parts, part_fits = solve_parts(tally.parts, tally.couples, **plain, progress=progress)
+        fits += part_fits
     data = {"text": tally.about["text"], **tally.about.get("data", {}), "rows_fitted": moments.n}
     return ShortcutBank(
         maps, model=tally.about["model"], n_layers=moments.n_layers, d_model=moments.d_model,
-        fits=fits, settings={**options, **tally.about["sampling"]},
+        parts=parts, fits=fits, settings={**options, **tally.about["sampling"]},
         data={**data, "rows_held_back": unused},
     )  # fmt: skip
 

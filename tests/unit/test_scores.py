@@ -143,7 +143,7 @@ def test_a_table_has_one_row_per_lens_metric_and_layer(case):
 
 
 def test_values_of_a_table_are_means_of_rows():
-    columns = dict.fromkeys(MEASURES, {"x": torch.tensor([[0.5], [0.5], [0.5], [0.5]])})
+    columns = {key: {"x": torch.tensor([[0.5], [0.5], [0.5], [0.5]])} for key in MEASURES}
     columns["rank"] = {"x": torch.tensor([[0], [4], [9], [10]], dtype=torch.int8)}
     columns["surprisal"] = {"x": torch.tensor([[1.0], [2.0], [3.0], [6.0]])}
     found = Scores(
@@ -231,7 +231,7 @@ def test_rows_of_several_batches_are_read_together_within_the_budget(case, monke
         made.append(len(logits))
         return Answer(logits)
 
-    monkeypatch.setattr("layerleap.read.scores.Answer", counted)
+    monkeypatch.setattr("layerleap.read.reader.Answer", counted)
     batches = list(iter_batches(transformer, examples_of(transformer), tokens_per_batch=60))
     score(transformer, lenses, batches)
     sizes = [len(batch.documents) for batch in batches]

@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 CONFIG, WEIGHTS = "bank.json", "maps.safetensors"
+PART = "part."  # how the names of tensors of parts begin; those of layers begin with a number
 
 
 class ShortcutBank:
-    """Maps by (src, dst), the model they belong to, and their card. Immutable, always fitted."""
+    """Maps by (src, dst), the model they belong to, and their card. Immutable, always fitted.
+
+    `parts` holds maps that stand in for parts of blocks, by (block, part): (3, "attn"), (3, "ffn"),
+    (3, "attn_norm"), ...; their fits are in `part_fits`.
+    """
 
     def __init__(
         self,
@@ -38,6 +43,7 @@ class ShortcutBank:
         model: Mapping[str, Any],
         n_layers: int,
         d_model: int,
+        parts: Mapping[tuple[int, str], LinearMap] | None = None,
         fits: Iterable[Fit] = (),
         settings: Mapping[str, Any] | None = None,
         data: Mapping[str, Any] | None = None,
@@ -47,7 +53,10 @@ class ShortcutBank:
         self.maps = {(m.src, m.dst): m for m in maps}
         self.model = dict(model)  # the identity of the model, as JSON types
         self.n_layers, self.d_model = n_layers, d_model
-        self.fits = {(fit.src, fit.dst): fit for fit in fits}
+        self.parts = dict(parts or {})
+        fits = list(fits)
+        self.fits = {(fit.src, fit.dst): fit for fit in fits if fit.part is None}
+        self.part_fits = {(fit.dst, fit.part): fit for fit in fits if fit.part is not None}
         self.settings, self.data = dict(settings or {}), dict(data or {})
         self.quality = [dict(row) for row in quality]  # held-out scores, if they were measured
         self.source = source  # who fitted it
@@ -103,19 +112,26 @@ class ShortcutBank:
 
         Args:
             devices: from a source layer to its device. A map copies its weights on every call
-                while they lie elsewhere; once placed, it copies nothing.
+                while they lie elsewhere; once placed, it copies nothing. A part's map goes to
+                the layer that its block makes, for it is the block that holds the part.
         """
         device_of = devices.__getitem__ if isinstance(devices, Mapping) else devices
         placed = [m.to(device_of(m.src)) for m in self.maps.values()]
-        before = [t for m in self.maps.values() for t in m.tensors().values()]
-        after = [t for m in placed for t in m.tensors().values()]
+        parts = {key: m.to(device_of(m.dst)) for key, m in self.parts.items()}
+        before, after = (
+            [t for m in maps for t in m.tensors().values()]
+            for maps in ([*self.maps.values(), *self.parts.values()], [*placed, *parts.values()])
+        )
         if all(a is b for a, b in zip(before, after, strict=True)):
             return self
-        return ShortcutBank(
-            placed, model=self.model, n_layers=self.n_layers, d_model=self.d_model,
-            fits=self.fits.values(), settings=self.settings, data=self.data,
-            quality=self.quality, source=self.source,
-        )  # fmt: skip
+        return self.changed(maps=placed, parts=parts)
+
+    def changed(self, **changes: Any) -> "ShortcutBank":
+        """The same bank, but for the named arguments of the constructor."""
+        every: dict[str, Any] = {key: getattr(self, key) for key in KEPT}
+        fits = [*self.fits.values(), *self.part_fits.values()]
+        every |= {"maps": self.maps.values(), "parts": self.parts, "fits": fits, **changes}
+        return ShortcutBank(every.pop("maps"), **every)
 
     def card(self) -> str:
         """The quality card in Markdown."""
@@ -133,18 +149,17 @@ class ShortcutBank:
         return folder
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{src}-{dst}.{name}": value
-            for (src, dst), m in self.maps.items()
-            for name, value in m.tensors().items()
-        }
+        keys = {f"{src}-{dst}": m for (src, dst), m in self.maps.items()}
+        keys |= {f"{PART}{block}.{part}": m for (block, part), m in self.parts.items()}
+        return {f"{key}.{name}": t for key, m in keys.items() for name, t in m.tensors().items()}
 
     def _config(self, sha256: str) -> dict[str, Any]:
         return {
             "format": FORMAT, "source": self.source, "model": self.model,
             "n_layers": self.n_layers, "d_model": self.d_model, "sha256": sha256,
             "settings": self.settings, "data": self.data,
-            "fits": [fit.to_dict() for fit in self.fits.values()], "quality": self.quality,
+            "fits": [f.to_dict() for f in (*self.fits.values(), *self.part_fits.values())],
+            "quality": self.quality,
         }  # fmt: skip
 
     @classmethod
@@ -173,6 +188,7 @@ class ShortcutBank:
             _require_identity(config["model"])
             return cls(
                 _maps(tensors),
+                parts=_parts(tensors),
                 fits=[Fit(**fit) for fit in config["fits"]],
                 **{key: config[key] for key in KEPT},
             )
@@ -245,10 +261,21 @@ def _require_identity(model: Mapping[str, Any]) -> None:
 def _maps(tensors: Mapping[str, Tensor]) -> list[LinearMap]:
     grouped: dict[tuple[int, int], dict[str, Tensor]] = {}
     for key, value in tensors.items():
+        if key.startswith(PART):
+            continue
         pair, _, name = key.partition(".")
         src, _, dst = pair.partition("-")
         grouped.setdefault((int(src), int(dst)), {})[name] = value
     return [LinearMap(src, dst, **named) for (src, dst), named in sorted(grouped.items())]
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> dict[tuple[int, str], LinearMap]:
+    grouped: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if key.startswith(PART):
+            block, part, name = key.removeprefix(PART).split(".")
+            grouped.setdefault((int(block), part), {})[name] = value
+    return {key: LinearMap(key[0] - 1, key[0], **named) for key, named in sorted(grouped.items())}
 
 
 def _load_weights(path: Path, sha256: str | None) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ def readme(bank: "ShortcutBank") -> str:
             "",
             f"{len(bank)} maps, {_kind(bank)}, of a "
             f"model with {bank.n_layers} layers of width {bank.d_model}.",
+            *_parts(bank),
             "",
             "```python",
             "import layerleap as ll",
@@ -56,6 +57,19 @@ def _kind(bank: "ShortcutBank") -> str:
         return "layer to last"
     every = bank.n_layers * (bank.n_layers + 1) // 2
     return "all pairs" if len(bank) == every else "some pairs"
+
+
+def _parts(bank: "ShortcutBank") -> list[str]:
+    """One line about maps of parts, if there are any."""
+    if not bank.parts:
+        return []
+    names = ", ".join(dict.fromkeys(part for _, part in bank.parts))
+    deficient = sum(fit.is_deficient for fit in bank.part_fits.values())
+    warning = f" {deficient} of their fits are rank-deficient." if deficient else ""
+    return [
+        f"And {len(bank.parts)} maps that stand in for parts of blocks ({names}), from what enters "
+        f"a part to what leaves it.{warning}"
+    ]
 
 
 def _model(bank: "ShortcutBank") -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Fit:
     ridge: float  # penalty as a fraction of the mean squared singular value per direction
     train_r2: float  # coordinate-averaged, on the rows fitted on
     train_r2_id: float  # the same for the identity map
+    part: str | None = None  # the part of block `dst` that the map stands for; None for layers
 
     @property
     def is_deficient(self) -> bool:
@@ -42,8 +43,8 @@ class Fit:
         return self.rank < self.width
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
+        """Plain JSON types; `part` only where there is one."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +63,13 @@ class LinearMap:
 
     def __call__(self, h: Tensor) -> Tensor:
         """Carry rows of h[src] to layer dst, in their own dtype and on their own device."""
-        x = h.to(self._any.dtype)
-        if self.weight is not None:
-            y = x @ self.weight.to(h.device)
-        else:
-            assert self.left is not None
-            assert self.right is not None
-            y = x @ self.left.to(h.device) @ self.right.to(h.device)
-        if self.bias is not None:
-            y = y + self.bias.to(h.device)
+        wide = torch.promote_types(h.dtype, self._any.dtype)  # float64 rows are not narrowed
+        own = {name: value.to(h.device, wide) for name, value in self.tensors().items()}
+        y = h.to(wide)
+        for name in ("weight", "left", "right"):
+            y = y @ own[name] if name in own else y
+        if "bias" in own:
+            y = y + own["bias"]
         return self._narrowed(y, h.dtype)
 
     def _narrowed(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -291,7 +290,7 @@ def moments_r2(
 
 def _spread(moments: Moments, layer: int) -> Tensor:
     """Squared distance of a layer's rows from their mean, per coordinate; 0 if only rounding."""
-    squares = moments.xx(layer).diagonal()
+    squares = moments.squares(layer)
     spread = squares - moments.sums[layer].square() / moments.n
     return torch.where(spread > 1e-12 * squares, spread, 0.0)
 
@@ -301,12 +300,12 @@ def squared_error(
 ) -> Tensor:
     """Sum over rows of (h[src] W + b - h[dst])^2, per coordinate."""
     if weight is None:
-        xx, yy = moments.xx(src).diagonal(), moments.xx(dst).diagonal()
+        xx, yy = moments.squares(src), moments.squares(dst)
         return (xx - 2 * moments.xy(src, dst).diagonal() + yy).clamp_min(0)
     weight = weight.double()
     predicted = (weight * (moments.xx(src) @ weight)).sum(0)
     both = (weight * moments.xy(src, dst)).sum(0)
-    error = predicted - 2 * both + moments.xx(dst).diagonal()
+    error = predicted - 2 * both + moments.squares(dst)
     if bias is not None:
         bias = bias.double()
         drift = moments.sums[src] @ weight - moments.sums[dst]

@@ -30,15 +30,21 @@ class Call:
         return self.start < other.start and other.end < self.end
 
 
-def state_taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The state that a module is called with: first tensor by place, else `hidden_states`."""
-    for value in args:
+def state_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | str | None:
+    """Which argument is the state: the first tensor by place, else `hidden_states`."""
+    for place, value in enumerate(args):
         if isinstance(value, Tensor):
-            return value
-    named = kwargs.get("hidden_states")
-    if isinstance(named, Tensor):
-        return named
-    return next((value for value in kwargs.values() if isinstance(value, Tensor)), None)
+            return place
+    if isinstance(kwargs.get("hidden_states"), Tensor):
+        return "hidden_states"
+    return next((name for name, value in kwargs.items() if isinstance(value, Tensor)), None)
+
+
+def state_taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The state that a module is called with."""
+    place = state_place(args, kwargs)
+    found = args[place] if isinstance(place, int) else kwargs.get(place or "")
+    return found if isinstance(found, Tensor) else None
 
 
 def state_given(output: Any) -> Tensor | None:

@@ -6,7 +6,7 @@ Every so often the model runs to its very end, and its own logits are compared w
 tail makes of the last state: all measures rest on their being the same (`TailCheck`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,23 +14,17 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadText, ModelRefused
+from layerleap.models.rerun import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.read import lens as budget
-from layerleap.read.lens import Lens, chunks, require_finite
-from layerleap.read.metrics import Answer, Bootstrap, finite
+from layerleap.read.lens import Lens, chunks
+from layerleap.read.metrics import finite
 from layerleap.read.quality import GROUPS, Quality
+from layerleap.read.reader import MEASURES, PRECISIONS, Reader, Way, score_table
 from layerleap.stream.examples import Batch
 
-__all__ = ["GROUPS", "PRECISIONS", "Quality", "Scores", "TailCheck", "score"]
+__all__ = ["GROUPS", "MEASURES", "PRECISIONS", "Quality", "Scores", "TailCheck", "score"]
 
-PRECISIONS = (1, 5, 10)
-# What is kept of a reading, per row and layer: how good it is, and how sure of itself.
-MEASURES = {
-    "rank": torch.int8, "surprisal": torch.float32, "kl": torch.float32, "top": torch.int32,
-    "p1": torch.float32, "p2": torch.float32, "entropy": torch.float32,
-}  # fmt: skip
-WAITING_ROWS = 1024  # at most so many rows wait for the head, however small the vocabulary
 CHECK_EVERY = 16  # batches from one that runs to the model's own logits to the next
 MOST_WRONG = 0.01  # share of rows that may disagree with the model's own top token
 
@@ -91,24 +85,8 @@ class Scores:
 
     def table(self, **labels: Any) -> list[dict[str, Any]]:
         """One row per lens, metric and layer, with 95 % intervals over documents."""
-        found = []
-        bootstrap = Bootstrap(self.documents)
-        for name in self.rank:
-            columns = {
-                **{f"precision@{k}": (self.rank[name] < k).float() for k in PRECISIONS},
-                "surprisal": self.surprisal[name],
-                "kl": self.kl[name],
-            }
-            for metric, values in columns.items():
-                for layer, e in enumerate(bootstrap.estimates(values)):
-                    found.append(
-                        {
-                            **labels, "map": name, "layer": layer, "metric": metric,
-                            "value": finite(e.value), "low": finite(e.low), "high": finite(e.high),
-                            "rows": e.rows, "documents": e.documents,
-                        }
-                    )  # fmt: skip
-        return found
+        columns = {"rank": self.rank, "surprisal": self.surprisal, "kl": self.kl}
+        return score_table(self.documents, columns, labels)
 
 
 @torch.no_grad()  # not inference mode: the results are the caller's to use as they like
@@ -118,26 +96,41 @@ def score(
     batches: Iterable[Batch],
     *,
     quality: Quality | None = None,
+    also: Callable[[Recording, Batch], object] | None = None,
     progress: Progress = silent,
     total: int | None = None,
     phase: str = "reading",
 ) -> Scores:
-    """Read every kept position through every lens at every layer."""
-    reader, check, texts = _Reader(transformer, lenses), TailCheck(), 0
+    """Read every kept position through every lens at every layer.
+
+    Args:
+        transformer: the model.
+        lenses: by name.
+        batches: of a text that was not fitted on.
+        quality: measures R2 of the same rows.
+        also: what else is to be made of each forward pass, which is then recorded whole.
+        progress: told the number of texts.
+        total: how many texts there will be, if known.
+        phase: what progress calls it.
+    """
+    ways = {name: _way(name, lens) for name, lens in lenses.items()}
+    reader, check, texts = Reader(transformer, ways), TailCheck(), 0
+    cosine: list[Tensor] = []
     documents: list[Tensor] = []
     positions: list[Tensor] = []
     for number, batch in enumerate(batches):
         to_the_end = number % CHECK_EVERY == 0
-        seen = transformer.see(batch.inputs, keep=batch.keep, logits=to_the_end)
-        if seen.logits is not None:
-            own = seen.logits[batch.keep.to(seen.logits.device)]
-            _check_tail(transformer, own, seen.states[transformer.n_layers], check)
+        states, logits = _states(transformer, batch, to_the_end, also)
+        if logits is not None:
+            own = logits[batch.keep.to(logits.device)]
+            _check_tail(transformer, own, states[transformer.n_layers], check)
             check.require(rows=100)  # a handful of rows must not decide it
         documents.append(batch.documents)
         positions.append(batch.positions)
         if quality is not None:
-            quality.add(seen.states, batch)
-        reader.add(seen.states)
+            quality.add(states, batch)
+        reader.add(states)
+        cosine.append(_cosines(states))
         texts += batch.n_texts
         progress(phase, texts, total)
     if not documents:
@@ -145,67 +138,32 @@ def score(
     check.require()
     return Scores(
         torch.cat(documents), torch.cat(positions), **reader.columns(),
-        cosine=torch.cat(reader.cosine), check=check,
+        cosine=torch.cat(cosine), check=check,
     )  # fmt: skip
+
+
+def _states(
+    transformer: Transformer,
+    batch: Batch,
+    logits: bool,
+    also: Callable[[Recording, Batch], object] | None,
+) -> tuple[dict[int, Tensor], Tensor | None]:
+    """The kept rows of every layer, and if asked for the model's own logits; one forward pass."""
+    if also is None:
+        seen = transformer.see(batch.inputs, keep=batch.keep, logits=logits)
+        return seen.states, seen.logits
+    recording = record(transformer, batch.inputs, logits=logits)
+    also(recording, batch)
+    return recording.rows(batch.keep), recording.logits
+
+
+def _way(name: str, lens: Lens) -> Way:
+    return Way(f"lens {name!r} ({lens.name})", lambda rows, layer: lens.logits(rows[layer], layer))
 
 
 def _check_tail(transformer: Transformer, own: Tensor, last: Tensor, check: TailCheck) -> None:
     for rows in chunks(len(own), transformer.d_vocab):
         check.add(own[rows], transformer.logits(last[rows]))
-
-
-class _Reader:
-    """Compares rows with the model's answer, as many at a time as the budget of logits allows.
-
-    The head is by far the largest matrix; it is read from memory once per layer and lens however
-    few rows there are, so rows of several batches wait for one another.
-    """
-
-    def __init__(self, transformer: Transformer, lenses: Mapping[str, Lens]) -> None:
-        self.transformer, self.lenses = transformer, lenses
-        self.kept: dict[tuple[str, str], list[Tensor]] = {
-            (measure, lens): [] for measure in MEASURES for lens in lenses
-        }
-        self.cosine: list[Tensor] = []
-        self._waiting: list[Mapping[int, Tensor]] = []
-        self._rows = 0
-
-    def add(self, states: Mapping[int, Tensor]) -> None:
-        """Take in the rows of one batch."""
-        self._waiting.append(states)
-        self._rows += len(states[self.transformer.n_layers])
-        if self._rows >= min(WAITING_ROWS, budget.ENTRIES // self.transformer.d_vocab):
-            self._settle()
-
-    def columns(self) -> dict[str, dict[str, Tensor]]:
-        """By measure and lens: (row, layer)."""
-        self._settle()
-        return {m: {lens: torch.cat(self.kept[m, lens]) for lens in self.lenses} for m in MEASURES}
-
-    def _settle(self) -> None:
-        if not self._waiting:
-            return
-        layers = range(self.transformer.n_layers + 1)
-        h = {layer: torch.cat([states[layer] for states in self._waiting]) for layer in layers}
-        self._waiting, self._rows = [], 0
-        for rows in chunks(len(h[0]), self.transformer.d_vocab):
-            self._compare({layer: value[rows] for layer, value in h.items()})
-        self.cosine.append(_cosines(h))
-
-    def _compare(self, states: Mapping[int, Tensor]) -> None:
-        last = self.transformer.n_layers
-        answer = Answer(self.transformer.logits(states[last]))
-        own = answer.compare(answer.logits)  # what every lens reads at the last layer
-        require_finite(own, "the model itself", last)
-        for name, lens in self.lenses.items():
-            compared = []
-            for layer in range(last):
-                logits = lens.logits(states[layer], layer)
-                compared.append(answer.compare(logits.to(answer.p.device)))
-                require_finite(compared[-1], f"lens {name!r} ({lens.name})", layer)
-            for measure in MEASURES:
-                values = torch.stack([getattr(c, measure) for c in [*compared, own]], 1).cpu()
-                self.kept[measure, name].append(values.to(MEASURES[measure]))
 
 
 def _cosines(h: Mapping[int, Tensor]) -> Tensor:

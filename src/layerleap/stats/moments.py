@@ -1,6 +1,6 @@
 """Moments: all that a linear map needs to know about the data, in constant memory.
 
-In: batches of states, one tensor per layer.
+In: batches of vectors, one tensor per layer, or per side of the parts of blocks.
 Out: sums and cross products, additive: moments of parts add up to moments of the whole,
 in any order, on any number of machines.
 
@@ -27,7 +27,13 @@ from layerleap.files import whole_file
 FORMAT = 1
 BUFFER = 1024  # rows gathered before the products are taken, at most: large products are fast
 
-Pairs = Literal["final", "all"]
+Pairs = Literal["final", "all", "couples"]
+LAYOUTS: tuple[Pairs, ...] = ("final", "all", "couples")
+HELD = {
+    "final": "every layer to the last",
+    "all": "every pair src < dst",
+    "couples": "every even vector to the next",
+}
 
 
 class Moments:
@@ -37,33 +43,64 @@ class Moments:
     sums[l]   sum of h[l]                                  (n_layers + 1, d)
     cross[s]  h[s]^T [h[s], h[t1], h[t2], ...]             (d, (1 + targets) * d)
               with targets t = n_layers alone, or every later layer
+
+    With pairs "couples" the vectors are x0, y0, x1, y1, ...: each even one has the next as its
+    only target. An odd one is the source of nothing, so instead of a Gram matrix its entry of
+    `cross` holds just the squares that R2 needs, (1, d).
     """
 
-    def __init__(self, n_layers: int, d_model: int, pairs: Pairs = "final") -> None:
+    def __init__(
+        self,
+        n_layers: int,
+        d_model: int,
+        pairs: Pairs = "final",
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Nothing seen yet.
+
+        Args:
+            n_layers: the number of the last vector; vectors are counted from 0.
+            d_model: entries of each vector.
+            pairs: which maps the moments are for.
+            names: what to call each vector in errors; "layer 0" and so on when None.
+        """
+        if pairs == "couples" and n_layers % 2 == 0:
+            raise BadSettings(f"{n_layers + 1} vectors are no couples; an even number was wanted")
         self.n_layers, self.d_model, self.pairs = n_layers, d_model, pairs
+        self.names = names or [f"layer {layer}" for layer in range(n_layers + 1)]
         self.n = 0
         self.sums = torch.zeros(n_layers + 1, d_model, dtype=torch.float64)
         self.cross = [
-            torch.zeros(d_model, (1 + len(self.targets(src))) * d_model, dtype=torch.float64)
+            torch.zeros(
+                d_model if self.has_gram(src) else 1,
+                (1 + len(self.targets(src))) * d_model,
+                dtype=torch.float64,
+            )
             for src in range(n_layers + 1)
         ]
         self._filled = 0  # rows waiting to be multiplied
 
     def targets(self, src: int) -> list[int]:
         """The layers that maps from `src` can be fitted to."""
+        if self.pairs == "couples":
+            return [src + 1] if self.has_gram(src) else []
         if src == self.n_layers:
             return []
         return [self.n_layers] if self.pairs == "final" else list(range(src + 1, self.n_layers + 1))
+
+    def has_gram(self, vector: int) -> bool:
+        """True if a vector's products with itself are kept, and not its squares alone."""
+        return self.pairs != "couples" or vector % 2 == 0
 
     def add(self, states: Sequence[Tensor]) -> None:
         """Take in one batch: states[l] holds the rows of h[l]."""
         if len(states) != self.n_layers + 1:
             raise BadSettings(f"{len(states)} layers of states; {self.n_layers + 1} were wanted")
         wanted = (len(states[0]), self.d_model)
-        for layer, h in enumerate(states):
+        for name, h in zip(self.names, states, strict=True):
             if tuple(h.shape) != wanted:
                 raise BadSettings(
-                    f"states of layer {layer} have shape {tuple(h.shape)}; {wanted} was wanted"
+                    f"states of {name} have shape {tuple(h.shape)}; {wanted} was wanted"
                 )
         self._check_finite(states)
         seen, n_rows = 0, wanted[0]
@@ -89,10 +126,10 @@ class Moments:
         return torch.empty(min(BUFFER, max(64, 2**24 // width)), width, dtype=torch.float64)
 
     def _check_finite(self, states: Sequence[Tensor]) -> None:
-        for layer, h in enumerate(states):
+        for name, h in zip(self.names, states, strict=True):
             if not torch.isfinite(h).all():
                 raise NotFinite(
-                    f"NaN or infinite states at layer {layer} after {self.n + self._filled} good "
+                    f"NaN or infinite states at {name} after {self.n + self._filled} good "
                     "rows; run the model in float32 or bfloat16 and look for broken weights or "
                     "inputs"
                 )
@@ -109,9 +146,12 @@ class Moments:
         for src in range(self.n_layers + 1):
             start = src * width
             h = rows[:, start : start + width]
-            # Later layers lie side by side already: every target in one product, no copy.
-            others = rows[:, start:] if self.pairs == "all" else self._with_last(rows, h, src)
-            self.cross[src].addmm_(h.T, others)
+            if not self.has_gram(src):
+                self.cross[src] += h.square().sum(0)
+            elif self.pairs == "final":
+                self.cross[src].addmm_(h.T, self._with_last(rows, h, src))
+            else:  # targets lie side by side already: all of them in one product, no copy
+                self.cross[src].addmm_(h.T, rows[:, start : start + self.cross[src].shape[1]])
 
     def _with_last(self, rows: Tensor, h: Tensor, src: int) -> Tensor:
         return h if src == self.n_layers else torch.cat([h, rows[:, -self.d_model :]], dim=1)
@@ -129,15 +169,24 @@ class Moments:
     def xx(self, src: int) -> Tensor:
         """Sum of h[src] h[src]^T."""
         self.settle()
+        if not self.has_gram(src):
+            raise BadSettings(
+                f"no products of {self.names[src]} with itself: it is the target of a couple, and "
+                "only its squares are kept"
+            )
         return self.cross[src][:, : self.d_model]
+
+    def squares(self, vector: int) -> Tensor:
+        """Sum of squares of each coordinate of h[vector]."""
+        self.settle()
+        return self.xx(vector).diagonal() if self.has_gram(vector) else self.cross[vector][0]
 
     def xy(self, src: int, dst: int) -> Tensor:
         """Sum of h[src] h[dst]^T."""
         self.settle()
         if dst not in self.targets(src):
             raise BadSettings(
-                f"no moments from layer {src} to layer {dst}: these hold "
-                f"{'every layer to the last' if self.pairs == 'final' else 'every pair src < dst'}"
+                f"no moments from layer {src} to layer {dst}: these hold {HELD[self.pairs]}"
             )
         start = (1 + self.targets(src).index(dst)) * self.d_model
         return self.cross[src][:, start : start + self.d_model]
@@ -147,7 +196,7 @@ class Moments:
         mine, theirs = self.shape, other.shape
         if mine != theirs:
             raise WrongModel(f"moments of shape {theirs} cannot be added to moments of {mine}")
-        merged = Moments(self.n_layers, self.d_model, self.pairs)
+        merged = Moments(self.n_layers, self.d_model, self.pairs, self.names)
         merged.n = self.settle().n + other.settle().n
         merged.sums = self.sums + other.sums
         merged.cross = [a + b for a, b in zip(self.cross, other.cross, strict=True)]
@@ -171,8 +220,10 @@ class Moments:
         cls, tensors: Mapping[str, Tensor], shape: tuple[int, int, Pairs]
     ) -> "Moments":
         """The inverse of `tensors`."""
-        if shape[2] not in ("final", "all"):
-            raise BadArtifact(f"pairs {shape[2]!r} are unknown; 'final' or 'all' was wanted")
+        if shape[2] not in LAYOUTS:
+            raise BadArtifact(f"pairs {shape[2]!r} are unknown; one of {LAYOUTS} was wanted")
+        if shape[2] == "couples" and shape[0] % 2 == 0:
+            raise BadArtifact(f"{shape[0] + 1} vectors are no couples; make it again")
         moments = cls(*shape)
         _require_like("n", tensors["n"], torch.tensor(0))
         moments.n = int(tensors["n"])

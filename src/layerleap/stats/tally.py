@@ -1,7 +1,8 @@
 """Run a stream of batches into moments: with progress, checkpoints, shards and many processes.
 
 In: a wrapped model and batches of examples.
-Out: `Tally`: moments to fit on, moments held back to choose a ridge, and where the run stands.
+Out: `Tally`: moments to fit on, moments held back to choose a ridge, moments of the parts of blocks
+if they are wanted, and where the run stands.
 
 A checkpoint is the moments and the number of the last batch in them, written in one step, so
 a run killed at any moment goes on from there and ends with the same sums to the bit.
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from layerleap.errors import BadArtifact, BadSettings, WrongModel
+from layerleap.models.parts import Couple
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments
@@ -46,6 +48,7 @@ class Tally:
     n_batches: int = 0  # batches seen, counted or left to other shards
     n_texts: int = 0
     mark: str = ""  # a hash over all batches seen: what a resumed run must find again
+    parts: Moments | None = None  # couples, one per [block, part] of about["parts"]
 
     @classmethod
     def empty(
@@ -56,15 +59,24 @@ class Tally:
         *,
         hold_back: bool = False,
     ) -> "Tally":
-        """Nothing seen yet."""
+        """Nothing seen yet; about["parts"] says which parts of blocks are to be seen too."""
         shape = (transformer.n_layers, transformer.d_model)
-        return cls(Moments(*shape, pairs), Moments(*shape, "final") if hold_back else None, about)
+        tally = cls(Moments(*shape, pairs), Moments(*shape, "final") if hold_back else None, about)
+        if tally.couples:
+            last = 2 * len(tally.couples) - 1
+            tally.parts = Moments(last, transformer.d_model, "couples", _names(tally.couples))
+        return tally
+
+    @property
+    def couples(self) -> list[Couple]:
+        """The parts of blocks that are seen too, in the order of their moments."""
+        return [Couple(block, part) for block, part in self.about.get("parts") or ()]
 
     @property
     def sets(self) -> dict[str, Moments]:
         """The moments there are, by name."""
-        back = {} if self.held_back is None else {"held_back": self.held_back}
-        return {"fit": self.fit, **back}
+        named = {"fit": self.fit, "held_back": self.held_back, "parts": self.parts}
+        return {name: moments for name, moments in named.items() if moments is not None}
 
     def save(self, path: Path) -> None:
         """Write everything into one file."""
@@ -77,7 +89,25 @@ class Tally:
         is_tally = isinstance(state, dict) and state.keys() == STATE.keys() and "fit" in sets
         if not is_tally or not all(isinstance(state[key], kind) for key, kind in STATE.items()):
             raise BadArtifact(f"{path} holds moments, but no tally; make it again")
-        return cls(sets["fit"], sets.get("held_back"), **state)
+        tally = cls(sets["fit"], sets.get("held_back"), **state, parts=sets.get("parts"))
+        tally._check_parts(path)
+        return tally
+
+    def _check_parts(self, path: Path) -> None:
+        """What is said about parts must be what there is; their names are not saved twice."""
+        said, shape = self.about.get("parts") or [], None if not self.parts else self.parts.shape
+        try:
+            names = _names(self.couples)
+        except (TypeError, ValueError) as error:
+            raise BadArtifact(f"{path} names its parts as {said!r}; make it again") from error
+        wanted = (len(names) - 1, self.fit.d_model, "couples") if names else None
+        if shape != wanted:
+            raise BadArtifact(
+                f"{path} holds parts of {shape}; {wanted} was wanted for {len(said)} couples, "
+                "make it again"
+            )
+        if self.parts:
+            self.parts.names = names
 
     def merge(self, other: "Tally") -> "Tally":
         """Both together; they must be of one model, one text and one way of sampling."""
@@ -91,15 +121,24 @@ class Tally:
             raise BadSettings(f"shard {self.about['shard']} was given twice")
         if (self.held_back is None) != (other.held_back is None):
             raise WrongModel("only one of these statistics has rows held back; make them again")
-        mine, theirs = self.held_back, other.held_back
         return Tally(
             self.fit.merge(other.fit),
-            None if mine is None or theirs is None else mine.merge(theirs),
+            _merged(self.held_back, other.held_back),
             {**self.about, "shard": None},
             max(self.n_batches, other.n_batches),
             self.n_texts + other.n_texts,
             self.mark,
+            _merged(self.parts, other.parts),
         )
+
+
+def _merged(mine: Moments | None, theirs: Moments | None) -> Moments | None:
+    return None if mine is None or theirs is None else mine.merge(theirs)
+
+
+def _names(couples: Iterable[Couple]) -> list[str]:
+    """What each vector of the parts' moments is."""
+    return [f"{site} of block {block}" for couple in couples for block, site in couple.sites]
 
 
 STATE = {"about": dict, "n_batches": int, "n_texts": int, "mark": str}  # saved with the moments
@@ -139,9 +178,9 @@ def run_tally(
                     _require_same_text(mark, tally)
                 continue
             if batch.index % shard[1] == shard[0]:
-                states = _states(transformer, batch)
+                seen_now = _states(transformer, batch, tally)
                 whole = False
-                _add(tally, batch, states)
+                _add(tally, batch, *seen_now)
             tally.n_batches, tally.mark = batch.index + 1, mark
             whole = True
             seen += 1
@@ -194,18 +233,25 @@ def _require_same_text(mark: str, tally: Tally) -> None:
         )
 
 
-def _states(transformer: Transformer, batch: Batch) -> list[Tensor]:
-    seen = transformer.see(batch.inputs, keep=batch.keep)
-    return [seen.states[layer] for layer in range(transformer.n_layers + 1)]
+def _states(
+    transformer: Transformer, batch: Batch, tally: Tally
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Rows of every layer and of both sides of every part, from one forward pass."""
+    sites = [site for couple in tally.couples for site in couple.sites]
+    seen = transformer.see(batch.inputs, keep=batch.keep, sites=sites)
+    states = [seen.states[layer] for layer in range(transformer.n_layers + 1)]
+    return states, [seen.sites[site] for site in sites]
 
 
-def _add(tally: Tally, batch: Batch, states: list[Tensor]) -> None:
+def _add(tally: Tally, batch: Batch, states: list[Tensor], parts: list[Tensor]) -> None:
     back = batch.held_back
     if back.any():
         assert tally.held_back is not None, "rows to hold back, and no place for them"
         tally.held_back.add([h[back.to(h.device)] for h in states])
-        states = [h[~back.to(h.device)] for h in states]
+        states, parts = ([h[~back.to(h.device)] for h in side] for side in (states, parts))
     tally.fit.add(states)
+    if tally.parts is not None:
+        tally.parts.add(parts)
     tally.n_texts += batch.n_texts
 
 

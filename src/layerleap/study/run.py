@@ -228,11 +228,7 @@ class Run:
 
 def with_data(bank: ShortcutBank, data: Mapping[str, Any]) -> ShortcutBank:
     """The same bank with other data on its card."""
-    return ShortcutBank(
-        bank.maps.values(), model=bank.model, n_layers=bank.n_layers, d_model=bank.d_model,
-        fits=bank.fits.values(), settings=bank.settings, data=data, quality=bank.quality,
-        source=bank.source,
-    )  # fmt: skip
+    return bank.changed(data=data)
 
 
 def labelled(scores: Scores, text: str) -> list[dict[str, Any]]:

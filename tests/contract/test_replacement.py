@@ -1,0 +1,186 @@
+"""Blocks run again, and their parts replaced: laws over every family, in float64."""
+
+from functools import cache
+
+import pytest
+import torch
+from families import ALL, SEQ_TO_SEQ, build
+from torch import nn
+
+from layerleap.act.replace import Replacement, _alone, _together, cascade, cascades
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.linear import LinearMap
+from layerleap.models.compare import row_gap as gap
+from layerleap.models.parts import KINDS, couples_of
+from layerleap.models.probe import probe, ready
+from layerleap.models.rerun import Recording, record
+from layerleap.models.transformer import Transformer
+
+# Attention whose output is taken at an inner projection: the module around it still runs.
+INNER = {"bloom", "bert", "roberta", "albert", "electra"}
+
+
+@cache
+def wrapped(name: str) -> Transformer:
+    model = build(name)
+    if hasattr(model.config, "_experts_implementation"):
+        model.set_experts_implementation("eager")  # the grouped kernels know no float64
+    return Transformer.wrap(model.double(), check=False)
+
+
+@cache
+def padded(name: str) -> tuple[dict, torch.Tensor]:
+    """Three texts, two of them padded on the right, and some of their positions."""
+    model = wrapped(name).model
+    inputs = probe(model, rows=3, seed=4)
+    if "attention_mask" not in inputs:
+        states = wrapped(name).see(inputs, layers=[0]).states
+        return inputs, torch.ones(states[0].shape[:2], dtype=torch.bool)
+    inputs["attention_mask"][0, 4:] = 0
+    inputs["attention_mask"][2, 6:] = 0
+    keep = inputs["attention_mask"].bool().clone()
+    keep[:, ::2] = False
+    return ready(model, inputs), keep
+
+
+@cache
+def recording(name: str) -> Recording:
+    return record(wrapped(name), padded(name)[0], logits=True)
+
+
+@cache
+def replacement(name: str) -> Replacement:
+    """Random maps: the laws hold for any."""
+    transformer, d = wrapped(name), wrapped(name).d_model
+    generator = torch.Generator().manual_seed(8)
+    maps = {
+        (block, part): LinearMap(
+            block - 1, block, weight=torch.randn(d, d, generator=generator) / d**0.5
+        )
+        for block, part in couples_of(transformer, KINDS)
+    }
+    bank = ShortcutBank(
+        [], model=transformer.identity.to_dict(), n_layers=transformer.n_layers, d_model=d,
+        parts=maps,
+    )  # fmt: skip
+    return Replacement(transformer, bank)
+
+
+def traces(model: nn.Module) -> list:
+    """Everything that hooks and swapped forwards leave on a module."""
+    return [
+        (list(m._forward_hooks), list(m._forward_pre_hooks), m.__dict__.get("forward"))
+        for m in model.modules()
+    ]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_blocks_run_again_give_what_they_gave_to_the_bit(name):
+    found, last = recording(name), wrapped(name).n_layers
+    for layer in range(last + 1):
+        assert torch.equal(found.run(found.states[layer], layer), found.states[last])
+        assert torch.equal(found.run(found.states[0], 0, layer), found.states[layer])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_recording_holds_the_states_and_logits_of_a_plain_pass(name):
+    found = recording(name)
+    seen = wrapped(name).see(padded(name)[0], logits=True)
+    assert len(found.states) == len(seen.states)
+    for layer, h in enumerate(found.states):
+        assert torch.equal(h, seen.states[layer])
+    assert torch.equal(found.logits, seen.logits)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_running_again_changes_no_state_that_was_given(name):
+    found = recording(name)
+    before = [h.clone() for h in found.states]
+    found.run(found.states[1], 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, found.states, strict=True))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_recording_and_replacing_leave_no_trace(name):
+    transformer, (inputs, keep) = wrapped(name), padded(name)
+    before, logits = traces(transformer.model), recording(name).logits
+    found = record(transformer, inputs)
+    for kinds in (["attn"], ["ffn"], ["norms"], KINDS, []):
+        cascade(replacement(name), found, keep, kinds, 1)
+    assert traces(transformer.model) == before
+    with torch.no_grad():
+        assert torch.equal(transformer.model(**inputs).logits, logits)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "albert", "mpt"])
+def test_an_error_inside_leaves_no_trace_either(name, error):
+    before = traces(wrapped(name).model)
+
+    def stop():
+        with replacement(name).of(KINDS, start=1):
+            assert traces(wrapped(name).model) != before
+            raise error("stop")
+
+    with pytest.raises(error, match="stop"):
+        stop()
+    assert traces(wrapped(name).model) == before
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_replacing_nothing_is_the_recorded_pass_to_the_bit(name):
+    found, keep = recording(name), padded(name)[1]
+    for start in range(wrapped(name).n_layers + 1):
+        assert torch.equal(cascade(replacement(name), found, keep, [], start), found.rows(keep)[3])
+    for kind in KINDS:  # and after the last layer there is nothing left to replace
+        assert torch.equal(cascade(replacement(name), found, keep, [kind], 3), found.rows(keep)[3])
+
+
+@pytest.mark.parametrize("kinds", [("attn",), ("ffn",), ("norms",), KINDS], ids="+".join)
+@pytest.mark.parametrize("name", ALL)
+def test_a_cascade_is_the_whole_model_run_with_its_parts_replaced(name, kinds):
+    """The model itself runs from its inputs on; blocks up to the start must stay untouched."""
+    found, (inputs, keep) = recording(name), padded(name)
+    for start in (0, 1, 2):
+        with replacement(name).of(kinds, start=start):
+            seen = wrapped(name).see(inputs)
+        for layer in range(start + 1):
+            assert torch.equal(seen.states[layer], found.states[layer])
+        assert gap(seen.states[start + 1], found.states[start + 1]) > 1e-6
+        ours = cascade(replacement(name), found, keep, kinds, start)
+        assert gap(ours, seen.states[3][keep]) < 1e-10
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_positions_run_alone_end_as_in_company_once_attention_is_replaced(name):
+    found, keep = recording(name), padded(name)[1]
+    own = replacement(name)
+    assert own.is_local == (name not in INNER | set(SEQ_TO_SEQ))
+    if not own.is_local:
+        return
+    for kinds in (("attn",), ("attn", "ffn"), KINDS):
+        for start in (0, 2):
+            alone = _alone(own, found, keep, kinds, start)
+            assert gap(alone, _together(own, found, keep, kinds, start)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_starts_at_once_are_each_start_by_itself(name):
+    found, keep, own = recording(name), padded(name)[1], replacement(name)
+    for kinds in (("attn",), ("ffn",), KINDS):
+        for starts in ((0, 1, 2), (1,), (0, 2)):
+            every = cascades(own, found, keep, kinds, starts)
+            for start, rows in zip(starts, every, strict=True):
+                assert gap(rows, _together(own, found, keep, kinds, start)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_replaced_parts_give_exactly_their_maps(name):
+    """Seen at the sites: what leaves a replaced part is the map of what enters it."""
+    transformer, inputs, own = wrapped(name), padded(name)[0], replacement(name)
+    for (block, part), linear in own.bank.parts.items():
+        sites = [(block, f"{part}.in"), (block, f"{part}.out")]
+        kind = part if part in KINDS else "norms"
+        with own.of([kind], start=0):
+            seen = transformer.see(inputs, layers=[], sites=sites)
+        assert gap(seen.sites[sites[1]], linear(seen.sites[sites[0]])) < 1e-12
