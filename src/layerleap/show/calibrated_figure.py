@@ -5,8 +5,8 @@ In: the plain-data result of a study. Out: SVG text, or None when the study has 
 
 from typing import Any
 
+from layerleap.extras import report_library
 from layerleap.show.canvas import GRID, INK, SOFT, drawing, legend_above, sheet, to_svg
-from layerleap.show.extras import report_library
 from layerleap.show.select import Row, Study, finite
 from layerleap.show.words import short
 

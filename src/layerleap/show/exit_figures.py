@@ -5,6 +5,7 @@ In: the plain-data result of a study. Out: SVG text, or None when the study has 
 
 from typing import Any
 
+from layerleap.extras import report_library
 from layerleap.show.canvas import (
     COLOURS,
     DASHED,
@@ -21,7 +22,6 @@ from layerleap.show.canvas import (
     sheet,
     to_svg,
 )
-from layerleap.show.extras import report_library
 from layerleap.show.select import Row, Study, finite
 
 TARGETS = (0.9, 0.95, 0.98, 0.99)
