@@ -114,6 +114,17 @@ def test_scores_are_those_of_each_text_alone(case):
         assert torch.equal(found.top[name][0].long(), track.ids[:, 0, 0])
 
 
+def test_the_size_is_the_length_of_what_the_tail_is_given(case):
+    transformer, bank, lenses = case
+    batch = next(iter_batches(transformer, examples_of(transformer)))
+    found = score(transformer, lenses, [batch]).size
+    h, last = transformer.see(batch.inputs, keep=batch.keep).states, transformer.n_layers
+    for layer in range(last):
+        torch.testing.assert_close(found["-"][:, layer], h[layer].norm(dim=1))
+        torch.testing.assert_close(found["mat"][:, layer], bank[layer, last](h[layer]).norm(dim=1))
+    torch.testing.assert_close(found["mat"][:, last], h[last].norm(dim=1))
+
+
 def test_the_cosine_is_of_each_state_with_the_one_below(case):
     transformer, _, lenses = case
     batch = next(iter_batches(transformer, examples_of(transformer)))

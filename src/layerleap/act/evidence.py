@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings
+from layerleap.read.scores import Scores
 
 FIRST_EXIT = 1  # no rule exits at layer 0: nothing has been computed there
 SLACK = 1e-3  # probabilities and cosines of short floats may leave their range by so much
@@ -100,6 +101,19 @@ class Evidence:
         return cls(
             **{**blank, **columns}, position=position, document=document, layers=tuple(layers),
             final=final, extra=extra or {},
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, scores: Scores, lens: str) -> "Evidence":
+        """What one lens showed in a pass over a text.
+
+        Extra evidence is `size`, the logarithm of the length of the state handed to the tail.
+        """
+        columns = {name: getattr(scores, name)[lens] for name in COLUMNS if name != "cosine"}
+        return cls(
+            **columns, cosine=scores.cosine, position=scores.positions, document=scores.documents,
+            layers=tuple(range(scores.cosine.shape[1])), final=scores.top[lens][:, -1],
+            extra={"size": scores.size[lens].clamp_min(1e-30).log()},
         )  # fmt: skip
 
     def __len__(self) -> int:

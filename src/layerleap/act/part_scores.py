@@ -56,10 +56,11 @@ class PartScores:
         self._documents: list[Tensor] = []
 
     def _way(self, kind: str) -> Way:
-        return Way(f"the model with {kind} replaced", partial(self._logits, kind), may_fail=True)
+        return Way(f"the model with {kind} replaced", partial(self._state, kind), may_fail=True)
 
-    def _logits(self, kind: str, rows: Rows, start: int) -> Tensor:
-        return self.transformer.logits(rows[kind, start])
+    @staticmethod
+    def _state(kind: str, rows: Rows, start: int) -> Tensor:
+        return rows[kind, start]
 
     @torch.no_grad()
     def add(self, recording: Recording, batch: Batch) -> None:

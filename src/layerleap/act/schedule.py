@@ -9,7 +9,8 @@ all positions, because the real blocks behind it attend to all of them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,6 +123,17 @@ def best_schedule(r2: Mapping[tuple[int, int], float], n_layers: int, blocks: in
             "R2 above 0"
         )
     return _unwound(best, max(ends, key=lambda state: best[state][0]), blocks)
+
+
+def best_schedules(
+    r2: Mapping[tuple[int, int], float], n_layers: int, budgets: Iterable[int]
+) -> list[Schedule]:
+    """`best_schedule` for each number of blocks; those that no jump of any worth allows are out."""
+    found = []
+    for blocks in budgets:
+        with suppress(BadSettings):
+            found.append(best_schedule(r2, n_layers, blocks))
+    return found
 
 
 _Best = dict[tuple[int, int, bool], tuple[float, tuple[int, int, bool] | None]]

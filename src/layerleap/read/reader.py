@@ -21,7 +21,7 @@ PRECISIONS = (1, 5, 10)
 # What is kept of a reading, per row and layer: how good it is, and how sure of itself.
 MEASURES = {
     "rank": torch.int8, "surprisal": torch.float32, "kl": torch.float32, "top": torch.int32,
-    "p1": torch.float32, "p2": torch.float32, "entropy": torch.float32,
+    "p1": torch.float32, "p2": torch.float32, "entropy": torch.float32, "size": torch.float32,
 }  # fmt: skip
 WAITING_ROWS = 1024  # at most so many rows wait for the head, however small the vocabulary
 
@@ -33,7 +33,7 @@ class Way:
     """One way of reading every layer below the last."""
 
     said: str  # what errors call it
-    logits: Callable[[Rows, int], Tensor]  # of the rows, at a layer
+    state: Callable[[Rows, int], Tensor]  # what it hands to the model's tail at a layer
     may_fail: bool = False  # logits that are no numbers are a wrong answer, and not an error
 
 
@@ -94,15 +94,31 @@ class Reader:
         require_finite(own, "the model itself", last)
         for name, way in self.ways.items():
             compared = []
+            sizes = []
             for layer in self.layers:
-                logits = way.logits(rows, layer)
-                one = answer.compare(logits.to(answer.p.device))
+                state = way.state(rows, layer)
+                one = answer.compare(self.transformer.logits(state).to(answer.p.device))
                 compared.append(_answered(one) if way.may_fail else one)
+                sizes.append(_size(state))
                 if not way.may_fail:
                     require_finite(one, way.said, layer)
+            sizes.append(_size(rows[last]))
             for measure in MEASURES:
-                values = torch.stack([getattr(c, measure) for c in [*compared, own]], 1).cpu()
-                self.kept[measure, name].append(values.to(MEASURES[measure]))
+                columns = (
+                    sizes
+                    if measure == "size"
+                    else [getattr(c, measure).cpu() for c in [*compared, own]]
+                )
+                values = torch.stack(columns, 1).to(MEASURES[measure])
+                self.kept[measure, name].append(values)
+
+
+def _size(state: Tensor) -> Tensor:
+    """The length of what is handed to the tail: a final norm erases it, but it tells something.
+
+    A fitted map carries a state that it knows little of to near the mean, so to a short one.
+    """
+    return state.float().norm(dim=-1).cpu()
 
 
 def _answered(compared: Comparison) -> Comparison:

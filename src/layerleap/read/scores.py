@@ -80,6 +80,7 @@ class Scores:
     p1: dict[str, Tensor]
     p2: dict[str, Tensor]
     entropy: dict[str, Tensor]
+    size: dict[str, Tensor]  # length of what is handed to the tail
     cosine: Tensor  # (row, layer): of h[layer] with h[layer - 1]; NaN at layer 0
     check: TailCheck = field(default_factory=TailCheck)
 
@@ -158,7 +159,7 @@ def _states(
 
 
 def _way(name: str, lens: Lens) -> Way:
-    return Way(f"lens {name!r} ({lens.name})", lambda rows, layer: lens.logits(rows[layer], layer))
+    return Way(f"lens {name!r} ({lens.name})", lambda rows, layer: lens.map(layer)(rows[layer]))
 
 
 def _check_tail(transformer: Transformer, own: Tensor, last: Tensor, check: TailCheck) -> None:
