@@ -6,14 +6,19 @@ Every so often the model runs to its very end, and its own logits are compared w
 tail makes of the last state: all measures rest on their being the same (`TailCheck`).
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from layerleap.errors import BadText, ModelRefused
+from layerleap.errors import BadArtifact, BadText, ModelRefused
+from layerleap.files import whole_file
 from layerleap.models.rerun import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -67,6 +72,9 @@ class TailCheck:
             )
 
 
+ROWS = ("documents", "positions", "cosine")  # what is the same for every lens
+
+
 @dataclass
 class Scores:
     """What is kept of readings: (row, layer) by lens, as `metrics.Comparison` defines it."""
@@ -88,6 +96,34 @@ class Scores:
         """One row per lens, metric and layer, with 95 % intervals over documents."""
         columns = {"rank": self.rank, "surprisal": self.surprisal, "kl": self.kl}
         return score_table(self.documents, columns, labels)
+
+    def save(self, path: Path) -> None:
+        """Write everything into one file."""
+        tensors = {f"{m}/{lens}": v for m in MEASURES for lens, v in getattr(self, m).items()}
+        tensors |= {name: getattr(self, name) for name in ROWS}
+        check = {"rows": self.check.rows, "wrong": self.check.wrong, "gap": repr(self.check.gap)}
+        with whole_file(path) as temporary:
+            save_file(
+                {name: value.contiguous() for name, value in tensors.items()}, temporary,
+                metadata={"layerleap.scores": json.dumps(check)},
+            )  # fmt: skip
+
+    @classmethod
+    def load(cls, path: Path) -> "Scores":
+        """Read what `save` wrote."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                check = json.loads(file.metadata()["layerleap.scores"])
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            columns: dict[str, Any] = {name: tensors.pop(name) for name in ROWS}
+            for key, value in tensors.items():
+                measure, _, lens = key.partition("/")
+                columns.setdefault(measure, {})[lens] = value
+            return cls(
+                **columns, check=TailCheck(check["rows"], check["wrong"], float(check["gap"]))
+            )
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise BadArtifact(f"{path} is missing, damaged or holds no scores ({error})") from error
 
 
 @torch.no_grad()  # not inference mode: the results are the caller's to use as they like

@@ -8,27 +8,40 @@ fitted banks, and the tables of texts that were read.
 import json
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import layerleap
 from layerleap.errors import BadArtifact, BadText, LayerleapError
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.parts import solve_parts
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
 from layerleap.read.scores import Quality, Scores, score
 from layerleap.recipes import bank_from, collect, enough, finish, resolve_text
+from layerleap.stats.tally import Tally
 from layerleap.stream.drawn import NOTE
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
+from layerleap.study.inside import Inside
 
 if TYPE_CHECKING:
     from layerleap.study.shortcuts import ShortcutSettings
 
-Tables = dict[str, Any]  # "scores", "r2" (None unless asked for) and "tail"
+Tables = dict[str, Any]  # "scores", "r2" (None unless asked for), "tail", "parts", "schedules"
+
+
+ENDS = ("", "-biased")  # of the folders of a fit
+
+
+class Fitted(NamedTuple):
+    """What was fitted on one text."""
+
+    bank: ShortcutBank
+    biased: ShortcutBank | None  # its parts alone, with an intercept; None without parts
 
 
 class Run:
@@ -65,42 +78,74 @@ class Run:
         text: str,
         pairs: Literal["final", "all"],
         *,
+        parts: Sequence[str] = (),
         n_texts: int | None = None,
         label: str | None = None,
-    ) -> ShortcutBank:
+    ) -> Fitted:
         """A bank fitted on the fitting side of `text`; one finished earlier is taken up again.
 
         Args:
             text: what to fit on.
             pairs: which maps.
+            parts: kinds of parts of blocks that are fitted too, in the same pass.
             n_texts: how many texts; as the settings say when None.
             label: what to call the fit; by its text when None.
         """
         started = time.monotonic()
         s, name, asked = self.settings, label or text, n_texts or self.settings.n_fit
         source, sampling = self._source(text)
-        key = [name, text, pairs, asked, s.intercept, s.ridge, sampling.to_dict()]
+        key = [name, text, pairs, list(parts), asked, s.intercept, s.ridge, sampling.to_dict()]
         kept = self.work / f"fitted-{slug(name)}" if self.work else None
         checkpoint = self.work / f"fitting-{slug(name)}.safetensors" if self.work else None
-        if kept and (bank := self._kept_bank(kept, key, source, sampling, asked)):
-            return bank
+        if kept and (fitted := self._kept(kept, key, source, sampling, asked)):
+            return fitted
         tally = collect(
-            self.transformer, source, sampling, n_texts=asked, pairs=pairs,
+            self.transformer, source, sampling, n_texts=asked, pairs=pairs, parts=list(parts),
             choose_ridge=s.ridge == "auto", checkpoint=checkpoint,
             progress=_named(self.progress, f"fitting on {name}"),
         )  # fmt: skip
-        fitted = bank_from(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
         account = self._account("fit", name, tally.about["data"], asked, started)
-        bank = with_data(fitted, {**fitted.data, "text": name, "study": key, "account": account})
+        said = {"text": name, "study": key, "account": account}
+        fitted = self._solved(tally, said)
         if kept:
-            bank.save_pretrained(kept)
+            for end, bank in zip(ENDS, fitted, strict=True):
+                if bank is not None:
+                    bank.save_pretrained(kept.with_name(kept.name + end))
             finish(checkpoint)
-        return bank
+        return fitted
 
-    def _kept_bank(
+    def _solved(self, tally: Tally, said: Mapping[str, Any]) -> Fitted:
+        """The bank, its parts without an intercept; and the same parts with one."""
+        s = self.settings
+        bank = bank_from(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
+        bank = bank.changed(data={**bank.data, **said})
+        if tally.parts is None:
+            return Fitted(bank, None)
+        fits = list(bank.fits.values())
+        plain, biased = (
+            solve_parts(tally.parts, tally.couples, intercept=bias, progress=self.progress)
+            for bias in (False, True)
+        )
+        return Fitted(
+            bank.changed(parts=plain[0], fits=[*fits, *plain[1]]),
+            bank.changed(maps=[], parts=biased[0], fits=biased[1]),
+        )
+
+    def _kept(
         self, folder: Path, key: list[Any], source: Any, sampling: Sampling, asked: int
-    ) -> ShortcutBank | None:
-        """A bank that an interrupted study had finished, if it still is what would be fitted."""
+    ) -> Fitted | None:
+        """What an interrupted study had fitted, if it still is what would be fitted."""
+        bank, biased = (self._kept_bank(folder.with_name(folder.name + end)) for end in ENDS)
+        if bank is None or bank.data.get("study") != key:
+            return None
+        if bank.parts and (biased is None or biased.data.get("study") != key):
+            return None
+        if self._fingerprint(source, sampling, "fit", asked) != bank.data.get("fingerprint"):
+            return None
+        self._note(bank.data["account"], asked)
+        return Fitted(bank, biased if bank.parts else None)
+
+    def _kept_bank(self, folder: Path) -> ShortcutBank | None:
         if not folder.is_dir():
             return None
         try:
@@ -108,10 +153,6 @@ class Run:
             bank.check_model(self.transformer)
         except LayerleapError:
             return None  # of another model or damaged: fit again
-        found = self._fingerprint(source, sampling, "fit", asked)
-        if bank.data.get("study") != key or found != bank.data.get("fingerprint"):
-            return None
-        self._note(bank.data["account"], asked)
         return bank
 
     def _fingerprint(
@@ -126,33 +167,39 @@ class Run:
         return str(census.to_dict()["fingerprint"])
 
     def read(
-        self, text: str, banks: Mapping[str, ShortcutBank], measured: ShortcutBank | None = None
-    ) -> Tables:
+        self,
+        text: str,
+        banks: Mapping[str, ShortcutBank],
+        measured: ShortcutBank | None = None,
+        inside: Inside | None = None,
+    ) -> tuple[Tables, Scores]:
         """Scores of every bank and of the logit lens on the held-out side of `text`.
 
         Args:
             text: what to read.
             banks: by the label of their fit.
             measured: the bank of which R2 is measured too.
+            inside: what else is made of the same forward passes.
         """
         source, sampling = self._source(text)
-        key = self._reading_key(text, banks, sampling, measured is not None)
+        key = self._reading_key(text, banks, sampling, measured is not None, inside is not None)
         kept = self.work / f"read-{slug(text)}.json" if self.work else None
-        if kept and (tables := self._kept_tables(kept, key, source, sampling)):
-            return tables
+        if kept and (found := self._kept_reading(kept, key, source, sampling)):
+            return found
         started, census = time.monotonic(), Census()
         quality = Quality(self.transformer, measured) if measured is not None else None
-        scores = self._scores(text, source, sampling, banks, quality, census)
-        asked = self.settings.n_read
+        scores = self._scores(text, source, sampling, banks, quality, inside, census)
         tables = {
             "scores": labelled(scores, text),
             "r2": quality.table() if quality is not None else None,
             "tail": {"text": text, **scores.check.to_dict()},
+            **({} if inside is None else inside.tables()),
         }
-        account = self._account("read", text, census.to_dict(), asked, started)
+        account = self._account("read", text, census.to_dict(), self.settings.n_read, started)
         if kept:
+            scores.save(kept.with_suffix(".safetensors"))  # first: the tables say that all is there
             write_json(kept, {"key": key, "account": account, "tables": tables})
-        return tables
+        return tables, scores
 
     def _scores(
         self,
@@ -161,6 +208,7 @@ class Run:
         sampling: Sampling,
         banks: Mapping[str, ShortcutBank],
         quality: Quality | None,
+        inside: Inside | None,
         census: Census,
     ) -> Scores:
         asked = self.settings.n_read
@@ -172,7 +220,8 @@ class Run:
         try:
             return score(
                 self.transformer, lenses, iter_batches(self.transformer, examples),
-                quality=quality, progress=self.progress, total=asked, phase=f"reading {text}",
+                quality=quality, also=None if inside is None else inside.add,
+                progress=self.progress, total=asked, phase=f"reading {text}",
             )  # fmt: skip
         except BadText as error:
             raise BadText(
@@ -181,7 +230,12 @@ class Run:
             ) from error
 
     def _reading_key(
-        self, text: str, banks: Mapping[str, ShortcutBank], sampling: Sampling, measured: bool
+        self,
+        text: str,
+        banks: Mapping[str, ShortcutBank],
+        sampling: Sampling,
+        measured: bool,
+        inside: bool,
     ) -> str:
         """Everything that the tables follow from, the held-out text itself excepted."""
         fits = {
@@ -190,24 +244,28 @@ class Run:
         parts = [
             layerleap.__version__, self.transformer.identity.fingerprint, text,
             self.settings.n_read, sampling.to_dict(), measured, fits,
+            inside and [self.settings.part_texts, self.settings.schedule_texts],
         ]  # fmt: skip
         return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
-    def _kept_tables(self, path: Path, key: str, source: Any, sampling: Sampling) -> Tables | None:
+    def _kept_reading(
+        self, path: Path, key: str, source: Any, sampling: Sampling
+    ) -> tuple[Tables, Scores] | None:
         """The tables of a text that an interrupted study had read, if they still hold."""
         if not path.exists():
             return None
         try:
             kept = read_json(path)
             account, tables, same = kept["account"], kept["tables"], kept["key"] == key
+            scores = Scores.load(path.with_suffix(".safetensors")) if same else None
         except (BadArtifact, KeyError, TypeError):
             return None  # damaged: read again
         asked = self.settings.n_read
         found = self._fingerprint(source, sampling, "held-out", asked)
-        if not same or found != account["fingerprint"]:
+        if scores is None or found != account["fingerprint"]:
             return None
         self._note(account, asked)
-        return dict(tables)
+        return dict(tables), scores
 
     def _account(
         self, role: str, text: str, data: dict[str, Any], asked: int, started: float
@@ -226,17 +284,12 @@ class Run:
             )
 
 
-def with_data(bank: ShortcutBank, data: Mapping[str, Any]) -> ShortcutBank:
-    """The same bank with other data on its card."""
-    return bank.changed(data=data)
-
-
 def labelled(scores: Scores, text: str) -> list[dict[str, Any]]:
     """Score rows with what was fitted and what was read; lenses are named by what they fit on."""
     rows = scores.table(read=text)
     for row in rows:
         row["fit"] = row.pop("map")
-        row["map"] = "id" if row["fit"] == "-" else "mat"
+        row["map"] = {"-": "id", "tuned": "tuned"}.get(row["fit"], "mat")
     return rows
 
 

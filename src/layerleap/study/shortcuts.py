@@ -15,18 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import layerleap
-from layerleap.errors import BadSettings
+from layerleap.act.cost import measure
+from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import check_solving
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.read.scores import Scores
 from layerleap.recipes import default_text
 from layerleap.stream.examples import Sampling
+from layerleap.study.claims import claims
+from layerleap.study.exits import calibrated_tables, exit_tables, lensed, same_rows
 from layerleap.study.findings import findings, half_layers, laws
-from layerleap.study.run import Run
+from layerleap.study.inside import Inside, kinds_of
+from layerleap.study.more_findings import more_findings
+from layerleap.study.run import Fitted, Run
 
 FORMAT = 1
 DEFAULT_OTHER = "news"
+SECTIONS = ("parts", "alternation", "exits", "tuned")
 SAME_SIZE = 1.1  # fits whose row counts differ by less than this factor are compared as they are
 
 
@@ -41,6 +48,11 @@ class ShortcutSettings:
     intercept: bool = False
     ridge: float | str = 0.0
     pairs: str = "all"  # "final" leaves out the heat maps between inner layers
+    sections: tuple[str, ...] = SECTIONS  # what is studied besides the readings themselves
+    part_texts: int = 3000  # of the texts read, those in which parts of blocks are replaced
+    schedule_texts: int = 400  # and those along which blocks and jumps take turns
+    tolerance: float = 0.05  # largest disagreement that calibrated exits may have
+    delta: float = 0.05  # how often that promise may be broken
     quick: bool = False  # a first look: far fewer texts
     starts: str | None = None  # real sequences from which a masked model draws its texts
     sampling: Sampling = field(default_factory=Sampling)
@@ -48,6 +60,10 @@ class ShortcutSettings:
     def __post_init__(self) -> None:
         if self.pairs not in ("final", "all"):
             raise BadSettings(f"pairs {self.pairs!r} are unknown; 'final' or 'all' was wanted")
+        if unknown := [name for name in self.sections if name not in SECTIONS]:
+            raise BadSettings(
+                f"section {unknown[0]!r} is unknown; of {', '.join(SECTIONS)} were wanted"
+            )
         if "-" in (self.text, self.other, self.starts):
             raise BadSettings(
                 "standard input can be read only once, and a study reads its text twice, to fit "
@@ -57,10 +73,22 @@ class ShortcutSettings:
             raise BadSettings("starts are for texts that the model draws; leave them out")
         if min(self.n_fit, self.n_read) < 1:
             raise BadSettings(f"{self.n_fit} texts to fit on and {self.n_read} to read; wanted 1+")
+        if min(self.part_texts, self.schedule_texts) < 1:
+            raise BadSettings(
+                f"{self.part_texts} texts for parts and {self.schedule_texts} for schedules; "
+                "wanted 1+, or leave the sections out"
+            )
+        for name in ("tolerance", "delta"):
+            if not 0 < getattr(self, name) < 1:
+                raise BadSettings(f"{name} {getattr(self, name)} is not between 0 and 1")
 
     def quickened(self) -> "ShortcutSettings":
         """A first look: far fewer texts to fit on and to read, all else as it was."""
-        return replace(self, n_fit=min(self.n_fit, 1500), n_read=min(self.n_read, 300), quick=True)
+        return replace(
+            self, n_fit=min(self.n_fit, 1500), n_read=min(self.n_read, 300),
+            part_texts=min(self.part_texts, 30), schedule_texts=min(self.schedule_texts, 30),
+            quick=True,
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and JSON-able."""
@@ -88,13 +116,17 @@ def study_shortcuts(
     assert main is not None
     check_solving(settings.ridge, None, transformer.d_model)
     run = Run(transformer, settings, work, progress)
-    banks = {main: run.fit(main, settings.pairs)}  # type: ignore[arg-type]
+    kinds, reason = kinds_of(transformer) if "parts" in settings.sections else ((), None)
+    fitted = run.fit(main, settings.pairs, parts=kinds)  # type: ignore[arg-type]
+    banks = {main: fitted.bank}
     if other is not None:
-        banks[other] = run.fit(other, "final")
+        banks[other] = run.fit(other, "final").bank
     equal = _equal_fits(run, banks)
-    read = [run.read(main, banks, banks[main])]
+    tables, scores = {}, {}
+    inside = _inside(transformer, fitted, settings)
+    tables[main], scores[main] = run.read(main, banks, fitted.bank, inside)
     if other is not None:
-        read.append(run.read(other, banks))
+        tables[other], scores[other] = run.read(other, banks)
     result: dict[str, Any] = {
         "format": FORMAT, "kind": "shortcuts", "version": layerleap.__version__,
         "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -104,17 +136,69 @@ def study_shortcuts(
             "d_vocab": transformer.d_vocab,
         },
         "settings": settings.to_dict(), "data": run.data, "notes": run.notes,
-        "r2": read[0]["r2"], "scores": [row for tables in read for row in tables["scores"]],
-        "fits": [fit.to_dict() for fit in banks[main].fits.values()],
+        "r2": tables[main]["r2"],
+        "scores": [row for found in tables.values() for row in found["scores"]],
+        "fits": [fit.to_dict() for fit in fitted.bank.fits.values()],
+        "parts": _parts(tables[main], fitted.bank, reason) if kinds or reason else None,
+        "schedules": tables[main].get("schedules"),
     }  # fmt: skip
+    result |= _exits(transformer, banks, scores, settings, run.notes)
     result["summary"] = {
         "half": half_layers(result),
         "equal_fits": equal,  # by text: the fit that transfer is judged by
-        "tail": [tables["tail"] for tables in read],
+        "tail": [found["tail"] for found in tables.values()],
     }
     result["laws"] = laws(result)
-    result["findings"] = findings(result)
-    return result, _with_quality(banks[main], result)
+    result["claims"] = claims(result)
+    result["findings"] = [*findings(result), *more_findings(result)]
+    return result, _with_quality(fitted.bank, result)
+
+
+def _inside(transformer: Transformer, fitted: Fitted, settings: ShortcutSettings) -> Inside | None:
+    """What else is made of the passes that read the main text."""
+    wanted = settings.sections
+    inside = Inside(
+        transformer, fitted.bank, fitted.biased, read_texts=settings.n_read,
+        part_texts=settings.part_texts if "parts" in wanted else 0,
+        schedule_texts=settings.schedule_texts if "alternation" in wanted else 0,
+    )  # fmt: skip
+    return None if inside.is_idle else inside
+
+
+def _parts(tables: Mapping[str, Any], bank: ShortcutBank, reason: str | None) -> dict[str, Any]:
+    fits = [fit.to_dict() for fit in bank.part_fits.values()]
+    return {"reason": reason, "scores": tables.get("parts") or [], "fits": fits}
+
+
+def _exits(
+    transformer: Transformer,
+    banks: Mapping[str, ShortcutBank],
+    scores: Mapping[str, Scores],
+    settings: ShortcutSettings,
+    notes: list[str],
+) -> dict[str, Any]:
+    """Exits and promises; what too few rows do not allow is left out and noted."""
+    if "exits" not in settings.sections:
+        return {"exits": None, "calibrated": None}
+    main = settings.text
+    assert main is not None
+    tokens = max(1, round(1 + scores[main].positions.double().mean().item()))
+    lenses = {}
+    try:
+        for name, label in (("id", "-"), ("mat", main), ("tuned", "tuned")):
+            if label in scores[main].top:
+                cost = measure(transformer, tokens=tokens, bank=banks.get(label))
+                lenses[name] = lensed(scores, main, label, cost, seed=settings.sampling.seed)
+        exits = {**exit_tables(lenses), "same_rows": same_rows(lenses)}
+    except (BadSettings, ModelRefused) as error:
+        notes.append(f"Early exit is left out: {error}.")
+        return {"exits": None, "calibrated": None}
+    try:
+        promised = calibrated_tables(lenses, main, settings.tolerance, settings.delta)
+    except BadSettings as error:
+        notes.append(f"Exits with a promise are left out: {error}.")
+        return {"exits": exits, "calibrated": None}
+    return {"exits": exits, "calibrated": promised}
 
 
 def _settled(transformer: Transformer, settings: ShortcutSettings) -> ShortcutSettings:
@@ -149,7 +233,7 @@ def _equal_fits(run: Run, banks: dict[str, ShortcutBank]) -> dict[str, str]:
     if rows[large] > SAME_SIZE * rows[small]:
         n_texts = max(1, round(banks[large].data["texts"] * rows[small] / rows[large]))
         equal[large] = f"{large}, {n_texts:,} texts"
-        banks[equal[large]] = run.fit(large, "final", n_texts=n_texts, label=equal[large])
+        banks[equal[large]] = run.fit(large, "final", n_texts=n_texts, label=equal[large]).bank
     return equal
 
 

@@ -1,0 +1,105 @@
+"""What else is made of a recorded pass: parts of blocks replaced, blocks and jumps in turn.
+
+In: a model, its banks and how many texts to spend. Out: the tables of both, from the same forward
+pass that lenses are scored in.
+
+Texts come sorted by length, so a part of them is taken by every n-th batch: short and long ones
+then have their share.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from layerleap.act.part_scores import PartScores
+from layerleap.act.schedule import best_schedules, round_robins, single_jump
+from layerleap.act.schedule_scores import ScheduleScores
+from layerleap.errors import ModelRefused
+from layerleap.maps.bank import ShortcutBank
+from layerleap.models.parts import KINDS, replaceable
+from layerleap.models.rerun import Recording
+from layerleap.models.transformer import Transformer
+from layerleap.stream.examples import Batch
+
+BIASED_STARTS = 6  # layers from which on parts with an intercept are tried: enough to compare
+
+
+def kinds_of(transformer: Transformer) -> tuple[tuple[str, ...], str | None]:
+    """The kinds of parts that a map could stand in for, and why not the others."""
+    kinds, reasons = [], []
+    for kind in KINDS:
+        try:
+            replaceable(transformer, [kind])
+            kinds.append(kind)
+        except ModelRefused as error:
+            reasons.append(str(error))
+    return tuple(kinds), "; ".join(dict.fromkeys(reasons)) or None
+
+
+class Inside:
+    """Rides on the pass that scores lenses: `score(..., also=inside.add)`."""
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        bank: ShortcutBank,
+        biased: ShortcutBank | None,
+        *,
+        read_texts: int,
+        part_texts: int,
+        schedule_texts: int,
+    ) -> None:
+        """Nothing seen yet.
+
+        Args:
+            transformer: the model.
+            bank: with maps of parts, of all pairs of layers, or of both.
+            biased: the same parts fitted with an intercept.
+            read_texts: how many texts the pass will read.
+            part_texts: for how many of them parts are replaced; 0 for none.
+            schedule_texts: for how many schedules are run; 0 for none.
+        """
+        self.parts: list[tuple[bool, PartScores]] = []
+        last = transformer.n_layers
+        if part_texts and bank.parts:
+            self.parts.append((False, PartScores(transformer, bank)))
+            if biased is not None:
+                starts = sorted({round(n * last / BIASED_STARTS) for n in range(BIASED_STARTS)})
+                self.parts.append((True, PartScores(transformer, biased, starts=starts)))
+        self.schedules = None
+        if schedule_texts and not bank.is_final_only:
+            self.schedules = ScheduleScores(transformer, bank, _schedules(bank))
+        self._strides = [max(1, read_texts // max(1, n)) for n in (part_texts, schedule_texts)]
+
+    @property
+    def is_idle(self) -> bool:
+        """True if there is nothing to do, so that passes need not be recorded."""
+        return not self.parts and self.schedules is None
+
+    def add(self, recording: Recording, batch: Batch) -> None:
+        """Take in one recorded batch, if it is its turn."""
+        if batch.index % self._strides[0] == 0:
+            for _, scores in self.parts:
+                scores.add(recording, batch)
+        if self.schedules is not None and batch.index % self._strides[1] == 0:
+            self.schedules.add(recording, batch)
+
+    def tables(self) -> dict[str, Any]:
+        """`parts` (rows, or None) and `schedules` (rows, or None)."""
+        parts = [row for bias, scores in self.parts for row in scores.table(bias=bias)]
+        schedules = None if self.schedules is None else self.schedules.table()
+        return {"parts": parts or None, "schedules": schedules}
+
+
+def _schedules(bank: ShortcutBank) -> Mapping[str, list[Any]]:
+    """Round-robins, and for each of their costs the best schedule and the single jump.
+
+    R2 is that of the rows fitted on: what is read must not choose how it is read.
+    """
+    last, turns = bank.n_layers, round_robins(bank.n_layers)
+    budgets = sorted({schedule.blocks for schedule in turns}) or list(range(1, last))
+    r2 = {pair: fit.train_r2 for pair, fit in bank.fits.items()}
+    return {
+        "single jump": [single_jump(last, blocks) for blocks in budgets],
+        "round robin": turns,
+        "best R2": best_schedules(r2, last, budgets),
+    }
