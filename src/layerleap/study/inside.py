@@ -20,7 +20,7 @@ from layerleap.models.rerun import Recording
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch
 
-BIASED_STARTS = 6  # layers from which on parts with an intercept are tried: enough to compare
+BIASED_STARTS = 4  # layers from which on parts with an intercept are tried: enough to compare
 
 
 def kinds_of(transformer: Transformer) -> tuple[tuple[str, ...], str | None]:

@@ -116,18 +116,20 @@ class Run:
 
     def _solved(self, tally: Tally, said: Mapping[str, Any]) -> Fitted:
         """The bank, its parts without an intercept; and the same parts with one."""
-        s = self.settings
-        bank = bank_from(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
-        bank = bank.changed(data={**bank.data, **said})
-        if tally.parts is None:
-            return Fitted(bank, None)
-        fits = list(bank.fits.values())
+        s, couples, parts = self.settings, tally.couples, tally.parts
         plain, biased = (
-            solve_parts(tally.parts, tally.couples, intercept=bias, progress=self.progress)
+            solve_parts(parts, couples, intercept=bias, progress=self.progress)
+            if parts is not None
+            else ({}, [])
             for bias in (False, True)
         )
+        tally.parts = parts = None  # much memory, and the maps are made
+        bank = bank_from(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
+        bank = bank.changed(data={**bank.data, **said})
+        if not couples:
+            return Fitted(bank, None)
         return Fitted(
-            bank.changed(parts=plain[0], fits=[*fits, *plain[1]]),
+            bank.changed(parts=plain[0], fits=[*bank.fits.values(), *plain[1]]),
             bank.changed(maps=[], parts=biased[0], fits=biased[1]),
         )
 
