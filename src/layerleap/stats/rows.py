@@ -7,6 +7,7 @@ The header is written last, so a file without one is not whole and is never read
 depends on its number alone: a resumed run writes what the lost one wrote, to the same places.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,6 +203,14 @@ class Rows:
         sides = (self._chosen[~is_other], self._chosen[is_other])
         most, rest = (Rows(self._records, side, self.model) for side in sides)
         return most, rest
+
+    def fingerprint(self) -> str:
+        """A hash of which rows these are: all documents, and the states of some hundred rows."""
+        digest = hashlib.sha256(self._chosen.astype("<i8").tobytes())
+        digest.update(self._records["document"][self._chosen].tobytes())
+        some = np.linspace(0, len(self) - 1, min(len(self), 128)).round().astype(np.int64)
+        digest.update(self._records["states"][self._chosen[some]].tobytes())
+        return digest.hexdigest()
 
     def check_model(self, transformer: Transformer) -> None:
         """Raise `WrongModel` unless the rows are states of exactly these weights."""
