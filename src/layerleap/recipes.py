@@ -11,6 +11,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from layerleap.models.parts import KINDS, couples_of
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_about
+from layerleap.stats.rows import RowFile, RowWriter
 from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
 from layerleap.stream.drawn import Drawing, drawn
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
@@ -87,6 +89,7 @@ def collect(
     solving: Mapping[str, Any] | None = None,
     shard: tuple[int, int] | None = None,
     checkpoint: Path | None = None,
+    rows: RowFile | Path | None = None,
     tokens_per_batch: int | None = None,
     progress: Progress = silent,
 ) -> Tally:
@@ -106,12 +109,16 @@ def collect(
         shard: (which, of how many) when several runs share the work by hand.
         checkpoint: a file to save to about every half minute, and to go on from. The finished
             tally stays in it; call `finish` once what is made of it is safe.
+        rows: a file to keep a sample of the rows in that are fitted on, for `tune`.
         tokens_per_batch: padded tokens per forward pass; suited to a CPU when None.
         progress: told about every batch.
     """
     tokens = TOKENS_PER_BATCH if tokens_per_batch is None else tokens_per_batch
     rank, processes = world()
     mine = _check_run(pairs, n_texts, tokens, shard, rank, processes)
+    kept = RowFile(rows) if isinstance(rows, Path) else rows
+    if kept is not None and mine[1] > 1:
+        raise BadSettings("rows are kept by a run of its own; leave rows, or the sharing, out")
     if text is None:
         text = default_text(transformer) if starts is None else "drawn"
     sampling = sampling or Sampling()
@@ -123,7 +130,7 @@ def collect(
         "text": str(text) if isinstance(text, str | Path) else "given texts",
         "sampling": sampling.to_dict(), "solve": dict(solving or {}),
         "n_texts": n_texts, "pairs": pairs, "parts": couples_of(transformer, kinds) or None,
-        "choose_ridge": choose_ridge,
+        "choose_ridge": choose_ridge, "rows_kept": kept.settings() if kept else None,
         "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
     }  # fmt: skip
     own = _own(checkpoint)
@@ -135,11 +142,12 @@ def collect(
         transformer, source, sampling, n_texts=n_texts, census=census,
         ridge_share=RIDGE_SHARE if choose_ridge else 0.0,
     )  # fmt: skip
-    run_tally(
-        transformer, iter_batches(transformer, examples, tokens_per_batch=tokens), tally,
-        shard=mine, checkpoint=own, progress=progress,
-        total=None if n_texts is None else -(-n_texts // mine[1]),
-    )  # fmt: skip
+    with closing(RowWriter(kept, transformer, tally.fit.rows)) if kept else nullcontext() as writer:
+        run_tally(
+            transformer, iter_batches(transformer, examples, tokens_per_batch=tokens), tally,
+            shard=mine, checkpoint=own, rows=writer, progress=progress,
+            total=None if n_texts is None else -(-n_texts // mine[1]),
+        )  # fmt: skip
     tally.about = {**about, "data": census.to_dict()}
     reduce_tally(tally)
     if tally.fit.n == 0 and not shard:
@@ -147,6 +155,8 @@ def collect(
             "no position to fit on: the text is empty, every piece is too short, or every document "
             "fell to the held-out side; give more documents"
         )
+    if writer is not None:
+        writer.finish()
     return tally
 
 

@@ -32,8 +32,10 @@ class Lens:
 
     @property
     def name(self) -> str:
-        """`mat` with a bank, `id` without."""
-        return "id" if self.bank is None else "mat"
+        """`mat` with a bank, `tuned` if its maps were trained, `id` without."""
+        if self.bank is None:
+            return "id"
+        return "tuned" if self.bank.settings.get("lens") == "tuned" else "mat"
 
     def map(self, layer: int) -> LinearMap | Identity:
         """The map from `layer` to the last."""

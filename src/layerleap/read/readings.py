@@ -35,7 +35,7 @@ class Readings:
 
     tokens     the text, token by token
     positions  the positions that were read
-    tracks     by map: "id" is the logit lens, "mat" the bank's shortcuts
+    tracks     by map: "id" is the logit lens, "mat" (or "tuned") the bank's shortcuts
     """
 
     tokens: list[str]
@@ -107,7 +107,7 @@ class Readings:
     def _grid(self, name: str, track: Track) -> str:
         head = "".join(f"<th>{_shown(self.tokens[position])}</th>" for position in self.positions)
         body = "".join(self._line(track, layer) for layer in range(self.n_layers, -1, -1))
-        title = {"id": "id (logit lens)", "mat": "mat (linear shortcut)"}.get(name, name)
+        title = TITLES.get(name, name)
         return (
             f'<div class="layerleap"><table><caption>{html.escape(title)}: top token by layer; '
             "the darker, the more probable; framed where it already is the model's answer</caption>"
@@ -136,6 +136,11 @@ def _shown(token: str) -> str:
     return html.escape(visible if visible.strip() else repr(visible)[1:-1].replace(" ", "\u2423"))
 
 
+TITLES = {
+    "id": "id (logit lens)",
+    "mat": "mat (linear shortcut)",
+    "tuned": "tuned (trained lens)",
+}
 STYLE = """<style>
 .layerleap-grids{display:flex;flex-wrap:wrap;gap:1em 3em}
 .layerleap{overflow-x:auto;margin:.5em 0;max-width:100%}

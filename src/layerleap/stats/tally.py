@@ -24,6 +24,7 @@ from layerleap.models.parts import Couple
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments
+from layerleap.stats.rows import RowWriter
 from layerleap.stream.examples import Batch
 
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 30.0, 55.0
@@ -151,6 +152,7 @@ def run_tally(
     *,
     shard: tuple[int, int] = (0, 1),
     checkpoint: Path | None = None,
+    rows: RowWriter | None = None,
     progress: Progress = silent,
     total: int | None = None,
 ) -> Tally:
@@ -163,6 +165,7 @@ def run_tally(
         shard: (which, of how many).
         checkpoint: where to save the tally about every half minute, on interruption, and in
             the end: the pass is then safe until its result is.
+        rows: takes the rows that are fitted on, too; finished with the pass.
         progress: told the number of texts.
         total: how many texts there will be, if known.
     """
@@ -180,7 +183,7 @@ def run_tally(
             if batch.index % shard[1] == shard[0]:
                 seen_now = _states(transformer, batch, tally)
                 whole = False
-                _add(tally, batch, *seen_now)
+                _add(tally, batch, *seen_now, rows)
             tally.n_batches, tally.mark = batch.index + 1, mark
             whole = True
             seen += 1
@@ -243,13 +246,17 @@ def _states(
     return states, [seen.sites[site] for site in sites]
 
 
-def _add(tally: Tally, batch: Batch, states: list[Tensor], parts: list[Tensor]) -> None:
+def _add(
+    tally: Tally, batch: Batch, states: list[Tensor], parts: list[Tensor], rows: RowWriter | None
+) -> None:
     back = batch.held_back
     if back.any():
         assert tally.held_back is not None, "rows to hold back, and no place for them"
         tally.held_back.add([h[back.to(h.device)] for h in states])
         states, parts = ([h[~back.to(h.device)] for h in side] for side in (states, parts))
     tally.fit.add(states)
+    if rows is not None:
+        rows.add(states, batch.documents[~back])
     if tally.parts is not None:
         tally.parts.add(parts)
     tally.n_texts += batch.n_texts
