@@ -9,20 +9,28 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
 
 import layerleap
 from layerleap.errors import BadArtifact, BadText, LayerleapError
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.linear import solve
 from layerleap.maps.parts import solve_parts
+from layerleap.maps.tuned import Tuning, tune
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
 from layerleap.read.scores import Quality, Scores, score
 from layerleap.recipes import bank_from, collect, enough, finish, resolve_text
+from layerleap.stats.moments import Moments
+from layerleap.stats.rows import RowFile, Rows
 from layerleap.stats.tally import Tally
 from layerleap.stream.drawn import NOTE
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
@@ -34,6 +42,8 @@ if TYPE_CHECKING:
 Tables = dict[str, Any]  # "scores", "r2" (None unless asked for), "tail", "parts", "schedules"
 
 
+TUNING_HELD_OUT = 0.1  # of the documents fitted on: they say when training stops
+IDENTITY_LAYERS = 4  # layers also trained from the identity, for comparison
 ENDS = ("", "-biased")  # of the folders of a fit
 
 
@@ -41,7 +51,8 @@ class Fitted(NamedTuple):
     """What was fitted on one text."""
 
     bank: ShortcutBank
-    biased: ShortcutBank | None  # its parts alone, with an intercept; None without parts
+    biased: ShortcutBank | None = None  # its parts alone, with an intercept; None without parts
+    rows: Rows | None = None  # the rows fitted on, or a sample of them, if they were to be kept
 
 
 class Run:
@@ -56,8 +67,18 @@ class Run:
     ) -> None:
         self.transformer, self.settings = transformer, settings
         self.work, self.progress = work, progress
+        self._scratch = None if work else TemporaryDirectory(prefix="layerleap-")
+        self.folder = work or Path(self._scratch.name)  # type: ignore[union-attr]
         self.data: list[dict[str, Any]] = []
         self.notes: list[str] = []
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Without a folder for work nothing is left behind."""
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def _source(self, text: str) -> tuple[Any, Sampling]:
         """What to stream for a text, and how to cut it."""
@@ -79,8 +100,7 @@ class Run:
         pairs: Literal["final", "all"],
         *,
         parts: Sequence[str] = (),
-        n_texts: int | None = None,
-        label: str | None = None,
+        keep_rows: bool = False,
     ) -> Fitted:
         """A bank fitted on the fitting side of `text`; one finished earlier is taken up again.
 
@@ -88,31 +108,30 @@ class Run:
             text: what to fit on.
             pairs: which maps.
             parts: kinds of parts of blocks that are fitted too, in the same pass.
-            n_texts: how many texts; as the settings say when None.
-            label: what to call the fit; by its text when None.
+            keep_rows: also keep the rows, for what is fitted to them later without another pass.
         """
         started = time.monotonic()
-        s, name, asked = self.settings, label or text, n_texts or self.settings.n_fit
+        s, name, asked = self.settings, text, self.settings.n_fit
         source, sampling = self._source(text)
-        key = [name, text, pairs, list(parts), asked, s.intercept, s.ridge, sampling.to_dict()]
-        kept = self.work / f"fitted-{slug(name)}" if self.work else None
-        checkpoint = self.work / f"fitting-{slug(name)}.safetensors" if self.work else None
-        if kept and (fitted := self._kept(kept, key, source, sampling, asked)):
+        key = [text, pairs, list(parts), asked, s.intercept, s.ridge, sampling.to_dict()]
+        folder = self.folder / f"fitted-{slug(name)}"
+        checkpoint = self.folder / f"fitting-{slug(name)}.safetensors"
+        rows = RowFile(self.folder / f"rows-{slug(name)}") if keep_rows else None
+        if fitted := self._kept(folder, rows, key, source, sampling, asked):
             return fitted
         tally = collect(
             self.transformer, source, sampling, n_texts=asked, pairs=pairs, parts=list(parts),
-            choose_ridge=s.ridge == "auto", checkpoint=checkpoint,
-            progress=_named(self.progress, f"fitting on {name}"),
+            choose_ridge=s.ridge == "auto", checkpoint=checkpoint if self.work else None,
+            rows=rows, progress=_named(self.progress, f"fitting on {name}"),
         )  # fmt: skip
         account = self._account("fit", name, tally.about["data"], asked, started)
-        said = {"text": name, "study": key, "account": account}
-        fitted = self._solved(tally, said)
-        if kept:
-            for end, bank in zip(ENDS, fitted, strict=True):
-                if bank is not None:
-                    bank.save_pretrained(kept.with_name(kept.name + end))
+        fitted = self._solved(tally, {"text": name, "study": key, "account": account})
+        if self.work:
+            for end, bank in zip(ENDS, fitted, strict=False):
+                if isinstance(bank, ShortcutBank):
+                    bank.save_pretrained(folder.with_name(folder.name + end))
             finish(checkpoint)
-        return fitted
+        return fitted._replace(rows=None if rows is None else rows.open())
 
     def _solved(self, tally: Tally, said: Mapping[str, Any]) -> Fitted:
         """The bank, its parts without an intercept; and the same parts with one."""
@@ -127,14 +146,20 @@ class Run:
         bank = bank_from(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
         bank = bank.changed(data={**bank.data, **said})
         if not couples:
-            return Fitted(bank, None)
+            return Fitted(bank)
         return Fitted(
             bank.changed(parts=plain[0], fits=[*bank.fits.values(), *plain[1]]),
             bank.changed(maps=[], parts=biased[0], fits=biased[1]),
         )
 
     def _kept(
-        self, folder: Path, key: list[Any], source: Any, sampling: Sampling, asked: int
+        self,
+        folder: Path,
+        rows: RowFile | None,
+        key: list[Any],
+        source: Any,
+        sampling: Sampling,
+        asked: int,
     ) -> Fitted | None:
         """What an interrupted study had fitted, if it still is what would be fitted."""
         bank, biased = (self._kept_bank(folder.with_name(folder.name + end)) for end in ENDS)
@@ -144,8 +169,12 @@ class Run:
             return None
         if self._fingerprint(source, sampling, "fit", asked) != bank.data.get("fingerprint"):
             return None
+        try:
+            opened = None if rows is None else rows.open()
+        except BadArtifact:
+            return None
         self._note(bank.data["account"], asked)
-        return Fitted(bank, biased if bank.parts else None)
+        return Fitted(bank, biased if bank.parts else None, opened)
 
     def _kept_bank(self, folder: Path) -> ShortcutBank | None:
         if not folder.is_dir():
@@ -156,6 +185,46 @@ class Run:
         except LayerleapError:
             return None  # of another model or damaged: fit again
         return bank
+
+    def fit_sample(self, rows: Rows, n_rows: int, label: str) -> ShortcutBank:
+        """A bank to the last layer fitted on some of the rows that were kept: no pass is needed."""
+        started, s = time.monotonic(), self.settings
+        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(s.sampling.seed))
+        bank = bank_of(rows, chosen[:n_rows], intercept=s.intercept, ridge=s.ridge)
+        documents = len(rows.documents[chosen[:n_rows]].unique())
+        counts = {"documents": documents, "texts": n_rows, "rows": n_rows}
+        account = self._account("fit", label, counts, n_rows, started)
+        data = {"text": label, "study": [label, n_rows], "account": account, "fingerprint": label}
+        return bank.changed(data={**counts, "rows_fitted": n_rows, **data})
+
+    def tune(self, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]]]:
+        """Maps trained from the closed form, and the record of that; some also from the identity.
+
+        The closed form that training starts from, and is compared with, is fitted on the rows
+        trained on alone, so that the rows held out are new to both.
+        """
+        s = self.settings
+        train, held = rows.split(TUNING_HELD_OUT, s.sampling.seed)
+        start = bank_of(train, torch.arange(len(train)), intercept=s.intercept, ridge=s.ridge)
+        tuning = Tuning(most_rows=s.tuned_rows, seed=s.sampling.seed)
+        tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
+        record = []
+        last = self.transformer.n_layers
+        some = sorted(
+            {round(n * (last - 1) / (IDENTITY_LAYERS - 1)) for n in range(IDENTITY_LAYERS)}
+        )
+        ways: tuple[tuple[Literal["identity", "mat"], list[int] | None], ...]
+        ways = (("identity", some), ("mat", None))
+        for way, layers in ways:
+            checkpoint = self.folder / f"tuning-{way}.safetensors"
+            tuned, own = tune(
+                self.transformer, start, train, held, replace(tuning, start=way), layers=layers,
+                checkpoint=checkpoint if self.work else None,
+                progress=_named(self.progress, f"training from {way}"),
+            )  # fmt: skip
+            record += [row for row in own if row not in record]
+        key = {"study": ["tuned", s.tuned_rows, s.sampling.seed], "fingerprint": "tuned"}
+        return tuned.changed(data={**tuned.data, **key}), record
 
     def _fingerprint(
         self, source: Any, sampling: Sampling, side: Literal["fit", "held-out"], n_texts: int
@@ -284,6 +353,28 @@ class Run:
                 f"{row['text']}: {row['texts']:,} of {asked:,} texts asked for were found to "
                 f"{'fit on' if row['role'] == 'fit' else 'read'}."
             )
+
+
+def bank_of(
+    rows: Rows, chosen: torch.Tensor, *, intercept: bool, ridge: float | str
+) -> ShortcutBank:
+    """Maps to the last layer, solved for rows that were kept.
+
+    An automatic ridge, which needs rows held back, counts as none.
+    """
+    moments = Moments(rows.n_layers, rows.d_model, "final")
+    for part in chosen.split(256):
+        moments.add(list(rows.states(part).unbind(1)))
+    penalty = 0.0 if ridge == "auto" else ridge
+    solved = [
+        next(iter(solve(moments, src, intercept=intercept, ridge=penalty)))
+        for src in range(rows.n_layers)
+    ]
+    return ShortcutBank(
+        [found for found, _ in solved], fits=[fit for _, fit in solved], model=rows.model,
+        n_layers=rows.n_layers, d_model=rows.d_model,
+        settings={"intercept": intercept, "ridge": penalty},
+    )  # fmt: skip
 
 
 def labelled(scores: Scores, text: str) -> list[dict[str, Any]]:

@@ -4,8 +4,9 @@ In: a model, a text to fit and read on, another text to transfer to, and setting
 Out: one plain dictionary: tables of R2, Precision@k, Surprisal and KL with intervals, fits,
 laws that must hold, and findings in words. `show.report` draws it.
 
-One pass over the fitting side of each text, one over its held-out side; and one more over a part
-of the larger text if the two differ in size, so that transfer compares fits of equal size.
+One pass over the fitting side of each text, one over its held-out side. If the texts differ in
+size, the larger one is fitted a second time to as many of its rows, which the pass has kept, so
+that transfer compares fits of equal size; and maps are trained on those rows.
 """
 
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from layerleap.act.cost import measure
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import check_solving
+from layerleap.maps.training import summary
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.scores import Scores
@@ -49,8 +51,9 @@ class ShortcutSettings:
     ridge: float | str = 0.0
     pairs: str = "all"  # "final" leaves out the heat maps between inner layers
     sections: tuple[str, ...] = SECTIONS  # what is studied besides the readings themselves
-    part_texts: int = 3000  # of the texts read, those in which parts of blocks are replaced
-    schedule_texts: int = 400  # and those along which blocks and jumps take turns
+    part_texts: int = 1500  # of the texts read, those in which parts of blocks are replaced
+    schedule_texts: int = 300  # and those along which blocks and jumps take turns
+    tuned_rows: int = 23_040  # rows that each trained map sees at most
     tolerance: float = 0.05  # largest disagreement that calibrated exits may have
     delta: float = 0.05  # how often that promise may be broken
     quick: bool = False  # a first look: far fewer texts
@@ -87,7 +90,7 @@ class ShortcutSettings:
         return replace(
             self, n_fit=min(self.n_fit, 1500), n_read=min(self.n_read, 300),
             part_texts=min(self.part_texts, 30), schedule_texts=min(self.schedule_texts, 30),
-            quick=True,
+            tuned_rows=min(self.tuned_rows, 1024), quick=True,
         )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,19 +115,25 @@ def study_shortcuts(
         progress: told about every batch.
     """
     settings = _settled(transformer, settings or ShortcutSettings())
+    check_solving(settings.ridge, None, transformer.d_model)
+    with Run(transformer, settings, work, progress) as run:
+        return _studied(run)
+
+
+def _studied(run: Run) -> tuple[dict[str, Any], ShortcutBank]:
+    transformer, settings = run.transformer, run.settings
     main, other = settings.text, settings.other
     assert main is not None
-    check_solving(settings.ridge, None, transformer.d_model)
-    run = Run(transformer, settings, work, progress)
     kinds, reason = kinds_of(transformer) if "parts" in settings.sections else ((), None)
-    fitted = run.fit(main, settings.pairs, parts=kinds)  # type: ignore[arg-type]
-    banks = {main: fitted.bank}
+    fitted = {main: run.fit(main, settings.pairs, parts=kinds, keep_rows=True)}  # type: ignore[arg-type]
     if other is not None:
-        banks[other] = run.fit(other, "final").bank
-    equal = _equal_fits(run, banks)
+        fitted[other] = run.fit(other, "final", keep_rows=True)
+    banks = {text: found.bank for text, found in fitted.items()}
+    equal = _equal_fits(run, banks, fitted)
+    tuned = _tuned(run, fitted[main], banks)
     tables, scores = {}, {}
-    inside = _inside(transformer, fitted, settings)
-    tables[main], scores[main] = run.read(main, banks, fitted.bank, inside)
+    inside = _inside(transformer, fitted[main], settings)
+    tables[main], scores[main] = run.read(main, banks, banks[main], inside)
     if other is not None:
         tables[other], scores[other] = run.read(other, banks)
     result: dict[str, Any] = {
@@ -138,9 +147,9 @@ def study_shortcuts(
         "settings": settings.to_dict(), "data": run.data, "notes": run.notes,
         "r2": tables[main]["r2"],
         "scores": [row for found in tables.values() for row in found["scores"]],
-        "fits": [fit.to_dict() for fit in fitted.bank.fits.values()],
-        "parts": _parts(tables[main], fitted.bank, reason) if kinds or reason else None,
-        "schedules": tables[main].get("schedules"),
+        "fits": [fit.to_dict() for fit in banks[main].fits.values()],
+        "parts": _parts(tables[main], banks[main], reason) if kinds or reason else None,
+        "schedules": tables[main].get("schedules"), "tuned": tuned,
     }  # fmt: skip
     result |= _exits(transformer, banks, scores, settings, run.notes)
     result["summary"] = {
@@ -151,7 +160,7 @@ def study_shortcuts(
     result["laws"] = laws(result)
     result["claims"] = claims(result)
     result["findings"] = [*findings(result), *more_findings(result)]
-    return result, _with_quality(fitted.bank, result)
+    return result, _with_quality(banks[main], result)
 
 
 def _inside(transformer: Transformer, fitted: Fitted, settings: ShortcutSettings) -> Inside | None:
@@ -223,7 +232,21 @@ def default_texts(
     return main, other
 
 
-def _equal_fits(run: Run, banks: dict[str, ShortcutBank]) -> dict[str, str]:
+def _tuned(run: Run, fitted: Fitted, banks: dict[str, ShortcutBank]) -> dict[str, Any] | None:
+    """Adds a bank of trained maps; returns the record of the training."""
+    if "tuned" not in run.settings.sections or fitted.rows is None:
+        return None
+    try:
+        banks["tuned"], record = run.tune(fitted.rows)
+    except BadSettings as error:
+        run.notes.append(f"Trained maps are left out: {error}.")
+        return None
+    return {"progress": record, "summary": summary(record)}
+
+
+def _equal_fits(
+    run: Run, banks: dict[str, ShortcutBank], fitted: Mapping[str, Fitted]
+) -> dict[str, str]:
     """By text, the label of the fit to compare; adds a smaller fit of a much larger text."""
     equal = {text: text for text in banks}
     if len(banks) < 2:
@@ -231,9 +254,11 @@ def _equal_fits(run: Run, banks: dict[str, ShortcutBank]) -> dict[str, str]:
     small, large = sorted(banks, key=lambda text: banks[text].data["rows_fitted"])
     rows = {text: banks[text].data["rows_fitted"] for text in banks}
     if rows[large] > SAME_SIZE * rows[small]:
-        n_texts = max(1, round(banks[large].data["texts"] * rows[small] / rows[large]))
-        equal[large] = f"{large}, {n_texts:,} texts"
-        banks[equal[large]] = run.fit(large, "final", n_texts=n_texts, label=equal[large]).bank
+        kept = fitted[large].rows
+        assert kept is not None
+        n_rows = min(len(kept), rows[small])
+        equal[large] = f"{large}, {n_rows:,} rows"
+        banks[equal[large]] = run.fit_sample(kept, n_rows, equal[large])
     return equal
 
 
