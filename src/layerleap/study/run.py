@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 import layerleap
-from layerleap.errors import BadArtifact, BadText, LayerleapError
+from layerleap.errors import BadArtifact, BadText, LayerleapError, WrongModel
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import solve
@@ -216,15 +217,33 @@ class Run:
         ways: tuple[tuple[Literal["identity", "mat"], list[int] | None], ...]
         ways = (("identity", some), ("mat", None))
         for way, layers in ways:
-            checkpoint = self.folder / f"tuning-{way}.safetensors"
-            tuned, own = tune(
-                self.transformer, start, train, held, replace(tuning, start=way), layers=layers,
-                checkpoint=checkpoint if self.work else None,
-                progress=_named(self.progress, f"training from {way}"),
-            )  # fmt: skip
+            tuned, own = self._tuned(start, train, held, replace(tuning, start=way), layers)
             record += [row for row in own if row not in record]
         key = {"study": ["tuned", s.tuned_rows, s.sampling.seed], "fingerprint": "tuned"}
         return tuned.changed(data={**tuned.data, **key}), record
+
+    def _tuned(
+        self,
+        start: ShortcutBank,
+        train: Rows,
+        held: Rows,
+        tuning: Tuning,
+        layers: list[int] | None,
+    ) -> tuple[ShortcutBank, list[dict[str, Any]]]:
+        """One training; a checkpoint of another one is in nobody's way."""
+        checkpoint = self.folder / f"tuning-{tuning.start}.safetensors"
+        train_maps = partial(
+            tune, self.transformer, start, train, held, tuning, layers=layers,
+            checkpoint=checkpoint if self.work else None,
+            progress=_named(self.progress, f"training from {tuning.start}"),
+        )  # fmt: skip
+        try:
+            return train_maps()
+        except (BadArtifact, WrongModel):
+            if not checkpoint.exists():
+                raise
+            checkpoint.unlink()
+            return train_maps()
 
     def _fingerprint(
         self, source: Any, sampling: Sampling, side: Literal["fit", "held-out"], n_texts: int

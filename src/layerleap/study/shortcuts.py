@@ -95,7 +95,7 @@ class ShortcutSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and JSON-able."""
-        flat = asdict(self)
+        flat = {**asdict(self), "sections": list(self.sections)}  # JSON has no tuples
         return {**{k: v for k, v in flat.items() if k != "sampling"}, **flat["sampling"]}
 
 
@@ -150,6 +150,7 @@ def _studied(run: Run) -> tuple[dict[str, Any], ShortcutBank]:
         "fits": [fit.to_dict() for fit in banks[main].fits.values()],
         "parts": _parts(tables[main], banks[main], reason) if kinds or reason else None,
         "schedules": tables[main].get("schedules"), "tuned": tuned,
+        "sizes": None,  # filled in by `compare_sizes`
     }  # fmt: skip
     result |= _exits(transformer, banks, scores, settings, run.notes)
     result["summary"] = {
