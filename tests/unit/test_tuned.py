@@ -433,3 +433,11 @@ def test_a_model_of_few_bits_is_tuned_in_its_own_dtype(tmp_path):
     bank, record = tune(transformer, found.bank, found.rows, found.held_out, FAST)
     assert bank.maps[0, 3].weight.dtype == torch.float32
     assert all(row["kl_tuned"] < row["kl_closed"] for row in summary(record))
+
+
+def test_a_bank_in_which_several_layers_stayed_at_the_identity_can_be_saved(made, tmp_path):
+    wild = Tuning(start="identity", lr=1e3, most_rows=320, rows_per_step=32, check_every=1)
+    found, _ = run(made, wild)
+    assert len(found.settings["tuning"]["never improved"]) > 1
+    loaded = ShortcutBank.from_pretrained(found.save_pretrained(tmp_path / "bank"))
+    assert_same_maps(loaded, found)

@@ -164,8 +164,10 @@ class _Run:
     def _starts(self) -> list[LinearMap]:
         if self.tuning.start == "mat":
             return self.closed
-        eye = torch.eye(self.origin.d_model, device=self.device)
-        return [LinearMap(m.src, m.dst, weight=eye) for m in self.closed]
+        d = self.origin.d_model  # a matrix each: tensors that share memory cannot be saved
+        return [
+            LinearMap(m.src, m.dst, weight=torch.eye(d, device=self.device)) for m in self.closed
+        ]
 
     def _about(self) -> dict[str, Any]:
         """What must be the same for a run to go on."""

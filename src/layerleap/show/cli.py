@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import layerleap
-from layerleap.show.commands import fit, look, study
+from layerleap.show.commands import fit, look, study, tune
 from layerleap.show.terminal import out
 
 app = typer.Typer(
@@ -45,7 +45,7 @@ def _top(
         raise typer.Exit
 
 
-for command in (look.models, look.check, look.read, fit.fit, fit.merge, look.card):
+for command in (look.models, look.check, look.read, fit.fit, fit.merge, tune.tune, look.card):
     app.command()(command)
 study_app.command("shortcuts")(study.study_shortcuts)
 import_app.command("mat")(fit.import_mat)

@@ -25,6 +25,9 @@ Text = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; replaced when finished.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+BankToTune = Annotated[
+    str, typer.Option("--bank", help="Folder or hub name of a bank that `fit` made.")
+]
 Blocks = Annotated[str | None, typer.Option(help="Path of the list of blocks, if discovery fails.")]
 Tail = Annotated[
     str | None, typer.Option(help="Paths of the modules after the last block, with commas.")

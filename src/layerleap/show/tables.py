@@ -196,3 +196,18 @@ def fits_table(rows: list[Row]) -> RenderableType:
         "direction, and the minimum-norm map was taken; fit on more text."
     )
     return Group(table, Text(note, style="yellow")) if short else table
+
+
+def tuned_table(rows: list[Row]) -> RenderableType:
+    """The closed form beside what tuning made of it, on rows of other documents."""
+    table = new_table(Text("tuned against the closed form (mat), on documents kept apart"))
+    for name in ("layer", "KL mat", "KL tuned", "agreement mat", "tuned", "rows until ahead"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        needed = row["rows_needed"]
+        table.add_row(
+            str(row["layer"]), f"{row['kl_closed']:.3f}", f"{row['kl_tuned']:.3f}",
+            *(f"{100 * row[f'agreement_{kind}']:.1f} %" for kind in ("closed", "tuned")),
+            Text("never", style="yellow") if needed is None else f"{needed:,}",
+        )  # fmt: skip
+    return table
