@@ -154,6 +154,14 @@ class Run:
             write_json(kept, {"key": key, "account": account, "tables": tables})
         return tables
 
+    def scores(self, text: str, banks: Mapping[str, ShortcutBank]) -> Scores:
+        """The rows of `read`, for who needs more than tables; the logit lens is called "-"."""
+        started, census = time.monotonic(), Census()
+        source, sampling = self._source(text)
+        found = self._scores(text, source, sampling, banks, None, census)
+        self._account("read", text, census.to_dict(), self.settings.n_read, started)
+        return found
+
     def _scores(
         self,
         text: str,
