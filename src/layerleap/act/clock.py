@@ -78,7 +78,8 @@ class Clock:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         derived = {"full": self.full, "head_in_blocks": self.head_in_blocks}
-        return {**asdict(self), "n_layers": self.n_layers, **derived}
+        lists = {"blocks": list(self.blocks), "maps": list(self.maps)}
+        return {**asdict(self), **lists, "n_layers": self.n_layers, **derived}
 
     def by_layer(
         self,

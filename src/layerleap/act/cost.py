@@ -64,7 +64,8 @@ class Cost:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         derived = {"full": self.full, "head_in_blocks": self.head_in_blocks}
-        return {**asdict(self), "n_layers": self.n_layers, **derived}
+        lists = {"blocks": list(self.blocks), "maps": list(self.maps)}
+        return {**asdict(self), **lists, "n_layers": self.n_layers, **derived}
 
     def of(self, exits: Exits, rule: Rule, layers_checked: Sequence[int] | None = None) -> float:
         """Mean FLOPs per token when rows leave at `exits`.

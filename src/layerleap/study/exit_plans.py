@@ -188,8 +188,11 @@ def compare(
 
 
 def quickest(plans: Sequence[Plan], compared: Sequence[Mapping[str, Any]]) -> Plan | None:
-    """Of the plans under which rows leave, the one of least time; None if there is none."""
-    order = sorted(range(len(plans)), key=lambda n: compared[n]["time"])
+    """Of the plans under which rows leave, the one of least time; None if there is none.
+
+    Of equal ones it is that with the fewest layers to check.
+    """
+    order = sorted(range(len(plans)), key=lambda n: (compared[n]["time"], len(plans[n].layers)))
     return next((plans[n] for n in order if compared[n]["exits"]), None)
 
 

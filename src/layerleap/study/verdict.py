@@ -105,11 +105,11 @@ def _layers(chosen: Row, result: Mapping[str, Any]) -> Iterator[str]:
 
 def _heads(result: Mapping[str, Any]) -> Iterator[str]:
     clock, flops = result["clock"], result["flops"]["mat"]
+    block = sum(clock["blocks"]) / clock["n_layers"]
     yield (
-        f"One reading of the head costs {clock['head_in_blocks']:.2g} blocks in measured time "
-        f"({_ms(clock['head'])}; a block takes "
-        f"{_ms(sum(clock['blocks']) / clock['n_layers'])}) and {flops['head_in_blocks']:.2g} in "
-        "FLOPs, and every check pays one."
+        f"One reading of the head costs {_blocks(clock['head_in_blocks'])} blocks in measured time "
+        f"({_ms(clock['head'])}; a block takes {_ms(block)}) and "
+        f"{_blocks(flops['head_in_blocks'])} in FLOPs, and every check pays one."
     )
 
 
@@ -121,7 +121,9 @@ def _break_even(chosen: Row, result: Mapping[str, Any]) -> Iterator[str]:
     elif most <= 0:
         head = "no head is cheap enough: maps and looks alone take what it saves"
     else:
-        head = f"it breaks even with a head of {most:.2g} blocks (this one: {present:.2g})"
+        head = (
+            f"it breaks even with a head of {_blocks(most)} blocks (this one: {_blocks(present)})"
+        )
     yield (
         f"It runs {found['heads']:.2f} heads per answer where the full model runs 1; with these "
         f"exits {head}. With this head it breaks even by saving {found['saved_needed']:.1f} "
@@ -150,7 +152,7 @@ def _left_out(result: Mapping[str, Any], answer: Answer) -> Iterator[str]:
     )
     yield (
         f"Times are medians of {clock['repeats']} passes at batch 1, {one}, on {clock['device']} "
-        f"with {clock['threads']} threads in {clock['dtype']}; the middle half of the passes "
+        f"with {_many(clock['threads'], 'thread')} in {clock['dtype']}; the middle half of them "
         f"spreads over {_percent(clock['spread'])} of the median, which the interval leaves out."
     )
     if clock["way"] == "cached" and answer != "not worth it":
@@ -222,5 +224,12 @@ def _interval(row: Row, digits: int) -> str:
 
 
 def _sample(row: Row) -> str:
-    documents = row["documents"]
-    return f"n = {row['rows']:,} rows of {documents:,} document{'' if documents == 1 else 's'}"
+    return f"n = {_many(row['rows'], 'row')} of {_many(row['documents'], 'document')}"
+
+
+def _many(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _blocks(n: float) -> str:
+    return f"{n:.1f}" if n >= 0.1 else f"{n:.2g}"
