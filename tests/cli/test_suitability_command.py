@@ -53,7 +53,7 @@ def test_json_is_for_programs_and_a_bank_saves_the_fit(place: Path, empty_cache:
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [((), "about 177 rows in all"), (("--tolerance", 2), "tolerance 2.0 is not between"),
+    [((), "about 177 in all"), (("--tolerance", 2), "tolerance 2.0 is not between"),
      (("--text", "-"), "read only once")],
 )  # fmt: skip
 def test_what_cannot_be_answered_is_one_line_and_code_two(

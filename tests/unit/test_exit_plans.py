@@ -100,7 +100,9 @@ def test_rows_are_used_once_and_training_documents_are_never_tested_on():
 
 
 def test_too_few_rows_say_how_many_are_needed():
-    with pytest.raises(BadSettings, match=r"needs 59 and 19, so about 177 rows"):
+    with pytest.raises(
+        BadSettings, match=r"needs 59 to calibrate on and 19 to choose with, so about 177 in all"
+    ):
         divide(evidence(120, 30), 0.05, 0.05)
     assert len(divide(evidence(180, 30), 0.05, 0.05).calibrate["mat"]) >= 59
 

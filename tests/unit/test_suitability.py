@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tiny_models import sentences, tiny, tokenizer
 
 import layerleap as ll
 from layerleap.act.cost import measure
-from layerleap.errors import BadSettings, BadText, WrongModel
+from layerleap.errors import BadSettings, CannotFetch, WrongModel
 from layerleap.models.transformer import Transformer
 from layerleap.show.suitability_table import suitability_table
 from layerleap.study import suitability as module
@@ -97,12 +98,24 @@ def test_a_bank_of_another_model_is_refused(text):
 
 
 def test_little_text_is_said_and_too_little_is_refused_with_what_is_needed(text, tmp_path):
-    with pytest.raises(BadSettings, match=r"162 held-out rows leave .* about 177 rows in all"):
+    with pytest.raises(BadSettings, match=r"162 held-out rows are too few: .* about 177 in all"):
         suitability(tiny("llama"), text=text, context=8)
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(json.dumps({"text": t}) for t in sentences(8)), encoding="utf8")
-    with pytest.raises((BadSettings, BadText), match="held-out"):
+    with pytest.raises(BadSettings, match="held-out documents"):
         suitability(tiny("llama"), text=str(few), context=8)
+
+
+def test_text_that_cannot_do_is_refused_before_anything_is_fitted(text, monkeypatch):
+    def fitted(*_, **__):
+        raise AssertionError("a pass was spent")
+
+    monkeypatch.setattr(module.Run, "fit", fitted)
+    with pytest.raises(BadSettings, match="30 held-out rows are too few"):
+        suitability(tiny("llama"), text=text, n_read=30)
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(CannotFetch, match=r'pip install "layerleap\[learn\]"'):
+        suitability(tiny("llama"), text=text)
 
 
 def test_an_interrupted_run_goes_on_and_leaves_nothing_in_the_end(text, tmp_path, monkeypatch):

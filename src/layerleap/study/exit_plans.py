@@ -11,7 +11,7 @@ before calibration rows are looked at, its promise needs no correction for the p
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -80,13 +80,7 @@ def divide(
 ) -> Rows:
     """The held-out rows by use; too few of them is an error that says how many are needed."""
     any_map = next(iter(evidence.values()))
-    documents = len(any_map.document.unique())
-    if documents < FEWEST_DOCUMENTS:
-        raise BadSettings(
-            f"{len(any_map)} rows of {documents} held-out documents cannot be divided into "
-            f"training, choosing and testing by document; at least {FEWEST_DOCUMENTS} held-out "
-            "documents are needed: give more documents, or hold out a larger share of them"
-        )
+    require_enough(len(any_map), len(any_map.document.unique()), tolerance, delta)
     parts: dict[str, dict[str, Evidence]] = {}
     for name, rows in evidence.items():  # the same rows of each: a split rests on documents alone
         train, rest = split(rows, (TRAIN, 1 - TRAIN), seed=seed)
@@ -99,24 +93,39 @@ def divide(
         for part, value in used.items():
             parts.setdefault(part, {})[name] = value
     found = Rows(**parts)
-    _require_rows(found, len(any_map), tolerance, delta)
+    counts = {part: count["rows"] for part, count in found.counts().items()}
+    if any(counts[part] < wanted for part, wanted in _needs(tolerance, delta).items()):
+        _refuse(len(any_map), tolerance, delta)
     return found
 
 
-def _require_rows(found: Rows, read: int, tolerance: float, delta: float) -> None:
-    needs = {
+def require_enough(rows: int, documents: int, tolerance: float, delta: float) -> None:
+    """Refuse held-out text that cannot do, however it is divided."""
+    if documents < FEWEST_DOCUMENTS:
+        raise BadSettings(
+            f"{rows} rows of {documents} held-out documents cannot be divided into training, "
+            f"choosing and testing by document; at least {FEWEST_DOCUMENTS} held-out documents "
+            "are needed: give more documents, or hold out a larger share of them"
+        )
+    if rows < sum(_needs(tolerance, delta).values()):
+        _refuse(rows, tolerance, delta)
+
+
+def _needs(tolerance: float, delta: float) -> dict[str, int]:
+    """The fewest rows with which a rule could pass, by part."""
+    return {
         "calibrate": rows_needed(tolerance, delta),
         "judge": rows_needed(tolerance, None, "crc"),
     }
-    counts = found.counts()
-    if all(counts[part]["rows"] >= wanted for part, wanted in needs.items()):
-        return
-    total = max(needs["calibrate"] * 3, needs["judge"] * 6)
+
+
+def _refuse(rows: int, tolerance: float, delta: float) -> NoReturn:
+    needs = _needs(tolerance, delta)
+    total = max(3 * needs["calibrate"], 6 * needs["judge"])  # a third calibrates, a sixth chooses
     raise BadSettings(
-        f"{read} held-out rows leave {counts['calibrate']['rows']} to calibrate on and "
-        f"{counts['judge']['rows']} to choose with; a tolerance of {tolerance:g} with confidence "
-        f"{1 - delta:g} needs {needs['calibrate']} and {needs['judge']}, so about {total} rows in "
-        "all: give or read more text, or allow a larger tolerance"
+        f"{rows} held-out rows are too few: a tolerance of {tolerance:g} with confidence "
+        f"{1 - delta:g} needs {needs['calibrate']} to calibrate on and {needs['judge']} to choose "
+        f"with, so about {total} in all; read more texts, give more text, or allow more"
     )
 
 

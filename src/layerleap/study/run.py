@@ -118,12 +118,22 @@ class Run:
         self, source: Any, sampling: Sampling, side: Literal["fit", "held-out"], n_texts: int
     ) -> str:
         """Of what would be seen: tokenising is cheap, and a changed text must be seen again."""
+        return str(self._census(source, sampling, side, n_texts).to_dict()["fingerprint"])
+
+    def _census(
+        self, source: Any, sampling: Sampling, side: Literal["fit", "held-out"], n_texts: int
+    ) -> Census:
         census = Census()
         examples = iter_examples(
             self.transformer, source, sampling, side=side, n_texts=n_texts, census=census
         )
         deque(examples, maxlen=0)
-        return str(census.to_dict()["fingerprint"])
+        return census
+
+    def held_out(self, text: str) -> Census:
+        """What there is to read of `text`, counted without running the model."""
+        source, sampling = self._source(text)
+        return self._census(source, sampling, "held-out", self.settings.n_read)
 
     def read(
         self, text: str, banks: Mapping[str, ShortcutBank], measured: ShortcutBank | None = None

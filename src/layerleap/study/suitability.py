@@ -22,6 +22,7 @@ from layerleap.act.clock import measure_seconds
 from layerleap.act.cost import Cost, measure
 from layerleap.act.evidence import Evidence
 from layerleap.errors import BadSettings
+from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -37,6 +38,7 @@ from layerleap.study.exit_plans import (
     everywhere,
     outcome,
     quickest,
+    require_enough,
 )
 from layerleap.study.run import Run
 from layerleap.study.shortcuts import ShortcutSettings
@@ -91,8 +93,8 @@ def suitability(
         transformer: a model that reads plain text.
         settings: what is asked; the defaults when None.
         bank: maps to the last layer to use instead of fitting them on the text.
-        work: a folder for checkpoints; the same question, interrupted, goes on from there. What
-            it kept is removed at the end.
+        work: a folder for checkpoints; an interrupted fit goes on from there. What it kept is
+            removed once there is an answer.
         progress: told about every batch.
         changes: fields of the settings, by name: `suitability(model, tolerance=0.1)`.
     """
@@ -101,6 +103,9 @@ def suitability(
     folder = _folder(work, transformer, settings)
     run = Run(transformer, _of_run(settings), folder, progress)
     assert settings.text is not None
+    if settings.text != "-":  # which can be read only once
+        seen = run.held_out(settings.text)
+        require_enough(seen.rows, seen.documents, settings.tolerance, settings.delta)
     maps = run.fit(settings.text, "final") if bank is None else bank
     scores = run.scores(settings.text, {"mat": maps})
     evidence = {name: Evidence.of(scores, lens) for name, lens in LENSES.items()}
@@ -140,6 +145,8 @@ def _settled(
         known = ", ".join(SuitabilitySettings.__dataclass_fields__)
         raise BadSettings(f"no such setting: {error}; there are: {known}") from error
     require_text(transformer)
+    for name in ("scipy.stats", "sklearn.linear_model"):
+        learn_library(name)
     if bank is not None:
         bank.check_model(transformer)
     if bank is None and settings.text == "-":
@@ -158,11 +165,13 @@ def _settled(
 def _folder(
     work: Path | None, transformer: Transformer, settings: SuitabilitySettings
 ) -> Path | None:
-    """A folder of its own for each question, so that none finds the checkpoint of another."""
+    """A folder of its own for each fit, so that none finds the checkpoint of another."""
     if work is None:
         return None
-    asked = json.dumps([transformer.identity.fingerprint, settings.to_dict()])
-    return work / blake2b(asked.encode(), digest_size=8).hexdigest()
+    s = settings
+    drawn = s.n_read if s.text == "drawn" else None  # one file is drawn for both sides
+    fit = [transformer.identity.fingerprint, s.text, s.n_fit, s.starts, s.sampling.to_dict(), drawn]
+    return work / blake2b(json.dumps(fit).encode(), digest_size=8).hexdigest()
 
 
 def _of_run(settings: SuitabilitySettings) -> ShortcutSettings:
