@@ -33,6 +33,7 @@ _HOME = {
     "fit_bank": "layerleap.recipes",
     "ShortcutSettings": "layerleap.study.shortcuts",
     "study_shortcuts": "layerleap.study.shortcuts",
+    "suitability": "layerleap.study.suitability",
     "write_report": "layerleap.show.report",
     "LayerleapError": "layerleap.errors",
 }

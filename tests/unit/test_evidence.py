@@ -115,3 +115,33 @@ def test_too_few_documents_for_a_split_are_refused():
         split(made(10, documents=1), (0.5, 0.5))
     with pytest.raises(BadSettings, match="neither"):
         split(made(10), (0.5,), by="text")
+
+
+def test_some_layers_keep_their_columns_and_the_last():
+    evidence = made(30, 6)
+    extra = {"size": torch.arange(7.0).expand(30, 7)}
+    kept = Evidence(**{**vars(evidence), "extra": extra}).at((4, 2))
+    assert kept.layers == (2, 4, 6)
+    assert torch.equal(kept.top, evidence.top[:, [2, 4, 6]])
+    assert torch.equal(kept.p1, evidence.p1[:, [2, 4, 6]])
+    assert kept.extra["size"][0].tolist() == [2, 4, 6]
+    assert torch.equal(kept.final, evidence.final)
+
+
+def test_streaks_at_some_layers_count_columns():
+    evidence = made(1, 4)
+    top = torch.tensor([[9, 1, 7, 1, 1]])
+    again = Evidence(**{**vars(evidence), "top": top, "final": torch.tensor([1])})
+    assert again.streak.tolist() == [[1, 1, 1, 1, 2]]
+    assert again.at((1, 3)).streak.tolist() == [[1, 2, 3]]
+
+
+def test_every_layer_is_the_whole_evidence_and_none_the_last_alone():
+    evidence = made(10, 3)
+    assert evidence.at(range(4)).layers == evidence.layers
+    assert evidence.at(()).layers == (3,)
+
+
+def test_a_layer_that_was_not_read_cannot_be_kept():
+    with pytest.raises(BadSettings, match="layer 9 is not among"):
+        made(10, 3).at((2, 9))

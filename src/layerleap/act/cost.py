@@ -8,7 +8,7 @@ A check that reads a state pays a map and a head, and with a small model and a l
 head costs as much as several blocks: saving layers may then cost more than it saves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -64,7 +64,8 @@ class Cost:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         derived = {"full": self.full, "head_in_blocks": self.head_in_blocks}
-        return {**asdict(self), "n_layers": self.n_layers, **derived}
+        lists = {"blocks": list(self.blocks), "maps": list(self.maps)}
+        return {**asdict(self), **lists, "n_layers": self.n_layers, **derived}
 
     def of(self, exits: Exits, rule: Rule, layers_checked: Sequence[int] | None = None) -> float:
         """Mean FLOPs per token when rows leave at `exits`.
@@ -92,14 +93,26 @@ class Cost:
             "nothing": torch.zeros_like(maps),
         }[rule.needs]
         checked = range(self.n_layers + 1) if layers_checked is None else layers_checked
-        is_checked = torch.zeros(self.n_layers + 1, dtype=torch.float64)
-        is_checked[[layer for layer in checked if FIRST_EXIT <= layer < self.n_layers]] = 1.0
-        checks = (is_checked * one_check).cumsum(0)
-        blocks = torch.tensor([0.0, *self.blocks], dtype=torch.float64).cumsum(0)
         # A rule that reads has its answer from the last check; other rules read once, at the exit.
         answer = reading if rule.needs != "reading" else torch.zeros_like(reading)
         answer[-1] = self.head
-        return blocks + checks + answer
+        return paid(self.blocks, one_check, answer, checked)
+
+
+def paid(blocks: Sequence[float], check: Tensor, answer: Tensor, checked: Iterable[int]) -> Tensor:
+    """(layer,): what a row pays that leaves at each layer, in whatever unit the prices have.
+
+    Args:
+        blocks: the price of each block.
+        check: (layer,) that of a check at each layer.
+        answer: (layer,) that of the answer, beyond the check that let the row go.
+        checked: where it is checked; layer 0 and the last are never exits, and so are left out.
+    """
+    last = len(blocks)
+    is_checked = torch.zeros(last + 1, dtype=torch.float64)
+    is_checked[[layer for layer in checked if FIRST_EXIT <= layer < last]] = 1.0
+    run = torch.tensor([0.0, *blocks], dtype=torch.float64).cumsum(0)
+    return run + (is_checked * check).cumsum(0) + answer
 
 
 def measure(

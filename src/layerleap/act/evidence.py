@@ -175,6 +175,21 @@ class Evidence:
         extra = {name: value[:, : column + 1] for name, value in self.extra.items()}
         return replace(self, **cut, layers=self.layers[: column + 1], extra=extra)
 
+    def at(self, layers: Sequence[int]) -> "Evidence":
+        """The columns of `layers` and the last one: what a run knows that checks only there.
+
+        Streaks and the column before then count the columns that are left, not layers.
+        """
+        if missing := sorted(set(layers) - set(self.layers)):
+            raise BadSettings(
+                f"layer {missing[0]} is not among the layers {self.layers} of the evidence"
+            )
+        wanted = {*layers, self.layers[-1]}
+        columns = [n for n, layer in enumerate(self.layers) if layer in wanted]
+        cut = {name: getattr(self, name)[:, columns] for name in COLUMNS}
+        extra = {name: value[:, columns] for name, value in self.extra.items()}
+        return replace(self, **cut, layers=tuple(sorted(wanted)), extra=extra)
+
 
 def split(
     evidence: Evidence,

@@ -11,6 +11,7 @@ import typer
 
 import layerleap
 from layerleap.show.commands import fit, look, study, tune
+from layerleap.show.commands.suitability import suitability
 from layerleap.show.terminal import out
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
       layerleap check smollm2                              can it be trusted?
       layerleap read smollm2 "The capital of France is"    every layer's guess
       layerleap study shortcuts smollm2 --quick -o report  a report to look at
+      layerleap suitability smollm2                        is early exit worth it?
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
     """,
@@ -45,7 +47,8 @@ def _top(
         raise typer.Exit
 
 
-for command in (look.models, look.check, look.read, fit.fit, fit.merge, tune.tune, look.card):
+LOOKING = (look.models, look.check, look.read, look.card)
+for command in (*LOOKING, fit.fit, fit.merge, tune.tune, suitability):
     app.command()(command)
 study_app.command("shortcuts")(study.study_shortcuts)
 import_app.command("mat")(fit.import_mat)

@@ -249,12 +249,22 @@ class Run:
         self, source: Any, sampling: Sampling, side: Literal["fit", "held-out"], n_texts: int
     ) -> str:
         """Of what would be seen: tokenising is cheap, and a changed text must be seen again."""
+        return str(self._census(source, sampling, side, n_texts).to_dict()["fingerprint"])
+
+    def _census(
+        self, source: Any, sampling: Sampling, side: Literal["fit", "held-out"], n_texts: int
+    ) -> Census:
         census = Census()
         examples = iter_examples(
             self.transformer, source, sampling, side=side, n_texts=n_texts, census=census
         )
         deque(examples, maxlen=0)
-        return str(census.to_dict()["fingerprint"])
+        return census
+
+    def held_out(self, text: str) -> Census:
+        """What there is to read of `text`, counted without running the model."""
+        source, sampling = self._source(text)
+        return self._census(source, sampling, "held-out", self.settings.n_read)
 
     def read(
         self,
@@ -290,6 +300,14 @@ class Run:
             scores.save(kept.with_suffix(".safetensors"))  # first: the tables say that all is there
             write_json(kept, {"key": key, "account": account, "tables": tables})
         return tables, scores
+
+    def scores(self, text: str, banks: Mapping[str, ShortcutBank]) -> Scores:
+        """The rows of `read`, for who needs more than tables; the logit lens is called "-"."""
+        started, census = time.monotonic(), Census()
+        source, sampling = self._source(text)
+        found = self._scores(text, source, sampling, banks, None, None, census)
+        self._account("read", text, census.to_dict(), self.settings.n_read, started)
+        return found
 
     def _scores(
         self,
