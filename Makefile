@@ -17,7 +17,7 @@ setup: $(STAMP) ## Make the virtual environment and install layerleap in it, edi
 
 demo: $(STAMP) ## Fit shortcuts of a bundled real model on real text; the report is in build/demo
 	$(BIN)/layerleap study shortcuts smollm2 --text wikipedia --other news \
-	  --fit-texts 4000 --read-texts 800 --out build/demo
+	  --fit-texts 4000 --read-texts 800 --sections exits --out build/demo
 
 test: $(STAMP) ## Run all tests, those on real models included
 	$(BIN)/python -m pytest

@@ -23,7 +23,7 @@ BUILD = ROOT / "build"
 MODEL = "smollm2"
 DEMO = (
     "study", "shortcuts", MODEL, "--text", "wikipedia", "--other", "news",
-    "--fit-texts", "4000", "--read-texts", "800",
+    "--fit-texts", "4000", "--read-texts", "800", "--sections", "exits",
 )  # fmt: skip
 
 

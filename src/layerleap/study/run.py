@@ -9,28 +9,21 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
-
 import layerleap
-from layerleap.errors import BadArtifact, BadText, LayerleapError, WrongModel
+from layerleap.errors import BadArtifact, BadText, LayerleapError
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.linear import solve
 from layerleap.maps.parts import solve_parts
-from layerleap.maps.tuned import Tuning, tune
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
 from layerleap.read.scores import Quality, Scores, score
 from layerleap.recipes import bank_from, collect, enough, finish, resolve_text
-from layerleap.stats.moments import Moments
 from layerleap.stats.rows import RowFile, Rows
 from layerleap.stats.tally import Tally
 from layerleap.stream.drawn import NOTE
@@ -43,8 +36,6 @@ if TYPE_CHECKING:
 Tables = dict[str, Any]  # "scores", "r2" (None unless asked for), "tail", "parts", "schedules"
 
 
-TUNING_HELD_OUT = 0.1  # of the documents fitted on: they say when training stops
-IDENTITY_LAYERS = 4  # layers also trained from the identity, for comparison
 ENDS = ("", "-biased")  # of the folders of a fit
 
 
@@ -123,9 +114,9 @@ class Run:
         tally = collect(
             self.transformer, source, sampling, n_texts=asked, pairs=pairs, parts=list(parts),
             choose_ridge=s.ridge == "auto", checkpoint=checkpoint if self.work else None,
-            rows=rows, progress=_named(self.progress, f"fitting on {name}"),
+            rows=rows, progress=named(self.progress, f"fitting on {name}"),
         )  # fmt: skip
-        account = self._account("fit", name, tally.about["data"], asked, started)
+        account = self.account("fit", name, tally.about["data"], asked, started)
         fitted = self._solved(tally, {"text": name, "study": key, "account": account})
         if self.work:
             for end, bank in zip(ENDS, fitted, strict=False):
@@ -187,64 +178,6 @@ class Run:
             return None  # of another model or damaged: fit again
         return bank
 
-    def fit_sample(self, rows: Rows, n_rows: int, label: str) -> ShortcutBank:
-        """A bank to the last layer fitted on some of the rows that were kept: no pass is needed."""
-        started, s = time.monotonic(), self.settings
-        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(s.sampling.seed))
-        bank = bank_of(rows, chosen[:n_rows], intercept=s.intercept, ridge=s.ridge)
-        documents = len(rows.documents[chosen[:n_rows]].unique())
-        counts = {"documents": documents, "texts": n_rows, "rows": n_rows}
-        account = self._account("fit", label, counts, n_rows, started)
-        data = {"text": label, "study": [label, n_rows], "account": account, "fingerprint": label}
-        return bank.changed(data={**counts, "rows_fitted": n_rows, **data})
-
-    def tune(self, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]]]:
-        """Maps trained from the closed form, and the record of that; some also from the identity.
-
-        The closed form that training starts from, and is compared with, is fitted on the rows
-        trained on alone, so that the rows held out are new to both.
-        """
-        s = self.settings
-        train, held = rows.split(TUNING_HELD_OUT, s.sampling.seed)
-        start = bank_of(train, torch.arange(len(train)), intercept=s.intercept, ridge=s.ridge)
-        tuning = Tuning(most_rows=s.tuned_rows, seed=s.sampling.seed)
-        tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
-        record = []
-        last = self.transformer.n_layers
-        some = sorted(
-            {round(n * (last - 1) / (IDENTITY_LAYERS - 1)) for n in range(IDENTITY_LAYERS)}
-        )
-        ways: tuple[tuple[Literal["identity", "mat"], list[int] | None], ...]
-        ways = (("identity", some), ("mat", None))
-        for way, layers in ways:
-            tuned, own = self._tuned(start, train, held, replace(tuning, start=way), layers)
-            record += [row for row in own if row not in record]
-        key = {"study": ["tuned", s.tuned_rows, s.sampling.seed], "fingerprint": "tuned"}
-        return tuned.changed(data={**tuned.data, **key}), record
-
-    def _tuned(
-        self,
-        start: ShortcutBank,
-        train: Rows,
-        held: Rows,
-        tuning: Tuning,
-        layers: list[int] | None,
-    ) -> tuple[ShortcutBank, list[dict[str, Any]]]:
-        """One training; a checkpoint of another one is in nobody's way."""
-        checkpoint = self.folder / f"tuning-{tuning.start}.safetensors"
-        train_maps = partial(
-            tune, self.transformer, start, train, held, tuning, layers=layers,
-            checkpoint=checkpoint if self.work else None,
-            progress=_named(self.progress, f"training from {tuning.start}"),
-        )  # fmt: skip
-        try:
-            return train_maps()
-        except (BadArtifact, WrongModel):
-            if not checkpoint.exists():
-                raise
-            checkpoint.unlink()
-            return train_maps()
-
     def _fingerprint(
         self, source: Any, sampling: Sampling, side: Literal["fit", "held-out"], n_texts: int
     ) -> str:
@@ -295,7 +228,7 @@ class Run:
             "tail": {"text": text, **scores.check.to_dict()},
             **({} if inside is None else inside.tables()),
         }
-        account = self._account("read", text, census.to_dict(), self.settings.n_read, started)
+        account = self.account("read", text, census.to_dict(), self.settings.n_read, started)
         if kept:
             scores.save(kept.with_suffix(".safetensors"))  # first: the tables say that all is there
             write_json(kept, {"key": key, "account": account, "tables": tables})
@@ -306,7 +239,7 @@ class Run:
         started, census = time.monotonic(), Census()
         source, sampling = self._source(text)
         found = self._scores(text, source, sampling, banks, None, None, census)
-        self._account("read", text, census.to_dict(), self.settings.n_read, started)
+        self.account("read", text, census.to_dict(), self.settings.n_read, started)
         return found
 
     def _scores(
@@ -375,9 +308,10 @@ class Run:
         self._note(account, asked)
         return dict(tables), scores
 
-    def _account(
+    def account(
         self, role: str, text: str, data: dict[str, Any], asked: int, started: float
     ) -> dict[str, Any]:
+        """Write down what was seen, and how long it took."""
         seconds = round(time.monotonic() - started, 2)
         row = {"role": role, "text": text, **data, "seconds": seconds}
         self._note(row, asked)
@@ -392,28 +326,6 @@ class Run:
             )
 
 
-def bank_of(
-    rows: Rows, chosen: torch.Tensor, *, intercept: bool, ridge: float | str
-) -> ShortcutBank:
-    """Maps to the last layer, solved for rows that were kept.
-
-    An automatic ridge, which needs rows held back, counts as none.
-    """
-    moments = Moments(rows.n_layers, rows.d_model, "final")
-    for part in chosen.split(256):
-        moments.add(list(rows.states(part).unbind(1)))
-    penalty = 0.0 if ridge == "auto" else ridge
-    solved = [
-        next(iter(solve(moments, src, intercept=intercept, ridge=penalty)))
-        for src in range(rows.n_layers)
-    ]
-    return ShortcutBank(
-        [found for found, _ in solved], fits=[fit for _, fit in solved], model=rows.model,
-        n_layers=rows.n_layers, d_model=rows.d_model,
-        settings={"intercept": intercept, "ridge": penalty},
-    )  # fmt: skip
-
-
 def labelled(scores: Scores, text: str) -> list[dict[str, Any]]:
     """Score rows with what was fitted and what was read; lenses are named by what they fit on."""
     rows = scores.table(read=text)
@@ -423,7 +335,9 @@ def labelled(scores: Scores, text: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _named(progress: Progress, name: str) -> Progress:
+def named(progress: Progress, name: str) -> Progress:
+    """The same progress under another name."""
+
     def told(phase: str, done: int, total: int | None, unit: str = "texts") -> None:
         progress(name, done, total, unit)
 

@@ -30,6 +30,7 @@ from layerleap.study.claims import claims
 from layerleap.study.exits import calibrated_tables, exit_tables, lensed, same_rows
 from layerleap.study.findings import findings, half_layers, laws
 from layerleap.study.inside import Inside, kinds_of
+from layerleap.study.kept_rows import fit_sample, train
 from layerleap.study.more_findings import more_findings
 from layerleap.study.run import Fitted, Run
 
@@ -238,7 +239,7 @@ def _tuned(run: Run, fitted: Fitted, banks: dict[str, ShortcutBank]) -> dict[str
     if "tuned" not in run.settings.sections or fitted.rows is None:
         return None
     try:
-        banks["tuned"], record = run.tune(fitted.rows)
+        banks["tuned"], record = train(run, fitted.rows)
     except BadSettings as error:
         run.notes.append(f"Trained maps are left out: {error}.")
         return None
@@ -259,7 +260,7 @@ def _equal_fits(
         assert kept is not None
         n_rows = min(len(kept), rows[small])
         equal[large] = f"{large}, {n_rows:,} rows"
-        banks[equal[large]] = run.fit_sample(kept, n_rows, equal[large])
+        banks[equal[large]] = fit_sample(run, kept, n_rows, equal[large])
     return equal
 
 
