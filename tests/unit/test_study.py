@@ -63,7 +63,7 @@ def without_times(study):
         return [without_times(value) for value in study]
     if not isinstance(study, dict):
         return study
-    times = ("made", "seconds", "seconds_needed")
+    times = ("made", "seconds", "seconds_needed", "run")
     return {key: without_times(value) for key, value in study.items() if key not in times}
 
 

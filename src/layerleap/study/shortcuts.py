@@ -9,6 +9,7 @@ size, the larger one is fitted a second time to as many of its rows, which the p
 that transfer compares fits of equal size; and maps are trained on those rows.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,11 +19,11 @@ from typing import Any
 import layerleap
 from layerleap.act.cost import measure
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.progress import Progress, peak_memory, silent
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import check_solving
 from layerleap.maps.training import summary
 from layerleap.models.transformer import Transformer
-from layerleap.progress import Progress, silent
 from layerleap.read.scores import Scores
 from layerleap.recipes import default_text
 from layerleap.stream.examples import Sampling
@@ -117,8 +118,13 @@ def study_shortcuts(
     """
     settings = _settled(transformer, settings or ShortcutSettings())
     check_solving(settings.ridge, None, transformer.d_model)
+    started, is_fresh = time.monotonic(), work is None or not work.exists()
     with Run(transformer, settings, work, progress) as run:
-        return _studied(run)
+        result, bank = _studied(run)
+    seconds = round(time.monotonic() - started, 1)
+    # Without the time that an interrupted run had spent before.
+    result["summary"]["run"] = {"seconds": seconds, "whole": is_fresh, "peak_mib": peak_memory()}
+    return result, bank
 
 
 def _studied(run: Run) -> tuple[dict[str, Any], ShortcutBank]:
