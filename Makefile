@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.layerleap-is-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench results clean
+.PHONY: help setup demo paper test check bench results clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
@@ -18,6 +18,11 @@ setup: $(STAMP) ## Make the virtual environment and install layerleap in it, edi
 demo: $(STAMP) ## Fit shortcuts of a bundled real model on real text; the report is in build/demo
 	$(BIN)/layerleap study shortcuts smollm2 --text wikipedia --other news \
 	  --fit-texts 4000 --read-texts 800 --sections exits --out build/demo
+
+paper: $(STAMP) ## Everything in "Jump to Conclusions" on the bundled model (most of an hour); in build/paper
+	$(BIN)/layerleap study shortcuts smollm2 --out build/paper
+	mkdir -p docs/results/paper
+	cp build/paper/claims.csv build/paper/exits_saved.csv build/paper/findings.txt docs/results/paper/
 
 test: $(STAMP) ## Run all tests, those on real models included
 	$(BIN)/python -m pytest

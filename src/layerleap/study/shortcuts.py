@@ -19,11 +19,11 @@ from typing import Any
 import layerleap
 from layerleap.act.cost import measure
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.progress import Progress, peak_memory, silent
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import check_solving
 from layerleap.maps.training import summary
 from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, peak_memory, silent
 from layerleap.read.scores import Scores
 from layerleap.recipes import default_text
 from layerleap.stream.examples import Sampling

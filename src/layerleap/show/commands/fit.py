@@ -48,6 +48,10 @@ def fit(
     pairs: Annotated[
         str, typer.Option(help="'final': to the last layer; 'all': every pair.")
     ] = "final",
+    parts: Annotated[
+        bool,
+        typer.Option("--parts", help="Also fit maps that stand in for attention, FFN and norms."),
+    ] = False,
     unit: Unit = "sentence",
     positions: Positions = "one",
     max_tokens: MaxTokens = 128,
@@ -93,8 +97,9 @@ def fit(
         solving = {"intercept": intercept, "ridge": number, "rank": rank}
         work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
         tally = collect(
-            transformer, text, sampling, starts=starts, n_texts=texts, pairs=pairs, shard=part,
-            choose_ridge=number == "auto", solving=solving, checkpoint=work, progress=progress,
+            transformer, text, sampling, starts=starts, n_texts=texts, pairs=pairs, parts=parts,
+            shard=part, choose_ridge=number == "auto", solving=solving, checkpoint=work,
+            progress=progress,
         )  # fmt: skip
         if part:
             tally.save(out_folder)

@@ -3,6 +3,7 @@
 In: arguments. Out: a report, its data and a bank.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,6 @@ from layerleap.show.options import (
     Intercept,
     Json,
     MaxTokens,
-    Model,
     Out,
     Positions,
     Revision,
@@ -32,7 +32,14 @@ from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_j
 
 
 def study_shortcuts(
-    model: Model,
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Bundled name, hub name, folder or GGUF file; of further models only the curves "
+            "are compared.",
+        ),
+    ],
     text: Text = None,
     other: Annotated[
         str, typer.Option(help="A second text, for transfer; 'none' leaves it out.")
@@ -88,12 +95,15 @@ def study_shortcuts(
     that was being read is read again.
 
     Example: layerleap study shortcuts smollm2 --quick -o report
+
+    Several sizes: layerleap study shortcuts gpt2 gpt2-medium gpt2-large -o report
     """
     with clean_errors():
         from layerleap import Sampling
         from layerleap.show.report import write_report
         from layerleap.study.shortcuts import ShortcutSettings
         from layerleap.study.shortcuts import study_shortcuts as run
+        from layerleap.study.sizes import with_sizes
 
         number = parse_ridge(ridge)
         sampling = Sampling(
@@ -109,12 +119,16 @@ def study_shortcuts(
         )  # fmt: skip
         if quick:
             settings = settings.quickened()
-        transformer = load_model(model, blocks, tail, revision, dtype)
+        transformer = load_model(models[0], blocks, tail, revision, dtype)
+        work = out_folder / ".work"
         with TerminalProgress() as progress:
-            result, bank = run(transformer, settings, work=out_folder / ".work", progress=progress)
+            result, bank = run(transformer, settings, work=work, progress=progress)
+            if len(models) > 1:
+                others = [partial(load_model, name, dtype=dtype) for name in models[1:]]
+                result = with_sizes(result, others, settings, work=work, progress=progress)
             page = write_report(result, out_folder)
             bank.save_pretrained(out_folder / "bank")
-        _clear(out_folder / ".work")
+        _clear(work)
     _show_study(result, page, json)
 
 

@@ -1,0 +1,147 @@
+"""The released procedure's inner loops, on a sample, against ours on the same texts.
+
+Early exit as released: for each of 35 thresholds every text is run again, alone, block by block,
+with a map, a head and a softmax after each block. Ours: one recorded pass of all texts, readings of
+all layers, and the thresholds replayed. Parts as released: for each kind and each start layer all
+later blocks are run again, at all positions. Both sides must give the same exits.
+"""
+
+from functools import partial
+
+import torch
+from common import MODEL, Row, interleave, median, timed
+
+from layerleap import Lens, Sampling, fit_bank, load
+from layerleap.act.evidence import Evidence
+from layerleap.act.families import LAMBDAS, MORE_LAMBDAS, family
+from layerleap.act.replace import Replacement, cascades
+from layerleap.act.replay import sweep
+from layerleap.act.rules import Gap
+from layerleap.models.parts import KINDS
+from layerleap.models.rerun import record
+from layerleap.read.scores import score
+from layerleap.stream.examples import collate, iter_batches, iter_examples
+
+GRID = {"mat": LAMBDAS, "-": (*LAMBDAS, *MORE_LAMBDAS)}  # the paper's 13 and 22 settings
+ROWS, LAYERS = 3000, 31  # of the replay that must take less than a second
+
+
+def run(*, smoke: bool) -> list[Row]:
+    """Replay alone, then both loops against the released ones."""
+    model = load(MODEL)
+    bank = fit_bank(model, "wikipedia", n_texts=60 if smoke else 1500, parts=True)
+    texts = list(
+        iter_examples(model, "wikipedia", Sampling(), side="held-out", n_texts=4 if smoke else 32)
+    )
+    few = texts[:1] if smoke else texts[:: len(texts) // 4]
+    return [_replay(smoke), _exits(model, bank, texts, few), _parts(model, bank, texts, smoke)]
+
+
+def _replay(smoke: bool) -> Row:
+    rows = 50 if smoke else ROWS
+    draw = torch.Generator().manual_seed(0)
+    p = torch.rand(rows, LAYERS, 2, generator=draw).sort(-1).values
+    top = torch.randint(4, (rows, LAYERS), generator=draw)
+    evidence = Evidence(
+        top, p[..., 1], p[..., 0], p[..., 0], p[..., 0], torch.randint(60, (rows,), generator=draw),
+        torch.arange(rows), tuple(range(LAYERS)), final=top[:, -1],
+    )  # fmt: skip
+    kind = family(Gap, length=15.0)
+    knobs = [*GRID["mat"], *GRID["-"]]
+    samples = [timed(partial(sweep, kind, evidence, knobs)) for _ in range(5)]
+    return Row(
+        "replay_time", median(samples), None, "seconds", 1.0, "<=", judged="ours",
+        detail={"samples": samples, "n": rows, "layers": LAYERS, "thresholds": len(knobs),
+                "note": "all thresholds of the paper replayed from readings made before"},
+    )  # fmt: skip
+
+
+def _exits(model, bank, texts, few) -> Row:  # type: ignore[no-untyped-def]
+    lenses = {"-": Lens(model), "mat": Lens(model, bank)}
+    length = 1 + sum(text.keep[0] for text in texts) / len(texts)
+
+    def ours(_: int) -> dict[str, torch.Tensor]:
+        scores = score(model, lenses, iter_batches(model, texts))
+        kind = family(Gap, length=length)
+        return {name: sweep(kind, Evidence.of(scores, name), GRID[name]).layer for name in lenses}
+
+    def peer(_: int) -> dict[str, list[list[int]]]:
+        return {
+            name: [[_alone(model, lens, text, lam, length) for lam in GRID[name]] for text in few]
+            for name, lens in lenses.items()
+        }
+
+    samples = interleave({"ours": ours, "peer": peer}, 1)
+    per_text = {"ours": median(samples["ours"]) / len(texts),
+                "peer": median(samples["peer"]) / len(few)}  # fmt: skip
+    return Row(
+        "released_exits", per_text["ours"], per_text["peer"], "s/text", 1.0, ">=", over="peer/ours",
+        detail={
+            "note": "35 thresholds, id and mat: one pass and replay, against a run per threshold "
+            "at batch 1 with a head after every block",
+            "samples": samples, "n": {"ours": len(texts), "peer": len(few)},
+            "same_exits": _same(ours(0), peer(0), texts, few, model),
+            "peer_hours_for_3000_texts": per_text["peer"] * 3000 / 3600,
+        },
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _alone(model, lens, text, lam: float, length: float) -> int:  # type: ignore[no-untyped-def]
+    """The layer at which one text leaves, found by running it; the released loop."""
+    recording = record(model, collate(model, [text]).inputs)  # its embeddings and masks
+    h, place = recording.states[0], text.keep[0]
+    rule = Gap(lam, length)
+    for layer in range(1, model.n_layers):
+        h = recording.calls[layer - 1](h)
+        p = lens.logits(h[:, place], layer).softmax(-1).topk(2).values.double()[0]
+        bar = 0.9 * rule.lam + 0.1 * float(torch.tensor(-4 * place / length).exp())
+        if p[0] - p[1] > bar:
+            return layer
+    return int(model.n_layers)
+
+
+def _same(ours, peer, texts, few, model) -> float:  # type: ignore[no-untyped-def]
+    """The share of exits that are the same; rows of ours come in the order of its batches."""
+    order = [tuple(row) for batch in iter_batches(model, texts) for row in _rows(batch)]
+    found = []
+    for name, exits in peer.items():
+        for text, layers in zip(few, exits, strict=True):
+            row = order.index((tuple(text.ids), text.keep[0]))
+            found += [a == b for a, b in zip(ours[name][row].tolist(), layers, strict=True)]
+    return sum(found) / len(found)
+
+
+def _rows(batch):  # type: ignore[no-untyped-def]
+    for ids, mask, keep in zip(
+        batch.inputs["input_ids"], batch.inputs["attention_mask"], batch.keep, strict=True
+    ):
+        yield tuple(ids[: int(mask.sum())].tolist()), int(keep.nonzero()[0, 0])
+
+
+def _parts(model, bank, texts, smoke: bool) -> Row:  # type: ignore[no-untyped-def]
+    replacement = Replacement(model, bank)
+    batch = collate(model, texts)
+    starts = list(range(model.n_layers))[:: 10 if smoke else 1]
+
+    def ours(_: int) -> None:
+        recording = record(model, batch.inputs)
+        for kind in KINDS:
+            list(cascades(replacement, recording, batch.keep, [kind], starts))
+
+    def peer(_: int) -> None:
+        for kind in KINDS:
+            for start in starts:
+                with replacement.of([kind], start=start):
+                    model.see(batch.inputs, layers=[model.n_layers], keep=batch.keep)
+
+    samples = interleave({"ours": ours, "peer": peer}, 1)
+    sides = {name: median(times) / len(texts) for name, times in samples.items()}
+    return Row(
+        "released_parts", sides["ours"], sides["peer"], "s/text", 1.0, ">=", over="peer/ours",
+        detail={
+            "note": "three kinds of parts from every start layer: clean states taken up again, and "
+            "without attention the read position alone, against a whole pass per start",
+            "samples": samples, "n": len(texts),
+        },
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Exits replayed from one pass, against running each text again and stopping for real."""
+
+import pytest
+import torch
+from tiny_models import sentences, tiny
+
+from layerleap.act.evidence import Evidence
+from layerleap.act.replay import replay
+from layerleap.act.rules import Entropy, Fixed, Gap, Patience, Similarity, TopProbability
+from layerleap.models.rerun import record
+from layerleap.read.lens import Lens
+from layerleap.read.metrics import Distribution
+from layerleap.read.scores import score
+from layerleap.recipes import fit_bank
+from layerleap.stream.examples import Sampling, collate, iter_batches, iter_examples
+
+DOCUMENTS = sentences(60)
+
+
+@torch.no_grad()
+def exit_by_running(transformer, lens, example, rule):
+    """Block by block, alone, looking only at what is known so far; the layer where it stops."""
+    recording = record(transformer, collate(transformer, [example]).inputs)
+    h, (place,) = recording.states[0], example.keep
+    columns = {name: [] for name in ("top", "p1", "p2", "entropy", "cosine")}
+    for layer in range(transformer.n_layers):
+        if layer:
+            before, h = h, recording.run(h, layer - 1, layer)
+        cosine = torch.cosine_similarity(before[:, place], h[:, place]) if layer else None
+        read = Distribution(lens.logits(h[:, place], layer))
+        found = (read.top, read.p1, read.second(), read.entropy)
+        for name, value in zip(columns, (*found, cosine), strict=True):
+            columns[name].append(torch.tensor([torch.nan]) if value is None else value)
+        evidence = Evidence(
+            **{name: torch.stack(values, 1) for name, values in columns.items()},
+            position=torch.tensor([place]), document=torch.tensor([0]),
+            layers=tuple(range(layer + 1)),
+        )  # fmt: skip
+        if rule.stops(evidence)[0, -1]:
+            return layer
+    return transformer.n_layers
+
+
+def compare(transformer, lens, examples, rules):
+    """Exit layers by replay and by running, and how many different ones there are."""
+    ordered = [e for b in iter_batches(transformer, examples) for e in in_order(b, examples)]
+    scores = score(transformer, {"x": lens}, iter_batches(transformer, examples))
+    evidence = Evidence.of(scores, "x")
+    seen = set()
+    for rule in rules:
+        replayed = replay(rule, evidence).layer.tolist()
+        again = [exit_by_running(transformer, lens, example, rule) for example in ordered]
+        assert replayed == again, str(rule)
+        seen |= set(replayed)
+    return seen
+
+
+def in_order(batch, examples):
+    """The examples of a batch in its order."""
+    by_ids = {(example.ids, example.keep): example for example in examples}
+    for ids, mask, keep in zip(
+        batch.inputs["input_ids"], batch.inputs["attention_mask"], batch.keep, strict=True
+    ):
+        key = tuple(ids[: int(mask.sum())].tolist()), tuple(keep.nonzero()[:, 0].tolist())
+        yield by_ids[key]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "gemma2"])
+@pytest.mark.parametrize("through", ["id", "mat"])
+def test_replay_exits_where_a_run_of_its_own_would(name, through):
+    transformer = tiny(name)
+    bank = fit_bank(transformer, DOCUMENTS) if through == "mat" else None
+    lens = Lens(transformer, bank)
+    found = iter_examples(transformer, DOCUMENTS, Sampling(), side="held-out", n_texts=12)
+    examples = list({(e.ids, e.keep): e for e in found}.values())
+    scores = score(transformer, {"x": lens}, iter_batches(transformer, examples))
+    middle = {key: getattr(scores, key)["x"][:, 1:-1].median().item() for key in ("p1", "entropy")}
+    gap = (scores.p1["x"] - scores.p2["x"])[:, 1:-1].median().item()
+    cosine = scores.cosine[:, 1:-1].median().item()
+    rules = [
+        Gap(-1.112, 6.0), Gap(gap / 0.9, 6.0), Gap(1.112, 6.0), TopProbability(middle["p1"]),
+        Entropy(middle["entropy"]), Similarity(cosine), Patience(1), Patience(2), Fixed(2),
+    ]  # fmt: skip
+    seen = compare(transformer, lens, examples, rules)
+    assert seen == {1, 2, 3}  # every layer is somebody's exit, or the test shows little
+
+
+@pytest.mark.real
+def test_replay_exits_where_a_run_of_its_own_would_on_a_real_model(smollm2):
+    lens = Lens(smollm2)
+    found = iter_examples(smollm2, "wikipedia", Sampling(), side="held-out", n_texts=3)
+    rules = [Gap(0.3, 15.0), TopProbability(0.5), Patience(3), Similarity(0.9)]
+    seen = compare(smollm2, lens, list(found), rules)
+    assert len(seen) > 1
