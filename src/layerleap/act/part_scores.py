@@ -74,6 +74,11 @@ class PartScores:
         self._reader.add(rows)
         self._documents.append(batch.documents)
 
+    @property
+    def has_rows(self) -> bool:
+        """True once a batch was taken in."""
+        return bool(self._documents)
+
     @torch.no_grad()
     def table(self, **labels: Any) -> list[dict[str, Any]]:
         """As `Scores.table`, with map = the kind and layer = where replacing began.

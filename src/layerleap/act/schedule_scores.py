@@ -90,6 +90,11 @@ class ScheduleScores:
         self._reader.add(rows)
         self._documents.append(batch.documents)
 
+    @property
+    def has_rows(self) -> bool:
+        """True once a batch was taken in."""
+        return bool(self._documents)
+
     @torch.no_grad()
     def table(self) -> list[dict[str, Any]]:
         """One row per schedule and metric; `blocks` is what it costs."""

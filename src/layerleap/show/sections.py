@@ -172,11 +172,12 @@ def _calibrated(study: Study) -> Section:
     found, rows = study["calibrated"], calibrated_rows(study)
     splits = found["splits"]
     lead = (
-        f"A threshold chosen on one text can come with a promise for fresh text of the same kind: "
+        f"A threshold chosen on some rows can come with a promise for other rows like them: "
         f"disagreement of at most {100 * found['tolerance']:g} %. Learn-then-test keeps it with a "
         f"probability of {100 * (1 - found['delta']):g} %, conformal risk control on average. "
-        f"States used: {splits['train']:,} to fit, {splits['calibrate']:,} to choose the "
-        f"threshold, {splits['verify']:,} to see whether the promise was kept.",
+        f"States used: {splits['train']:,}, of documents apart, to train the learned rule, "
+        f"{splits['calibrate']:,} to choose the threshold, {splits['verify']:,} other ones of the "
+        "same documents to see whether the promise was kept.",
     )
     how = (
         "Left of the dashed line the tolerance is kept. Filled marks are texts for which it was "
@@ -184,7 +185,7 @@ def _calibrated(study: Study) -> Section:
     )
     band = "no interval, which needs two documents or more"
     if has_interval(rows):
-        band = "bars: 95 % intervals, bootstrap over documents"
+        band = "bars: 95 % intervals, the wider of bootstrap over documents and exact binomial"
     figure = _figure(
         study, "calibrated", "Promised and kept", calibrated_figure(study), how,
         f"{sample(rows)}; {band}; calibrated on {span(r['calibrated_on'] for r in rows)} states.",
@@ -218,8 +219,13 @@ def _tuned(study: Study) -> Section:
 
 
 def _tuned_sample(study: Study) -> str:
-    rows = [row for row in study["scores"] if row["map"] == "tuned"]
-    return f"{sample(rows)}. " if rows else ""
+    judged = study["tuned"].get("judged")
+    if not judged:
+        return ""
+    return (
+        f"n = {judged['rows']:,} states of {judged['documents']:,} documents that were not trained "
+        "on; they also chose where training stopped, which flatters it a little. "
+    )
 
 
 def _sizes(study: Study) -> Section:

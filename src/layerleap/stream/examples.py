@@ -80,6 +80,17 @@ class Batch:
     n_texts: int
     n_tokens: int
 
+    def texts(self, chosen: Tensor) -> "Batch":
+        """Some of the texts, by a mask; padding that none of them needs is cut off."""
+        mask = self.inputs["attention_mask"][chosen]
+        width = int(mask.sum(1).max())
+        inputs = {name: value[chosen][:, :width] for name, value in self.inputs.items()}
+        rows = chosen[self.keep.nonzero()[:, 0]]
+        return Batch(
+            self.index, inputs, self.keep[chosen][:, :width], self.documents[rows],
+            self.positions[rows], self.held_back[rows], int(chosen.sum()), int(mask.sum()),
+        )  # fmt: skip
+
 
 @dataclass
 class Census:

@@ -3,12 +3,14 @@
 In: a model, its banks and how many texts to spend. Out: the tables of both, from the same forward
 pass that lenses are scored in.
 
-Texts come sorted by length, so a part of them is taken by every n-th batch: short and long ones
-then have their share.
+Batches are sorted by length, and short texts are many to a batch. So where only some texts are
+wanted, each is drawn by itself, with the same chance, and those drawn are recorded once more.
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from layerleap.act.part_scores import PartScores
 from layerleap.act.schedule import best_schedules, round_robins, single_jump
@@ -16,7 +18,7 @@ from layerleap.act.schedule_scores import ScheduleScores
 from layerleap.errors import ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.parts import KINDS, replaceable
-from layerleap.models.rerun import Recording
+from layerleap.models.rerun import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch
 
@@ -68,7 +70,8 @@ class Inside:
         self.schedules = None
         if schedule_texts and not bank.is_final_only:
             self.schedules = ScheduleScores(transformer, bank, _schedules(bank))
-        self._strides = [max(1, read_texts // max(1, n)) for n in (part_texts, schedule_texts)]
+        self.transformer = transformer
+        self._shares = [min(1.0, n / read_texts) for n in (part_texts, schedule_texts)]
 
     @property
     def is_idle(self) -> bool:
@@ -76,18 +79,39 @@ class Inside:
         return not self.parts and self.schedules is None
 
     def add(self, recording: Recording, batch: Batch) -> None:
-        """Take in one recorded batch, if it is its turn."""
-        if batch.index % self._strides[0] == 0:
-            for _, scores in self.parts:
-                scores.add(recording, batch)
-        if self.schedules is not None and batch.index % self._strides[1] == 0:
-            self.schedules.add(recording, batch)
+        """Take in one recorded batch, or the texts of it that are drawn."""
+        takers: list[list[PartScores | ScheduleScores]] = [
+            [scores for _, scores in self.parts],
+            [] if self.schedules is None else [self.schedules],
+        ]
+        for share, group in zip(self._shares, takers, strict=True):
+            some = self._drawn(recording, batch, share) if group else None
+            if some is not None:
+                for scores in group:
+                    scores.add(*some)
+
+    def _drawn(
+        self, recording: Recording, batch: Batch, share: float
+    ) -> tuple[Recording, Batch] | None:
+        if share >= 1:
+            return recording, batch
+        draw = torch.Generator().manual_seed(batch.index)
+        chosen = torch.rand(batch.n_texts, generator=draw) < share
+        if not chosen.any():
+            return None
+        some = batch.texts(chosen)
+        return record(self.transformer, some.inputs), some
 
     def tables(self) -> dict[str, Any]:
         """`parts` (rows, or None) and `schedules` (rows, or None)."""
-        parts = [row for bias, scores in self.parts for row in scores.table(bias=bias)]
-        schedules = None if self.schedules is None else self.schedules.table()
-        return {"parts": parts or None, "schedules": schedules}
+        parts = [
+            row for bias, scores in self.parts if scores.has_rows for row in scores.table(bias=bias)
+        ]
+        has_rows = self.schedules is not None and self.schedules.has_rows
+        return {
+            "parts": parts or None,
+            "schedules": self.schedules.table() if self.schedules and has_rows else None,
+        }
 
 
 def _schedules(bank: ShortcutBank) -> Mapping[str, list[Any]]:

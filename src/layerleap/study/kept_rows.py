@@ -57,8 +57,10 @@ def fit_sample(run: Run, rows: Rows, n_rows: int, label: str) -> ShortcutBank:
     return bank.changed(data={**counts, "rows_fitted": n_rows, **data})
 
 
-def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]]]:
-    """Maps trained from the closed form, and the record of that; some also from the identity.
+def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]], dict[str, int]]:
+    """Maps trained from the closed form, the record of that, and what it was judged by.
+
+    At some layers training also starts from the identity, for comparison.
 
     The closed form that training starts from, and is compared with, is fitted on the rows
     trained on alone, so that the rows held out are new to both.
@@ -77,7 +79,8 @@ def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]]]:
         tuned, own = _trained(run, start, train, held, replace(tuning, start=way), layers)
         record += [row for row in own if row not in record]
     key = {"study": ["tuned", s.tuned_rows, s.sampling.seed], "fingerprint": "tuned"}
-    return tuned.changed(data={**tuned.data, **key}), record
+    judged = {"rows": len(held), "documents": len(held.documents.unique())}
+    return tuned.changed(data={**tuned.data, **key}), record, judged
 
 
 def _trained(

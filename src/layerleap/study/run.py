@@ -108,7 +108,9 @@ class Run:
         key = [text, pairs, list(parts), asked, s.intercept, s.ridge, sampling.to_dict()]
         folder = self.folder / f"fitted-{slug(name)}"
         checkpoint = self.folder / f"fitting-{slug(name)}.safetensors"
-        rows = RowFile(self.folder / f"rows-{slug(name)}") if keep_rows else None
+        # By its key: rows of other settings must never be taken for those of this fit.
+        file = self.folder / f"rows-{slug(name)}-{_digest(key)}"
+        rows = RowFile(file) if keep_rows else None
         if fitted := self._kept(folder, rows, key, source, sampling, asked):
             return fitted
         tally = collect(
@@ -285,9 +287,10 @@ class Run:
         parts = [
             layerleap.__version__, self.transformer.identity.fingerprint, text,
             self.settings.n_read, sampling.to_dict(), measured, fits,
-            inside and [self.settings.part_texts, self.settings.schedule_texts],
+            inside and [self.settings.part_texts, self.settings.schedule_texts,
+                        sorted(self.settings.sections)],
         ]  # fmt: skip
-        return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+        return _digest(parts)
 
     def _kept_reading(
         self, path: Path, key: str, source: Any, sampling: Sampling
@@ -342,6 +345,10 @@ def named(progress: Progress, name: str) -> Progress:
         progress(name, done, total, unit)
 
     return told
+
+
+def _digest(said: Any) -> str:
+    return blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
 
 
 def slug(text: str) -> str:

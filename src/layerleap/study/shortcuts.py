@@ -69,6 +69,8 @@ class ShortcutSettings:
             raise BadSettings(
                 f"section {unknown[0]!r} is unknown; of {', '.join(SECTIONS)} were wanted"
             )
+        if "tuned" in (self.text, self.other):
+            raise BadSettings("a text cannot be called 'tuned', as trained maps are; write ./tuned")
         if "-" in (self.text, self.other, self.starts):
             raise BadSettings(
                 "standard input can be read only once, and a study reads its text twice, to fit "
@@ -132,7 +134,8 @@ def _studied(run: Run) -> tuple[dict[str, Any], ShortcutBank]:
     main, other = settings.text, settings.other
     assert main is not None
     kinds, reason = kinds_of(transformer) if "parts" in settings.sections else ((), None)
-    fitted = {main: run.fit(main, settings.pairs, parts=kinds, keep_rows=True)}  # type: ignore[arg-type]
+    keep = other is not None or "tuned" in settings.sections
+    fitted = {main: run.fit(main, settings.pairs, parts=kinds, keep_rows=keep)}  # type: ignore[arg-type]
     if other is not None:
         fitted[other] = run.fit(other, "final", keep_rows=True)
     banks = {text: found.bank for text, found in fitted.items()}
@@ -157,9 +160,9 @@ def _studied(run: Run) -> tuple[dict[str, Any], ShortcutBank]:
         "fits": [fit.to_dict() for fit in banks[main].fits.values()],
         "parts": _parts(tables[main], banks[main], reason) if kinds or reason else None,
         "schedules": tables[main].get("schedules"), "tuned": tuned,
-        "sizes": None,  # filled in by `compare_sizes`
+        "sizes": None,  # filled in by `sizes.with_sizes`
     }  # fmt: skip
-    result |= _exits(transformer, banks, scores, settings, run.notes)
+    result |= _exits(run, banks, scores)
     result["summary"] = {
         "half": half_layers(result),
         "equal_fits": equal,  # by text: the fit that transfer is judged by
@@ -188,28 +191,30 @@ def _parts(tables: Mapping[str, Any], bank: ShortcutBank, reason: str | None) ->
 
 
 def _exits(
-    transformer: Transformer,
-    banks: Mapping[str, ShortcutBank],
-    scores: Mapping[str, Scores],
-    settings: ShortcutSettings,
-    notes: list[str],
+    run: Run, banks: Mapping[str, ShortcutBank], scores: Mapping[str, Scores]
 ) -> dict[str, Any]:
     """Exits and promises; what too few rows do not allow is left out and noted."""
+    transformer, settings, notes = run.transformer, run.settings, run.notes
     if "exits" not in settings.sections:
         return {"exits": None, "calibrated": None}
     main = settings.text
     assert main is not None
-    tokens = max(1, round(1 + scores[main].positions.double().mean().item()))
+    read = next(row for row in run.data if (row["role"], row["text"]) == ("read", main))
+    tokens = max(1, round(read["tokens"] / read["texts"]))
     lenses = {}
     try:
         for name, label in (("id", "-"), ("mat", main), ("tuned", "tuned")):
             if label in scores[main].top:
                 cost = measure(transformer, tokens=tokens, bank=banks.get(label))
+                if transformer.kind == "masked-token":  # one answer takes the whole text
+                    cost = replace(cost, blocks=tuple(tokens * block for block in cost.blocks))
                 lenses[name] = lensed(scores, main, label, cost, seed=settings.sampling.seed)
         exits = {**exit_tables(lenses), "same_rows": same_rows(lenses)}
     except (BadSettings, ModelRefused) as error:
         notes.append(f"Early exit is left out: {error}.")
         return {"exits": None, "calibrated": None}
+    if lenses["id"].train is None:
+        notes.append("No rule is learned: there are too few documents to train it on some alone.")
     try:
         promised = calibrated_tables(lenses, main, settings.tolerance, settings.delta)
     except BadSettings as error:
@@ -245,11 +250,11 @@ def _tuned(run: Run, fitted: Fitted, banks: dict[str, ShortcutBank]) -> dict[str
     if "tuned" not in run.settings.sections or fitted.rows is None:
         return None
     try:
-        banks["tuned"], record = train(run, fitted.rows)
+        banks["tuned"], record, judged = train(run, fitted.rows)
     except BadSettings as error:
         run.notes.append(f"Trained maps are left out: {error}.")
         return None
-    return {"progress": record, "summary": summary(record)}
+    return {"progress": record, "summary": summary(record), "judged": judged}
 
 
 def _equal_fits(

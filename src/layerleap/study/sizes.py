@@ -31,7 +31,7 @@ def with_sizes(
 
     Args:
         study: of the first model.
-        others: each gives one more model when it is called: one is in memory at a time.
+        others: each gives one more model when it is called: they are not held all at once.
         settings: of the study; the others are fitted and read with the same, to the last layer
             alone. A text that only suits the first model is replaced by what suits them.
         work: a folder for checkpoints; each model gets its own inside.
