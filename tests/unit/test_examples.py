@@ -335,3 +335,22 @@ def test_models_that_read_more_than_one_text_are_refused(name):
 def test_an_empty_source_is_an_error_not_an_empty_run():
     with pytest.raises(BadText, match="no text"):
         examples(texts=["", "  "])
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_some_texts_of_a_batch_are_as_if_they_had_come_alone(name):
+    transformer = tiny(name)
+    examples = iter_examples(transformer, sentences(50), Sampling(), n_texts=20)
+    batch = next(iter_batches(transformer, examples))
+    chosen = torch.zeros(batch.n_texts, dtype=torch.bool)
+    chosen[[0, 2]] = True  # sorted by length: the longest are left out
+    some = batch.texts(chosen)
+    assert some.inputs["input_ids"].shape[1] < batch.inputs["input_ids"].shape[1]
+    rows = chosen[batch.keep.nonzero()[:, 0]]
+    for name in ("documents", "positions", "held_back"):
+        assert torch.equal(getattr(some, name), getattr(batch, name)[rows])
+    whole = transformer.see(batch.inputs, keep=batch.keep).states
+    alone = transformer.see(some.inputs, keep=some.keep).states
+    for layer, h in alone.items():
+        torch.testing.assert_close(h, whole[layer][rows], rtol=1e-4, atol=1e-5)
+    assert (some.n_texts, some.n_tokens) == (2, int(some.inputs["attention_mask"].sum()))

@@ -96,6 +96,22 @@ def test_parts_and_schedules_end_at_the_model_and_at_the_lens(study):
         assert row["value"] == pytest.approx(score["value"], abs=0.05)  # of a part of the texts
 
 
+def test_only_some_texts_may_be_spent_on_parts_and_schedules(settings, study):
+    some = replace(settings, sections=("parts", "alternation"), part_texts=100, schedule_texts=40)
+    found, _ = study_shortcuts(tiny("llama"), some)
+    counts = {row["rows"] for row in found["parts"]["scores"]}
+    assert len(counts) == 1
+    assert 60 < counts.pop() < 140  # each text is drawn with a chance of 100 in 300
+    assert 15 < found["schedules"][0]["rows"] < 70
+    everywhere = {
+        (row["map"], row["layer"]): row["value"]
+        for row in study["parts"]["scores"]
+        if row["metric"] == "precision@1" and not row["bias"]
+    }
+    for row in rows_of(found["parts"]["scores"], metric="precision@1", bias=False):
+        assert row["value"] == pytest.approx(everywhere[row["map"], row["layer"]], abs=0.2)
+
+
 def test_sections_can_be_left_out_and_the_claims_say_so(settings, tmp_path):
     bare, _ = study_shortcuts(tiny("llama"), replace(settings, sections=()))
     assert [bare[key] for key in ("parts", "schedules", "exits", "calibrated", "tuned")] == [

@@ -24,6 +24,9 @@ Text = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; replaced when finished.")]
+ReportOut = Annotated[
+    Path, typer.Option("--out", "-o", help="Folder for the report; other files in it stay.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 BankToTune = Annotated[
     str, typer.Option("--bank", help="Folder or hub name of a bank that `fit` made.")

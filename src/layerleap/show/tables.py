@@ -200,7 +200,7 @@ def fits_table(rows: list[Row]) -> RenderableType:
 
 def tuned_table(rows: list[Row]) -> RenderableType:
     """The closed form beside what tuning made of it, on rows of other documents."""
-    table = new_table(Text("tuned against the closed form (mat), on documents kept apart"))
+    table = new_table(Text("tuned against the closed form (mat), on documents not trained on"))
     for name in ("layer", "KL mat", "KL tuned", "agreement mat", "tuned", "rows until ahead"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:

@@ -32,8 +32,8 @@ def clean_errors() -> Iterator[None]:
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         err.print(
-            "[yellow]stopped.[/] Nothing half-written was left behind; the same command goes on "
-            "from its last checkpoint where it keeps one.",
+            "[yellow]stopped.[/] No half-written result was left; fit, tune, study and suitability "
+            "keep a checkpoint, from which the same command goes on.",
             soft_wrap=True,
         )
         raise typer.Exit(130) from error

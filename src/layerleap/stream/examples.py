@@ -84,7 +84,10 @@ class Batch:
         """Some of the texts, by a mask; padding that none of them needs is cut off."""
         mask = self.inputs["attention_mask"][chosen]
         width = int(mask.sum(1).max())
-        inputs = {name: value[chosen][:, :width] for name, value in self.inputs.items()}
+        inputs = {
+            name: value[chosen][:, :width] if isinstance(value, Tensor) else value
+            for name, value in self.inputs.items()
+        }
         rows = chosen[self.keep.nonzero()[:, 0]]
         return Batch(
             self.index, inputs, self.keep[chosen][:, :width], self.documents[rows],

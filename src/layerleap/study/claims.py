@@ -347,8 +347,8 @@ def _best_r2(study: Study) -> Verdict:
     return (
         f"against single jumps {means[0]:+.1f} points with up to half of the blocks, "
         f"{means[1]:+.1f} with more",
-        "yes" if means[0] > 0 >= means[1] else "partly" if means[0] > means[1] else "no",
-        "yes if ahead of the single jump in the first half alone",
+        "yes" if means[0] > 0 >= means[1] else "partly" if means[0] > 0 else "no",
+        "yes if ahead of the single jump in the first half alone, partly if in both",
     )
 
 

@@ -69,8 +69,8 @@ def _intercepts(rows: Sequence[Row]) -> Found:
             change = 100 * sum(b - a for b, a in pairs) / len(pairs)
             yield (
                 "parts",
-                f"Fitted with an intercept, {name} keeps {change:+.1f} points of agreement on "
-                f"average over {len(pairs)} start layers.",
+                f"Fitted with an intercept, the maps of {name} change the agreement that is left "
+                f"by {change:+.1f} points on average over {len(pairs)} start layers.",
             )
 
 
@@ -211,18 +211,16 @@ def _tuned(study: Mapping[str, Any]) -> Found:
         own = [row for row in rows if row["start"] == start]
         if not own:
             continue
-        beaten = [row for row in own if row["rows_needed"] is not None]
-        least = (
-            f", after {min(row['rows_needed'] for row in beaten):,} to "
-            f"{max(row['rows_needed'] for row in beaten):,} rows"
-            if beaten
-            else ""
-        )
+        ends = [row for row in own if None not in (row["kl_tuned"], row["kl_closed"])]
+        beaten = [row for row in ends if row["kl_tuned"] < row["kl_closed"]]
+        needed = sorted({row["rows_needed"] for row in beaten if row["rows_needed"] is not None})
+        ends_at = dict.fromkeys((needed[0], needed[-1])) if needed else {}
+        said = " to ".join(f"{rows:,}" for rows in ends_at)
         where = "the closed form" if start == "mat" else "the identity"
         yield (
             "tuned",
-            f"Trained from {where}, {len(beaten)} of {len(own)} layers come below the closed "
-            f"form's KL{least}.",
+            f"Trained from {where}, {len(beaten)} of {len(own)} layers end below the closed "
+            f"form's KL{f'; they got there after {said} rows' if said else ''}.",
         )
 
 

@@ -168,10 +168,23 @@ def _studied(run: Run) -> tuple[dict[str, Any], ShortcutBank]:
         "equal_fits": equal,  # by text: the fit that transfer is judged by
         "tail": [found["tail"] for found in tables.values()],
     }
+    _note_poor_fits(run, banks[main])
     result["laws"] = laws(result)
     result["claims"] = claims(result)
     result["findings"] = [*findings(result), *more_findings(result)]
     return result, _with_quality(banks[main], result)
+
+
+def _note_poor_fits(run: Run, bank: ShortcutBank) -> None:
+    """Whatever is said of shortcuts rests on maps that the rows determine."""
+    finals = [fit for fit in bank.fits.values() if fit.dst == bank.n_layers]
+    poor = [fit for fit in finals if fit.is_deficient]
+    if poor:
+        run.notes.append(
+            f"{len(poor)} of {len(finals)} maps to the last layer rest on fewer independent rows "
+            f"than the {bank.d_model} that they need, so shortcuts may look worse here than they "
+            "are: fit on more texts before you believe a verdict."
+        )
 
 
 def _inside(transformer: Transformer, fitted: Fitted, settings: ShortcutSettings) -> Inside | None:

@@ -35,7 +35,7 @@ from layerleap.show.options import (
     load_model,
     parse_ridge,
 )
-from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json
+from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
 def fit(
@@ -96,6 +96,8 @@ def fit(
         check_solving(number, rank, transformer.d_model)
         solving = {"intercept": intercept, "ridge": number, "rank": rank}
         work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
+        if work.exists():
+            tell(f"going on from the checkpoint {work}")
         tally = collect(
             transformer, text, sampling, starts=starts, n_texts=texts, pairs=pairs, parts=parts,
             shard=part, choose_ridge=number == "auto", solving=solving, checkpoint=work,

@@ -16,8 +16,8 @@ from layerleap.show.options import (
     Intercept,
     Json,
     MaxTokens,
-    Out,
     Positions,
+    ReportOut,
     Revision,
     Ridge,
     Seed,
@@ -28,7 +28,7 @@ from layerleap.show.options import (
     load_model,
     parse_ridge,
 )
-from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json
+from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
 def study_shortcuts(
@@ -44,7 +44,7 @@ def study_shortcuts(
     other: Annotated[
         str, typer.Option(help="A second text, for transfer; 'none' leaves it out.")
     ] = "news",
-    out_folder: Out = Path("report"),
+    out_folder: ReportOut = Path("report"),
     fit_texts: Annotated[int, typer.Option(help="Texts to fit on.")] = 9000,
     read_texts: Annotated[int, typer.Option(help="Held-out texts to read.")] = 3000,
     pairs: Annotated[
@@ -121,6 +121,8 @@ def study_shortcuts(
             settings = settings.quickened()
         transformer = load_model(models[0], blocks, tail, revision, dtype)
         work = out_folder / ".work"
+        if work.exists():
+            tell(f"going on from what an earlier run left in {work}")
         with TerminalProgress() as progress:
             result, bank = run(transformer, settings, work=work, progress=progress)
             if len(models) > 1:

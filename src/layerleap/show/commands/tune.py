@@ -66,6 +66,7 @@ def tune(
 
     fit makes states alike; tune goes on from there and makes answers alike (the tuned lens), layer
     by layer until documents kept apart show no gain. No map ends worse on them than it started.
+    If the bank was fitted on the same text, it has seen those documents, which flatters its side.
     Interrupted or killed, the same command goes on where it was. A masked model wants
     --positions one.
 
