@@ -53,7 +53,7 @@ class ShortcutSettings:
     ridge: float | str = 0.0
     pairs: str = "all"  # "final" leaves out the heat maps between inner layers
     sections: tuple[str, ...] = SECTIONS  # what is studied besides the readings themselves
-    part_texts: int = 1500  # of the texts read, those in which parts of blocks are replaced
+    part_texts: int = 300  # of the texts read, those in which parts of blocks are replaced
     schedule_texts: int = 300  # and those along which blocks and jumps take turns
     tuned_rows: int = 23_040  # rows that each trained map sees at most
     tolerance: float = 0.05  # largest disagreement that calibrated exits may have

@@ -58,7 +58,7 @@ def study_shortcuts(
             "maps); or 'none'."
         ),
     ] = "parts,alternation,exits,tuned",
-    part_texts: Annotated[int, typer.Option(help="Of the texts read, those for parts.")] = 1500,
+    part_texts: Annotated[int, typer.Option(help="Of the texts read, those for parts.")] = 300,
     tolerance: Annotated[
         float, typer.Option(help="Largest disagreement of calibrated exits, as a share.")
     ] = 0.05,
