@@ -3,12 +3,12 @@
 Each fit runs in a process of its own: `python benchmarks/memory.py N_TEXTS` prints its peak.
 """
 
-import resource
 import subprocess
 import sys
-from pathlib import Path
 
 from common import MODEL, Row, median
+
+from layerleap.memory import peak_memory
 
 TIMES = 10  # how much longer the longer text is
 
@@ -43,17 +43,6 @@ def _peak_of_child(n_texts: int) -> float:
     return float(done.stdout.strip().splitlines()[-1])
 
 
-def peak() -> float:
-    """Peak resident memory of this process so far, in MiB."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        # ru_maxrss of a child starts at the size of the parent it was forked from; this does not.
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
-    per_mib = 2**20 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_mib
-
-
 def fit(n_texts: int) -> None:
     """Fit maps to the last layer on that many sentences, every position of them."""
     from layerleap import Sampling, fit_bank, load
@@ -63,4 +52,4 @@ def fit(n_texts: int) -> None:
 
 if __name__ == "__main__":
     fit(int(sys.argv[1]))
-    print(peak())
+    print(peak_memory())

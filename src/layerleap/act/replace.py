@@ -27,10 +27,8 @@ from layerleap.models.compare import rounding, row_gap
 from layerleap.models.parts import KINDS, Couple, check_kinds, replaceable
 from layerleap.models.probe import probe
 from layerleap.models.rerun import Recording, record
-from layerleap.models.trace import state_given, state_taken
+from layerleap.models.trace import Shape, bare, shape_of, state_taken
 from layerleap.models.transformer import Transformer
-
-Shape = Callable[[Tensor], Any]  # a state, as the module would return it
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,7 @@ class Replacement:
             ends = tuple(f"{path}.{anatomy[site].path}" for _, site in couple.sites)
             takes, gives = (self.transformer.model.get_submodule(end) for end in ends)
             stand = found.setdefault(
-                (ends[0], ends[1]), _Stand(couple.kind, takes, gives, {}, _bare)
+                (ends[0], ends[1]), _Stand(couple.kind, takes, gives, {}, bare)
             )
             stand.maps[block] = self.bank.parts[block, couple.part]
         shapes = _shapes(self.transformer, [stand.gives for stand in found.values()])
@@ -270,16 +268,12 @@ def _put(stand: _Stand, running: _Running, undo: ExitStack) -> None:
     own["forward"] = forward
 
 
-def _bare(state: Tensor) -> Tensor:
-    return state
-
-
 def _shapes(transformer: Transformer, modules: Collection[nn.Module]) -> list[Shape]:
     """How each module returns its state, seen in one pass over a probe."""
     seen: dict[int, Shape] = {}
 
     def note(module: nn.Module, _: Any, output: Any) -> None:
-        seen[id(module)] = _shape_of(module, output)
+        seen[id(module)] = shape_of(output, type(module).__name__)
 
     with ExitStack() as hooks:
         for module in modules:
@@ -287,17 +281,3 @@ def _shapes(transformer: Transformer, modules: Collection[nn.Module]) -> list[Sh
         with torch.no_grad():
             transformer.model(**probe(transformer.model, rows=1))
     return [seen[id(module)] for module in modules]
-
-
-def _shape_of(module: nn.Module, output: Any) -> Shape:
-    """Beside the state a module may return weights and the like, which a map does not make."""
-    if isinstance(output, Tensor):
-        return _bare
-    state = state_given(output)
-    if state is None or type(output) not in (tuple, list):
-        raise ModelRefused(
-            f"{type(module).__name__} returns a {type(output).__name__}; a tensor or a tuple with "
-            "one was wanted, so a map cannot stand in for it"
-        )
-    kind, place, length = type(output), [v is state for v in output].index(True), len(output)
-    return lambda state: kind(state if at == place else None for at in range(length))

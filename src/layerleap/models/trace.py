@@ -5,13 +5,17 @@ Out: a list of calls in order of execution, from which `discover` and `sites` re
 architecture instead of knowing it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from layerleap.errors import ModelRefused
+
+Shape = Callable[[Tensor], Any]  # a state, as a module would return it
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,25 @@ def state_given(output: Any) -> Tensor | None:
     if isinstance(output, list | tuple):
         return next((value for value in output if isinstance(value, Tensor)), None)
     return None
+
+
+def bare(state: Tensor) -> Tensor:
+    """A module that returns the state alone."""
+    return state
+
+
+def shape_of(output: Any, module: str = "a module") -> Shape:
+    """How a module returns its state; beside it may stand weights and the like, which are None."""
+    if isinstance(output, Tensor):
+        return bare
+    state = state_given(output)
+    if state is None or type(output) not in (tuple, list):
+        raise ModelRefused(
+            f"{module} returns a {type(output).__name__}; a tensor or a tuple with one was wanted, "
+            "so nothing can stand in for it"
+        )
+    kind, place, length = type(output), [v is state for v in output].index(True), len(output)
+    return lambda state: kind(state if at == place else None for at in range(length))
 
 
 @torch.no_grad()

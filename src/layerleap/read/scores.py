@@ -19,6 +19,7 @@ from torch import Tensor
 
 from layerleap.errors import BadArtifact, BadText, ModelRefused
 from layerleap.files import whole_file
+from layerleap.memory import give_back
 from layerleap.models.rerun import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -31,6 +32,7 @@ from layerleap.stream.examples import Batch
 __all__ = ["GROUPS", "MEASURES", "PRECISIONS", "Quality", "Scores", "TailCheck", "score"]
 
 CHECK_EVERY = 16  # batches from one that runs to the model's own logits to the next
+TRIM_EVERY = 8  # batches after which freed memory is given back
 MOST_WRONG = 0.01  # share of rows that may disagree with the model's own top token
 
 
@@ -169,6 +171,8 @@ def score(
         reader.add(states)
         cosine.append(_cosines(states))
         texts += batch.n_texts
+        if number % TRIM_EVERY == 0:
+            give_back()
         progress(phase, texts, total)
     if not documents:
         raise BadText("no position to read: the held-out part of the text is empty")

@@ -20,7 +20,7 @@ from layerleap.stats.rows import Rows
 from layerleap.study.run import Run, named
 
 HELD_OUT = 0.1  # of the documents fitted on: they say when training stops
-IDENTITY_LAYERS = 4  # layers also trained from the identity, for comparison
+IDENTITY_SHARE = 0.5  # of the training rows, spent on starting from the identity for comparison
 
 
 def bank_of(
@@ -60,7 +60,7 @@ def fit_sample(run: Run, rows: Rows, n_rows: int, label: str) -> ShortcutBank:
 def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]], dict[str, int]]:
     """Maps trained from the closed form, the record of that, and what it was judged by.
 
-    At some layers training also starts from the identity, for comparison.
+    Training also starts from the identity, on fewer rows, for comparison.
 
     The closed form that training starts from, and is compared with, is fitted on the rows
     trained on alone, so that the rows held out are new to both.
@@ -71,12 +71,14 @@ def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]], dic
     tuning = Tuning(most_rows=s.tuned_rows, seed=s.sampling.seed)
     tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
     record = []
-    last = run.transformer.n_layers
-    some = sorted({round(n * (last - 1) / (IDENTITY_LAYERS - 1)) for n in range(IDENTITY_LAYERS)})
-    ways: tuple[tuple[Literal["identity", "mat"], list[int] | None], ...]
-    ways = (("identity", some), ("mat", None))
-    for way, layers in ways:
-        tuned, own = _trained(run, start, train, held, replace(tuning, start=way), layers)
+    ways: tuple[tuple[Literal["identity", "mat"], float], ...]
+    ways = (("identity", IDENTITY_SHARE), ("mat", 1.0))
+    for way, share in ways:
+        # Whole looks, so that both ways are judged after the same numbers of rows.
+        looks = max(1, round(share * tuning.steps / tuning.check_every))
+        most = min(s.tuned_rows, looks * tuning.check_every * tuning.rows_per_step)
+        own_tuning = replace(tuning, start=way, most_rows=most)
+        tuned, own = _trained(run, start, train, held, own_tuning)
         record += [row for row in own if row not in record]
     key = {"study": ["tuned", s.tuned_rows, s.sampling.seed], "fingerprint": "tuned"}
     judged = {"rows": len(held), "documents": len(held.documents.unique())}
@@ -89,12 +91,11 @@ def _trained(
     train: Rows,
     held: Rows,
     tuning: Tuning,
-    layers: list[int] | None,
 ) -> tuple[ShortcutBank, list[dict[str, Any]]]:
     """One training; a checkpoint of another one is in nobody's way."""
     checkpoint = run.folder / f"tuning-{tuning.start}.safetensors"
     train_maps = partial(
-        tune, run.transformer, start, train, held, tuning, layers=layers,
+        tune, run.transformer, start, train, held, tuning,
         checkpoint=checkpoint if run.work else None,
         progress=named(run.progress, f"training from {tuning.start}"),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from layerleap.errors import BadArtifact, BadText, LayerleapError
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.parts import solve_parts
+from layerleap.memory import give_back
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
@@ -119,12 +120,15 @@ class Run:
             rows=rows, progress=named(self.progress, f"fitting on {name}"),
         )  # fmt: skip
         account = self.account("fit", name, tally.about["data"], asked, started)
+        give_back()
         fitted = self._solved(tally, {"text": name, "study": key, "account": account})
         if self.work:
             for end, bank in zip(ENDS, fitted, strict=False):
                 if isinstance(bank, ShortcutBank):
                     bank.save_pretrained(folder.with_name(folder.name + end))
             finish(checkpoint)
+        del tally
+        give_back()  # the moments: more than the maps themselves
         return fitted._replace(rows=None if rows is None else rows.open())
 
     def _solved(self, tally: Tally, said: Mapping[str, Any]) -> Fitted:

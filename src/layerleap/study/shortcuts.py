@@ -23,7 +23,8 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import check_solving
 from layerleap.maps.training import summary
 from layerleap.models.transformer import Transformer
-from layerleap.progress import Progress, peak_memory, silent
+from layerleap.memory import peak_memory
+from layerleap.progress import Progress, silent
 from layerleap.read.scores import Scores
 from layerleap.recipes import default_text
 from layerleap.stream.examples import Sampling
