@@ -18,7 +18,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from common import BUILD, Row, record, table
 
-BARS = ("fit_cost", "pairs", "memory", "demo_time", "load_time", "shape", "released", "paper")
+BARS = (
+    "fit_cost",
+    "pairs",
+    "memory",
+    "demo_time",
+    "load_time",
+    "shape",
+    "released",
+    "paper",
+    "decoding",
+)
 
 
 def main() -> int:

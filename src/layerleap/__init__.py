@@ -33,6 +33,8 @@ _HOME = {
     "fit_bank": "layerleap.recipes",
     "ShortcutSettings": "layerleap.study.shortcuts",
     "study_shortcuts": "layerleap.study.shortcuts",
+    "decoder": "layerleap.act.decoder",
+    "write": "layerleap.act.write",
     "suitability": "layerleap.study.suitability",
     "write_report": "layerleap.show.report",
     "LayerleapError": "layerleap.errors",

@@ -11,7 +11,7 @@ Everything else runs as it is: residual additions, the other parts, the final no
 on what the untouched model computes, and here see what earlier maps made of it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial

@@ -125,10 +125,11 @@ class Transformer:
         """
         value = h.unsqueeze(1)  # a batch of one-token texts: what every tail accepts
         for step in self.tail:
-            value = self._apply(step, value)
+            value = self.apply(step, value)
         return value.reshape(len(h), self.d_vocab)
 
-    def _apply(self, step: Step, value: Tensor) -> Tensor:
+    def apply(self, step: Step, value: Tensor) -> Tensor:
+        """One step of the tail."""
         if step.kind == "module":
             module = self.model.get_submodule(step.path)
             return module(value.to(_device_of(module, value)))

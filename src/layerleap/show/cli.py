@@ -11,6 +11,7 @@ import typer
 
 import layerleap
 from layerleap.show.commands import fit, look, study, tune
+from layerleap.show.commands.generate import generate
 from layerleap.show.commands.suitability import suitability
 from layerleap.show.terminal import out
 
@@ -28,6 +29,7 @@ app = typer.Typer(
       layerleap read smollm2 "The capital of France is"    every layer's guess
       layerleap study shortcuts smollm2 --quick -o report  a report to look at
       layerleap suitability smollm2                        is early exit worth it?
+      layerleap generate smollm2 "Once upon a time"        faster, and exactly
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
     """,
@@ -48,7 +50,7 @@ def _top(
 
 
 LOOKING = (look.models, look.check, look.read, look.card)
-for command in (*LOOKING, fit.fit, fit.merge, tune.tune, suitability):
+for command in (*LOOKING, fit.fit, fit.merge, tune.tune, suitability, generate):
     app.command()(command)
 study_app.command("shortcuts")(study.study_shortcuts)
 import_app.command("mat")(fit.import_mat)

@@ -12,7 +12,6 @@ import json
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from layerleap.errors import BadArtifact
 from layerleap.extras import report_library
@@ -100,14 +99,14 @@ def _hash(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def write_readings(readings: Any, text: str, path: Path) -> Path:
-    """Write the readings of a text as one self-contained page."""
-    title = html.escape(text)
+def write_page(body: str, title: str, path: Path) -> Path:
+    """Write something that shows itself in a notebook as one self-contained page."""
+    title = html.escape(title)
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         f"<title>layerleap: {title}</title>"
         '<body style="font-family:system-ui,sans-serif;margin:2em">'
-        f"<h1>{title}</h1>{readings._repr_html_()}</body></html>\n"
+        f"<h1>{title}</h1>{body}</body></html>\n"
     )
     with whole_file(Path(path)) as temporary:
         temporary.write_text(page, encoding="utf8")

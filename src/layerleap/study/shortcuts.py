@@ -22,8 +22,8 @@ from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import check_solving
 from layerleap.maps.training import summary
-from layerleap.models.transformer import Transformer
 from layerleap.memory import peak_memory
+from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.scores import Scores
 from layerleap.recipes import default_text

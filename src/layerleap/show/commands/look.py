@@ -121,9 +121,9 @@ def read(
             text, positions=None if html or position is None else [position], top_k=top_k
         )
         if html:
-            from layerleap.show.report import write_readings
+            from layerleap.show.report import write_page
 
-            tell(f"all positions: {write_readings(readings, text, html)}")
+            tell(f"all positions: {write_page(readings._repr_html_(), text, html)}")
         if json:
             print_json(readings.to_dict())
             return

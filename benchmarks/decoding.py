@@ -1,0 +1,169 @@
+"""Decoding, one text at a time: ours against the library's own ways, in one interleaved run.
+
+Sides: `generate`, prompt lookup, the library's early-exit drafts, our exact decoder, our loop with
+exits switched off, and a rule that leaves early at about 95 % agreement. Prompts come from both
+bundled texts and a few instructions. Out: rows for exact decoding against `generate` and against
+the library's fastest exact option, for the loop, for leaving early; tokens per second of all sides,
+tokens per pass, layers, agreement, peak memory, what passes of several tokens cost here, and the
+limit that reading the weights once per token sets.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import BUILD, MODEL, Row, median
+
+from layerleap import Lens, ShortcutBank, Transformer, decoder, load
+from layerleap.act.draft_table import DraftTable
+from layerleap.act.pass_cost import measure_passes
+from layerleap.act.rules import Never
+from layerleap.memory import peak_memory
+from layerleap.recipes import default_bank, resolve_text
+from layerleap.stream.examples import Sampling
+from layerleap.stream.texts import iter_documents
+
+EARLY_LAYER = 20  # the library's early-exit drafts: the best of 10, 15, 20, 25 when first tried
+INSTRUCTIONS = (
+    "List five fruits and say what colour each of them has.",
+    "Explain in simple words how a bicycle works.",
+    "Write a short letter to a friend about the weather.",
+    "Count from one to twenty in words.",
+)
+
+
+def run(*, smoke: bool) -> list[Row]:
+    """Every side over every prompt, sides taking turns."""
+    tokens, per_set, rounds = (8, 1, 1) if smoke else (96, 4, 2)
+    transformer = load(MODEL, dtype="float32")
+    bank = default_bank(transformer)
+    prompts = _prompts(transformer, per_set)
+    decoders, setup = _decoders(transformer, bank, smoke)
+    seen: dict[str, dict[str, list[Any]]] = {}
+    texts: dict[tuple[str, int], list[int]] = {}
+    for number in range(rounds):
+        for name, ids in prompts:
+            sides = list(_sides(transformer, decoders))
+            for side, options in sides if number % 2 == 0 else reversed(sides):
+                started = time.perf_counter()
+                out = _generate(transformer, ids, tokens, options)
+                seconds = time.perf_counter() - started
+                found = seen.setdefault(side, {}).setdefault(name, [])
+                account = options["custom_generate"].accounts[0] if side in decoders else None
+                found.append((tokens / seconds, account))
+                texts[side, id(ids)] = out
+    return _rows(transformer, seen, texts, setup)
+
+
+def _prompts(transformer: Transformer, per_set: int) -> list[tuple[str, torch.Tensor]]:
+    tokenizer: Any = transformer.tokenizer
+    found = []
+    for text in ("wikipedia", "news"):
+        source, _ = resolve_text(transformer, text, Sampling())
+        for _, document in zip(range(per_set), iter_documents(source), strict=False):
+            words = " ".join(getattr(document, "text", document).split()[:40])
+            found.append((text, torch.tensor([tokenizer(words)["input_ids"]])))
+    for words in INSTRUCTIONS[:per_set]:
+        turn = [{"role": "user", "content": words}]
+        made = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
+        found.append(("instructions", torch.tensor([made["input_ids"]])))
+    return found
+
+
+def _decoders(
+    transformer: Transformer, bank: ShortcutBank, smoke: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    started = time.perf_counter()
+    table = DraftTable(Lens(transformer, bank))
+    path = BUILD / "drafts.safetensors"
+    if not smoke:
+        try:
+            table.load(path)
+        except Exception:  # none yet, or of another bank
+            table.fill()
+            table.save(path)
+    seconds = time.perf_counter() - started
+    cost = measure_passes(transformer)
+    made = {
+        "exact": decoder(bank, transformer=transformer, table=table, cost=cost),
+        "loop": decoder(bank, transformer=transformer, rule=Never()),
+    }
+    return made, {"table_seconds": seconds, "pass_cost": cost.to_dict()}
+
+
+def _sides(transformer: Transformer, decoders: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        ("generate", {}),
+        ("prompt lookup", {"prompt_lookup_num_tokens": 10}),
+        ("early-exit drafts", {"assistant_early_exit": EARLY_LAYER}),
+        *((name, {"custom_generate": custom}) for name, custom in decoders.items()),
+    ]
+
+
+def _generate(
+    transformer: Transformer, ids: torch.Tensor, tokens: int, options: dict[str, Any]
+) -> list[int]:
+    model: Any = transformer.model
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, temperature=None, top_p=None,
+        max_new_tokens=tokens, min_new_tokens=tokens, **options,
+    )  # fmt: skip
+    return out[0, ids.shape[1] :].tolist()
+
+
+def _bandwidth(n_bytes: int) -> float:
+    """Seconds to read so many bytes from memory once: the best of a few tries."""
+    block = torch.ones(n_bytes // 4)
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        block.sum()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def _rows(
+    transformer: Transformer,
+    seen: dict[str, dict[str, list[Any]]],
+    texts: dict[tuple[str, int], list[int]],
+    setup: dict[str, Any],
+) -> list[Row]:
+    speed = {
+        side: sum(median(rate for rate, _ in by) for by in sets.values()) / len(sets)
+        for side, sets in seen.items()
+    }
+    weights = sum(p.numel() * p.element_size() for p in transformer.model.parameters())
+    limit = 1 / _bandwidth(weights)
+    same = {
+        side: all(out == texts["generate", key] for (s, key), out in texts.items() if s == side)
+        for side in seen
+    }
+    accounts = [account for by in seen["exact"].values() for _, account in by]
+    detail = {
+        "speeds": speed, "same_text_as_generate": same,
+        "by_set": {s: {n: median(r for r, _ in by) for n, by in sets.items()}
+                   for s, sets in seen.items()},
+        "tokens_per_pass": median(account.per_pass for account in accounts),
+        "acceptance": median(account.acceptance or 0.0 for account in accounts),
+        "limit_tokens_per_second": limit, "weight_bytes": weights, "peak_mib": peak_memory(),
+        **setup,
+        "note": "tokens a second, mean over prompt sets of the medians; float32, batch 1, greedy; "
+        "the limit is one token per reading of all weights from memory",
+    }  # fmt: skip
+    peers = {side: speed[side] for side in ("generate", "prompt lookup", "early-exit drafts")}
+    best = max(peers.values())
+    unit = "tokens/s"
+    detail["needed_per_pass"] = _needed(setup["pass_cost"], speed)
+    return [
+        Row("exact_over_generate", speed["exact"], speed["generate"], unit, 1.5, ">=", detail=detail),
+        Row("exact_over_fastest", speed["exact"], best, unit, 1.15, ">=", detail={"peers": peers}),
+        Row("loop_over_generate", speed["loop"], speed["generate"], unit, 1.0, ">="),
+    ]  # fmt: skip
+
+
+def _needed(cost: dict[str, Any], speed: dict[str, float]) -> dict[str, float]:
+    """Tokens that a pass of each size would have to give for 1.5 times the speed of `generate`."""
+    loop = speed["loop"] / speed["generate"]
+    seconds: Callable[[int], float] = dict(zip(cost["sizes"], cost["seconds"], strict=True)).get  # type: ignore[assignment]
+    return {str(n): 1.5 / loop * seconds(n) / seconds(1) for n in cost["sizes"]}

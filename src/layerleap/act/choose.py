@@ -1,0 +1,72 @@
+"""The next token, chosen as the library's own `generate` chooses it.
+
+In: logits of a position, and what `generate` has prepared: processors, criteria, a streamer.
+Out: tokens, one at a time, each as soon as it is certain.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+
+class Choice:
+    """One text as it grows. Random numbers are drawn once per token, in the order of tokens."""
+
+    def __init__(
+        self,
+        ids: Tensor,
+        *,
+        skip: int = 0,
+        processor: Processor,
+        criteria: Callable[[Tensor, Any], Tensor],
+        sample: bool = False,
+        streamer: Any = None,
+        keep_scores: bool = False,
+        keep_logits: bool = False,
+    ) -> None:
+        """Nothing chosen yet.
+
+        Args:
+            ids: (1, n) the text so far, padding included: processors are shown it too.
+            skip: tokens at its beginning that are padding.
+            processor: from (1, n) and float32 (1, d_vocab) to scores.
+            criteria: says after each token whether the text is finished.
+            sample: draw from the scores instead of taking the best.
+            streamer: given each token.
+            keep_scores: remember the scores of each token.
+            keep_logits: remember its logits too.
+        """
+        self.ids, self.skip, self.processor, self.criteria = ids, skip, processor, criteria
+        self.sample, self.streamer = sample, streamer
+        self.scores: list[Tensor] | None = [] if keep_scores else None
+        self.logits: list[Tensor] | None = [] if keep_logits else None
+        self.is_finished = False
+        self.chosen: list[int] = []
+
+    @property
+    def text(self) -> list[int]:
+        """The tokens so far, without padding."""
+        return self.ids[0, self.skip :].tolist()
+
+    def __call__(self, logits: Tensor) -> int:
+        """The token that follows, given the logits of the last one; it is appended."""
+        raw = logits.to(copy=True, dtype=torch.float32, device=self.ids.device)[None]
+        scores = self.processor(self.ids, raw.clone() if self.logits is not None else raw)
+        if self.scores is not None:
+            self.scores.append(scores)
+        if self.logits is not None:
+            self.logits.append(raw)
+        if self.sample:
+            token = torch.multinomial(scores.softmax(-1), num_samples=1)[0]
+        else:
+            token = scores.argmax(-1)
+        self.ids = torch.cat([self.ids, token[None]], 1)
+        if self.streamer is not None:
+            self.streamer.put(token.cpu())
+        self.is_finished = bool(self.criteria(self.ids, scores).all())
+        self.chosen.append(int(token))
+        return self.chosen[-1]

@@ -1,0 +1,185 @@
+"""Which tokens to try next, as a tree sized by what tokens cost and how often they are right.
+
+In: the text so far, sources of guesses, what a pass over n tokens costs.
+Out: a tree whose first node is the token that is certain, the others guesses after it.
+
+Each guess has a chance of being right, learned from the guesses of its kind so far; a node's chance
+is the product along its path. The likeliest nodes are taken, as many as make tokens per second
+largest: (1 + sum of their chances) / seconds of a pass over them.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from layerleap.act.draft_table import DraftTable
+from layerleap.act.lookup import Lookup
+from layerleap.act.pass_cost import PassCost
+from layerleap.models.tree import Tree
+
+MOST = 16  # nodes at most, beyond which passes were not measured
+WEIGHT = 4.0  # guesses that the chance assumed at first is worth
+DEEPEST = 10  # tokens that a lookup is followed for
+LOOKED_UP = {1: 0.3, 2: 0.35, 3: 0.5, 4: 0.6}  # chance assumed at first, by tokens that matched
+
+Kind = tuple[str, int]  # a source, and how sure it is of the guess
+
+
+@dataclass
+class Chances:
+    """How often guesses of each kind were right, counted as they are tried."""
+
+    right: dict[Kind, float] = field(default_factory=dict)
+    tried: dict[Kind, int] = field(default_factory=dict)
+
+    def of(self, kind: Kind, at_first: float) -> float:
+        """The chance of a guess, drawn towards what was assumed at first."""
+        tried = self.tried.get(kind, 0)
+        return (self.right.get(kind, 0.0) + WEIGHT * at_first) / (tried + WEIGHT)
+
+    def note(self, kind: Kind, was_right: bool) -> None:
+        """One guess was tried, its parent being right."""
+        self.right[kind] = self.right.get(kind, 0.0) + was_right
+        self.tried[kind] = self.tried.get(kind, 0) + 1
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A tree, and for each node the kind of guess that it is; the first is none."""
+
+    tree: Tree
+    kinds: tuple[Kind | None, ...]
+    chances: tuple[float, ...]
+
+
+@dataclass(order=True)
+class _Guess:
+    order: float
+    chance: float = field(compare=False)
+    parent: int = field(compare=False)
+    token: int = field(compare=False)
+    kind: Kind = field(compare=False)
+    rest: Sequence[int] = field(compare=False, default=())  # what the same lookup says follows
+    matched: int = field(compare=False, default=0)
+
+
+class Drafter:
+    """Draws trees for one text after another, and learns which guesses are right."""
+
+    def __init__(
+        self,
+        cost: PassCost,
+        table: DraftTable | None = None,
+        *,
+        lookup: bool = True,
+        branches: bool = True,
+        most: int = MOST,
+    ) -> None:
+        """Nothing learned yet.
+
+        Args:
+            cost: of passes.
+            table: followers of tokens.
+            lookup: also look for what followed the same tokens earlier in the text.
+            branches: False if the model cannot look at several guesses for one place.
+            most: nodes at most, the certain one included.
+        """
+        self.cost, self.table, self.chances = cost, table, Chances()
+        self.branches, self.most, self._looks = branches, most, lookup
+        self.lookup = Lookup()
+
+    def begin(self, ids: Sequence[int]) -> None:
+        """A new text, as far as it is known."""
+        self.lookup = Lookup()
+        if self._looks:
+            self.lookup.extend(list(ids))
+
+    def note(self, token: int) -> None:
+        """One more token of the text."""
+        if self._looks:
+            self.lookup.add(token)
+
+    def draw(self, token: int, room: int) -> Drafted:
+        """A tree after the text so far.
+
+        Args:
+            token: the last one of the text, which is certain but has not been run.
+            room: how many more tokens the text may get after it.
+        """
+        ids, parents, chances = [token], [-1], [1.0]
+        kinds: list[Kind | None] = [None]
+        depth, has_child = [0], [False]
+        waiting: list[_Guess] = []
+        found, matched = self.lookup.find(min(DEEPEST, room)) if self._looks else ([], 0)
+        if found:
+            self._look(waiting, 0, 1.0, found, matched)
+        self._follow(waiting, 0, 1.0, token)
+        taken: dict[tuple[int, int], int] = {}
+        while waiting and len(ids) < self.most:
+            guess = heapq.heappop(waiting)
+            if (node := taken.get((guess.parent, guess.token))) is not None:
+                if guess.rest:  # the same guess from elsewhere: only what follows is news
+                    self._look(waiting, node, chances[node], guess.rest, guess.matched)
+                continue
+            if depth[guess.parent] + 1 > room or (has_child[guess.parent] and not self.branches):
+                continue
+            size = len(ids)
+            taken[guess.parent, guess.token] = size
+            has_child[guess.parent] = True
+            ids.append(guess.token)
+            parents.append(guess.parent)
+            kinds.append(guess.kind)
+            chances.append(guess.chance)
+            depth.append(depth[guess.parent] + 1)
+            has_child.append(False)
+            if guess.rest:
+                self._look(waiting, size, guess.chance, guess.rest, guess.matched)
+            self._follow(waiting, size, guess.chance, guess.token)
+        best = self._worth(chances)  # likelier nodes came first, so any beginning is a tree
+        tree = Tree(tuple(ids[:best]), tuple(parents[:best]))
+        return Drafted(tree, tuple(kinds[:best]), tuple(chances[:best]))
+
+    def _worth(self, chances: Sequence[float]) -> int:
+        """How many nodes make tokens per second largest."""
+        expected = accumulate(chances)
+        rates = [tokens / self.cost.of(n) for n, tokens in enumerate(expected, start=1)]
+        return rates.index(max(rates)) + 1
+
+    def _look(
+        self, waiting: list[_Guess], parent: int, chance: float, found: Sequence[int], matched: int
+    ) -> None:
+        kind = ("lookup", min(matched, 8))
+        own = chance * self.chances.of(kind, LOOKED_UP.get(matched, 0.7))
+        guess = _Guess(-own, own, parent, found[0], kind, found[1:], matched + 1)
+        heapq.heappush(waiting, guess)
+
+    def _follow(self, waiting: list[_Guess], parent: int, chance: float, token: int) -> None:
+        if self.table is None:
+            return
+        if not self.table.known[token]:  # with those that may come next: they cost hardly more
+            self.table.need([token, *(guess.token for guess in waiting[: self.most])])
+        for follower, p in zip(*self.table.of(token), strict=True):
+            kind = ("table", _level(p))
+            own = chance * self.chances.of(kind, p)
+            heapq.heappush(waiting, _Guess(-own, own, parent, follower, kind))
+
+    def learn(self, drafted: Drafted, path: Sequence[int]) -> None:
+        """Which guesses were right.
+
+        Args:
+            drafted: the tree that was tried.
+            path: the nodes that were right, the certain one first.
+        """
+        for node in path:
+            right = next((n for n in path if drafted.tree.parents[n] == node), None)
+            for child, parent in enumerate(drafted.tree.parents):
+                kind = drafted.kinds[child]
+                if parent == node and kind is not None:
+                    self.chances.note(kind, child == right)
+
+
+def _level(p: float) -> int:
+    """Probabilities by halvings: 0 for above one half, 1 for above a quarter, ..."""
+    return min(9, int(-math.log2(max(p, 1e-9))))

@@ -1,0 +1,104 @@
+"""How long a pass over several tokens takes here, compared with one over a single token.
+
+In: a wrapped decoder. Out: `PassCost`, measured on this machine: blocks and head, over a cache.
+
+Weights are read once for all tokens of a pass. Where reading them is what takes the time, as for
+one text at a time, a few more tokens cost little; how little differs by machine and dtype, so it
+is measured and never assumed.
+"""
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from layerleap.errors import BadSettings
+from layerleap.models.probe import probe_ids
+from layerleap.models.transformer import Transformer
+from layerleap.models.walk import Walk, find_axes
+from layerleap.stream.examples import longest_input
+
+SIZES = (1, 2, 3, 4, 8, 16)
+CONTEXT = 64
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """Median seconds by number of tokens; sizes in between lie on straight lines."""
+
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    across: tuple[int, ...] = ()  # sizes for which products go the other way round (`models.thin`)
+    context: int = 0  # tokens in the cache while measuring
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in pairwise(self.sizes))
+        if not self.sizes or len(self.sizes) != len(self.seconds) or not rising:
+            raise BadSettings(f"sizes {self.sizes} are not rising, or lack their seconds")
+        if self.sizes[0] != 1 or not all(value > 0 for value in self.seconds):
+            raise BadSettings("the cost of one token, and seconds above 0, were wanted")
+
+    def of(self, tokens: int) -> float:
+        """Seconds of a pass over so many tokens; beyond the largest size as if by its slope."""
+        points = list(zip(self.sizes, self.seconds, strict=True))
+        if len(points) == 1:
+            return self.seconds[0] * tokens
+        for (a, low), (b, high) in pairwise(points):
+            if tokens <= b or b == self.sizes[-1]:
+                return max(low, low + (high - low) * (tokens - a) / (b - a))
+        raise AssertionError("unreachable")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+_MEASURED: "WeakKeyDictionary[Transformer, PassCost]" = WeakKeyDictionary()
+
+
+def measure_passes(transformer: Transformer, *, repeats: int = REPEATS) -> PassCost:
+    """Measure once per model; sizes take turns, so that a slow moment hits all of them."""
+    if transformer not in _MEASURED:
+        _MEASURED[transformer] = _measure(transformer, repeats)
+    return _MEASURED[transformer]
+
+
+@torch.no_grad()
+def _measure(transformer: Transformer, repeats: int) -> PassCost:
+    context = min(CONTEXT, longest_input(transformer) - SIZES[-1])
+    if context < 1:
+        raise BadSettings(
+            f"this model reads at most {longest_input(transformer)} tokens; too few to measure "
+            f"passes of {SIZES[-1]}"
+        )
+    ids = probe_ids(transformer.model, 1, context + SIZES[-1], seed=41)[0].tolist()
+    seconds: dict[tuple[int, bool], list[float]] = {}
+    for turn in range(repeats + 1):  # the first one warms up
+        for across in (False, True):
+            walk = Walk(transformer, find_axes(transformer), across=SIZES[1:] if across else ())
+            with walk:
+                walk.run(ids[:context])
+                for size in SIZES:
+                    started = time.perf_counter()
+                    transformer.logits(walk.run(ids[context : context + size]).h)
+                    if turn:
+                        took = time.perf_counter() - started
+                        seconds.setdefault((size, across), []).append(took)
+                    walk.cut(context)
+    medians = {key: statistics.median(values) for key, values in seconds.items()}
+    one = min(medians[1, False], medians[1, True])  # nothing is done otherwise for one token
+    best = [one, *(min(medians[size, way] for way in (False, True)) for size in SIZES[1:])]
+    wins = [size for size in SIZES[1:] if medians[size, True] < medians[size, False]]
+    return PassCost(SIZES, tuple(best), _filled(wins), context, repeats)
+
+
+def _filled(wins: list[int]) -> tuple[int, ...]:
+    """Sizes in between go with the next larger one that was measured."""
+    nearest = {n: next(size for size in SIZES if size >= n) for n in range(2, SIZES[-1] + 1)}
+    return tuple(n for n, size in nearest.items() if size in wins)

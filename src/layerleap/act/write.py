@@ -1,0 +1,173 @@
+"""A text written by a model: the tokens, where each was read, and the account of the run.
+
+In: a wrapped model, a prompt, a decoder. Out: `Written`, plain or as HTML in which every token is
+coloured by the layer that it was read at.
+"""
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from layerleap.act.account import Account
+from layerleap.act.decoder import Decoder
+from layerleap.errors import BadSettings, BadText
+from layerleap.models.transformer import Transformer
+from layerleap.stream.examples import longest_input, require_text
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What was written after a prompt."""
+
+    prompt: str
+    pieces: list[str]  # one per token
+    ids: list[int]
+    account: Account
+
+    @property
+    def text(self) -> str:
+        """The prompt and what follows."""
+        return self.prompt + "".join(self.pieces)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "prompt": self.prompt, "text": "".join(self.pieces), "ids": self.ids,
+            "pieces": self.pieces, "account": self.account.to_dict(), "says": str(self.account),
+        }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        """Every token on the colour of its layer; guessed ones are underlined."""
+        n = self.account.n_layers
+        spans = []
+        for piece, layer, guessed in zip(
+            self.pieces, self.account.layers, self.account.guessed, strict=True
+        ):
+            title = f"layer {layer} of {n}" + (", guessed" if guessed else "")
+            line = "border-bottom:2px solid #555;" if guessed else ""
+            spans.append(
+                f'<span title="{title}" style="background:{colour(layer, n)};{line}">'
+                f"{html.escape(piece)}</span>"
+            )
+        return (
+            '<div style="font:15px/1.9 system-ui,sans-serif;max-width:46em;color:#1a1a1a;'
+            'background:#fff;padding:12px 16px;border-radius:6px">'
+            f'<div style="white-space:pre-wrap"><span style="color:#666">'
+            f"{html.escape(self.prompt)}</span>{''.join(spans)}</div>"
+            f'<div style="margin-top:10px;font-size:13px;color:#555">{_scale(n)} '
+            f"{html.escape(str(self.account))}.</div></div>"
+        )
+
+
+def colour(layer: int, n_layers: int) -> str:
+    """From warm (left early) to white (ran to the end)."""
+    share = layer / n_layers
+    return f"hsl({20 + 30 * share:.0f} 90% {62 + 38 * share:.0f}%)"
+
+
+def _scale(n_layers: int) -> str:
+    steps = [round(n_layers * part / 6) for part in range(1, 7)]
+    boxes = "".join(
+        f'<span style="background:{colour(layer, n_layers)};padding:0 6px">{layer}</span>'
+        for layer in dict.fromkeys(steps)
+    )
+    return f'<span style="border:1px solid #ddd">{boxes}</span> layers;'
+
+
+class _Teller:
+    """A streamer that says each token as soon as it is certain, whole characters at a time."""
+
+    def __init__(self, decode: Callable[[list[int]], str], tell: Callable[[str], None]) -> None:
+        self.decode, self.tell = decode, tell
+        self.ids: list[int] = []
+        self.said, self.is_prompt = "", True
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the prompt first, then tokens."""
+        if self.is_prompt:
+            self.is_prompt = False
+            return
+        self.ids += value.flatten().tolist()
+        text = self.decode(self.ids)
+        piece = "" if text.endswith("\ufffd") else text[len(self.said) :]  # half a character
+        self.said += piece
+        self.tell(piece)
+
+    def end(self) -> None:
+        """Nothing is held back that will not come."""
+
+
+def write(
+    transformer: Transformer,
+    prompt: str,
+    decoder: Decoder,
+    *,
+    max_new_tokens: int = 60,
+    chat: bool = False,
+    tell: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Written:
+    """Let the model go on from `prompt`.
+
+    Args:
+        transformer: a decoder with a tokenizer.
+        prompt: not empty.
+        decoder: how.
+        max_new_tokens: tokens at most.
+        chat: put the prompt into the tokenizer's chat template, as a user's turn.
+        tell: given each piece of text as it comes; an empty one if it is half a character.
+        **options: of `generate`, such as do_sample and temperature.
+    """
+    require_text(transformer)
+    tokenizer: Any = transformer.tokenizer
+    if tokenizer is None:
+        raise BadText(f"{transformer.identity.name} has no tokenizer; call generate with token ids")
+    if max_new_tokens < 1:
+        raise BadSettings(f"max_new_tokens {max_new_tokens}; at least one token was wanted")
+    ids = _encode(tokenizer, prompt, chat)
+    limit = longest_input(transformer)
+    if len(ids) >= limit:
+        raise BadText(f"the prompt has {len(ids)} tokens; this model reads at most {limit}")
+    device = transformer.model.device
+    entry = torch.tensor([ids], device="cpu" if device.type == "meta" else device)
+    decode = lambda some: tokenizer.decode(some, skip_special_tokens=True)  # noqa: E731
+    streamer = _Teller(decode, tell or (lambda piece: None))
+    # The model's own settings for sampling hold only if sampling is asked for.
+    options = {"do_sample": False, **options}
+    if not options["do_sample"]:
+        options = {"temperature": None, "top_p": None, "top_k": None, **options}
+    found: Any = transformer.model.generate(
+        entry, attention_mask=torch.ones_like(entry), custom_generate=decoder, streamer=streamer,
+        max_new_tokens=min(max_new_tokens, limit - len(ids)), **options,
+    )  # fmt: skip
+    new = found[0, len(ids) :].tolist()
+    return Written(prompt, _pieces(decode, new), new, decoder.accounts[0])
+
+
+def _encode(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
+    if not prompt.strip():
+        raise BadText("the prompt is empty; at least one word was wanted")
+    if not chat:
+        return list(tokenizer(prompt)["input_ids"])
+    if not getattr(tokenizer, "chat_template", None):
+        raise BadSettings("this tokenizer has no chat template; leave out chat")
+    turn = [{"role": "user", "content": prompt}]
+    found = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
+    return list(found["input_ids"])
+
+
+def _pieces(decode: Callable[[list[int]], str], ids: list[int]) -> list[str]:
+    """What each token adds to the text; half a character belongs to the token that ends it."""
+    pieces, said = [], ""
+    for n in range(1, len(ids) + 1):
+        text = decode(ids[:n])
+        piece = "" if text.endswith("\ufffd") and n < len(ids) else text[len(said) :]
+        said += piece
+        pieces.append(piece)
+    return pieces

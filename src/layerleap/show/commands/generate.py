@@ -1,0 +1,172 @@
+"""`layerleap generate`: a text as it is written, each token coloured by its exit layer."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from layerleap.errors import BadSettings
+from layerleap.show.options import Blocks, Dtype, Json, Model, Revision, Tail, load_model
+from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json, tell
+
+
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Argument(help="What to go on from; '-' for standard input.")],
+    bank: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub name of a bank. Without it, one is fitted once and kept."),
+    ] = None,
+    no_bank: Annotated[
+        bool, typer.Option("--no-bank", help="Guess from the text alone; read states as they are.")
+    ] = False,
+    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens to write at most.")] = 60,
+    exit: Annotated[
+        str | None,
+        typer.Option(
+            help="Leave early by a rule instead of decoding exactly: similarity:0.95, "
+            "top-probability:0.9, entropy:0.5, patience:3, fixed:20, gap:0.8 or never; or the "
+            "plan.json that `suitability` wrote."
+        ),
+    ] = None,
+    checks: Annotated[
+        str | None,
+        typer.Option(help="Layers at which the rule is asked, with commas; default all."),
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="What skipped layers keep of a token: recompute (exact, a little later), "
+            "propagate (its state at the exit), shortcut (what the bank predicts)."
+        ),
+    ] = "recompute",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="One token per pass in dtypes below float32.")
+    ] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens at random.")] = False,
+    temperature: Annotated[float, typer.Option(help="For --sample.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="For --sample.")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
+    compare: Annotated[
+        bool, typer.Option(help="With --exit: measure the agreement afterwards.")
+    ] = True,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the coloured text as a page.")
+    ] = None,
+    blocks: Blocks = None,
+    tail: Tail = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Write on from PROMPT, faster than one token per pass and exactly, or leaving layers early.
+
+    Without --exit the text is the model's own: guesses are only kept if the full model agrees
+    (underlined tokens had been guessed). With --exit each token is read where the rule stops, and
+    its colour says how early: the warmer, the fewer layers.
+
+    Examples:
+      layerleap generate smollm2 "The capital of France is"
+
+      layerleap generate smollm2 "Once upon a time" --exit similarity:0.97 --html text.html
+    """
+    with clean_errors():
+        import torch
+
+        from layerleap import ShortcutBank, decoder
+        from layerleap.act.write import write
+        from layerleap.recipes import default_bank
+
+        prompt = sys.stdin.read() if prompt == "-" else prompt
+        transformer = load_model(model, blocks, tail, revision, dtype)
+        with TerminalProgress() as progress:
+            if no_bank:
+                found = None
+            elif bank is not None:
+                found = ShortcutBank.from_pretrained(bank)
+            else:
+                found = default_bank(transformer, tell=tell, progress=progress)
+        rule, planned = _rule(exit)
+        decoding = decoder(
+            found, rule=rule, checks=_layers(checks) or planned, policy=policy,
+            strict=strict, compare=compare, transformer=transformer,
+        )  # fmt: skip
+        torch.manual_seed(seed)
+        options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if sample else {}
+        teller = _Painter(prompt, decoding, transformer.n_layers) if not json else None
+        written = write(
+            transformer, prompt, decoding, max_new_tokens=tokens, chat=chat, tell=teller, **options
+        )
+        if teller is not None:
+            teller.end(str(written.account))
+        if html is not None:
+            from layerleap.show.report import write_page
+
+            tell(f"page: {write_page(written._repr_html_(), prompt, html)}")
+        if json:
+            print_json(written.to_dict())
+
+
+class _Painter:
+    """Prints pieces of text as they come, on the colour of the layer they were read at."""
+
+    def __init__(self, prompt: str, decoding: Any, n_layers: int) -> None:
+        self.decoding, self.n_layers, self.waiting = decoding, n_layers, ""
+        out.print(prompt, end="", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    def __call__(self, piece: str) -> None:
+        account = self.decoding.writing
+        layer = self.n_layers if account is None else account.reading or self.n_layers
+        share = layer / self.n_layers
+        style = (
+            ""
+            if share >= 1
+            else f"black on rgb(255,{round(130 + 100 * share)},{round(80 + 150 * share)})"
+        )
+        out.print(piece, end="", style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def end(self, said: str) -> None:
+        out.print()
+        tell(said)
+
+
+def _layers(text: str | None) -> list[int] | None:
+    if not text:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise BadSettings(
+            f"checks {text!r} are not layers with commas, such as 20,24,28"
+        ) from error
+
+
+def _rule(text: str | None) -> tuple[Any, list[int] | None]:
+    """A rule by name and knob, or what a plan says: rule and layers."""
+    if text is None:
+        return None, None
+    from layerleap.act.rules import RULES, Scored, from_dict
+
+    if text.endswith(".json"):
+        from layerleap.files import read_json
+
+        plan = read_json(Path(text))
+        if not isinstance(plan, dict) or "rule" not in plan or "layers" not in plan:
+            raise BadSettings(f"{text} is no plan: it lacks 'rule' or 'layers'")
+        if plan["rule"] is None:
+            raise BadSettings(f"{text} says: exit nowhere; leave out --exit to decode exactly")
+        return from_dict(plan["rule"]), [int(layer) for layer in plan["layers"]]
+    name, _, knob = text.partition(":")
+    kind = RULES.get(name)
+    if kind is None or name == "oracle":
+        names = ", ".join(rule for rule in RULES if rule != "oracle")
+        raise BadSettings(f"no rule is called {name!r}; there are: {names}")
+    if not issubclass(kind, Scored):
+        return from_dict({"name": name}), None
+    try:
+        value = int(knob) if kind.whole else float(knob)
+    except ValueError as error:
+        raise BadSettings(f"rule {name!r} needs a number after a colon, as in {name}:3") from error
+    more = {"length": 30.0} if name == "gap" else {}
+    return from_dict({"name": name, kind.knob: value, **more}), None

@@ -1,0 +1,257 @@
+"""What a decoder refuses, leaves behind, and says of itself; rules live exit where replay says."""
+
+import pytest
+import torch
+from contract_bank import bank_of
+from families import build
+
+from layerleap.act.decoder import decoder
+from layerleap.act.evidence import Evidence
+from layerleap.act.pass_cost import PassCost
+from layerleap.act.replay import replay
+from layerleap.act.rules import (
+    Entropy,
+    Fixed,
+    Gap,
+    Oracle,
+    Patience,
+    Similarity,
+    TopProbability,
+)
+from layerleap.errors import BadSettings, BadText, WrongModel
+from layerleap.models.transformer import Transformer
+from layerleap.read.lens import Lens
+from layerleap.read.scores import score
+from layerleap.stream.examples import Example, collate
+
+PROMPT = torch.tensor([[5, 9, 7, 5, 9, 7, 8, 5, 9]])
+CHEAP = PassCost((1, 2, 4, 8, 16), (1.0, 1.01, 1.02, 1.04, 1.08))
+N = 24
+
+
+def wrapped(name="llama", **changes):
+    model = build(name, **changes).double()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return Transformer.wrap(model)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    transformer = wrapped(num_hidden_layers=5)
+    return transformer, bank_of(transformer)
+
+
+def write(transformer, custom, ids=PROMPT, **options):
+    options = {"max_new_tokens": N, "do_sample": False, **options}
+    return transformer.model.generate(ids, custom_generate=custom, **options)
+
+
+RULES = [
+    Fixed(2), Similarity(0.9), TopProbability(0.1), Entropy(3.6), Patience(2), Gap(0.01, 12.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("checks", [None, (2, 4)])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_live_run_exits_where_replay_says(llama, rule, checks):
+    transformer, bank = llama
+    decoding = decoder(bank, rule=rule, checks=checks, transformer=transformer)
+    ids = write(transformer, decoding)[0].tolist()
+    lens = Lens(transformer, bank)
+    places = range(PROMPT.shape[1] - 1, len(ids) - 1)
+    batch = collate(transformer, [Example(0, tuple(ids), tuple(places))])
+    seen = Evidence.of(score(transformer, {"mat": lens}, [batch]), "mat")
+    seen = seen.at(range(1, 5) if checks is None else checks)
+    wanted = replay(rule, seen).layer.tolist()
+    account = decoding.accounts[0]
+    assert account.layers[0] == 5  # the prompt is run in full
+    assert account.layers[1:] == wanted[1:]
+    assert min(wanted[1:]) < 5 or rule.name in ("entropy", "gap", "top-probability")
+
+
+def test_the_agreement_is_that_with_the_full_model_after_the_same_text(llama):
+    transformer, bank = llama
+    decoding = decoder(bank, rule=Fixed(2), transformer=transformer, compare=True)
+    ids = write(transformer, decoding)
+    logits = transformer.model(ids).logits[0, PROMPT.shape[1] - 1 : -1]
+    expected = (logits.argmax(-1) == ids[0, PROMPT.shape[1] :]).double().mean().item()
+    assert decoding.accounts[0].agreement == pytest.approx(expected)
+    assert decoding.accounts[0].exactness == "approximate"
+
+
+def test_recomputed_keys_are_those_of_the_full_model(llama):
+    transformer, bank = llama
+    decoding = decoder(bank, rule=Fixed(2), transformer=transformer)
+    found = write(transformer, decoding, return_dict_in_generate=True)
+    cache = transformer.model(found.sequences[:, :-1], use_cache=True).past_key_values
+    for ours, theirs in zip(found.past_key_values.layers, cache.layers, strict=True):
+        torch.testing.assert_close(ours.keys, theirs.keys)
+        torch.testing.assert_close(ours.values, theirs.values)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "shortcut"])
+def test_approximate_policies_differ_from_the_full_model_only_above_exits(llama, policy):
+    transformer, bank = llama
+    decoding = decoder(bank, rule=Fixed(2), policy=policy, transformer=transformer)
+    found = write(transformer, decoding, return_dict_in_generate=True)
+    assert decoding.accounts[0].policy == policy
+    cache = transformer.model(found.sequences[:, :-1], use_cache=True).past_key_values
+    n, layers = PROMPT.shape[1], found.past_key_values.layers
+    for number, (ours, theirs) in enumerate(zip(layers, cache.layers, strict=True)):
+        torch.testing.assert_close(ours.keys[..., :n, :], theirs.keys[..., :n, :])
+        first = ours.keys[..., n, :] - theirs.keys[..., n, :]
+        assert (first.abs().max() < 1e-9) == (
+            number < 3
+        )  # blocks 1 and 2, and what the third takes
+
+
+def test_guesses_that_are_right_make_fewer_passes(llama):
+    transformer, _ = llama
+    cycle = torch.tensor([[5, 6, 7, 8] * 6])
+    decoding = decoder(None, transformer=transformer, cost=CHEAP)
+    write(transformer, decoding, ids=cycle)
+    account = decoding.accounts[0]
+    assert account.tokens == N
+    assert account.passes + account.right == N - 1
+    assert sum(account.guessed) == account.right
+    assert account.per_second > 0
+
+
+def test_streamers_get_every_token_and_the_end(llama, capsys):
+    transformer, bank = llama
+
+    class Heard:
+        def __init__(self):
+            self.tokens, self.ended = [], 0
+
+        def put(self, value):
+            self.tokens.append(value.flatten().tolist())
+
+        def end(self):
+            self.ended += 1
+
+    heard = Heard()
+    decoding = decoder(bank, transformer=transformer, cost=CHEAP)
+    ids = write(transformer, decoding, streamer=heard)
+    assert heard.tokens[0] == PROMPT[0].tolist()
+    assert [token for put in heard.tokens[1:] for token in put] == ids[
+        0, PROMPT.shape[1] :
+    ].tolist()
+    assert heard.ended == 1
+
+
+def test_scores_and_logits_are_those_of_generate(llama):
+    transformer, bank = llama
+    options = {
+        "return_dict_in_generate": True, "output_scores": True, "output_logits": True,
+        "repetition_penalty": 1.3,
+    }  # fmt: skip
+    theirs = write(transformer, None, **options)
+    ours = write(transformer, decoder(bank, transformer=transformer, cost=CHEAP), **options)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    torch.testing.assert_close(torch.cat(ours.scores), torch.cat(theirs.scores))
+    torch.testing.assert_close(torch.cat(ours.logits), torch.cat(theirs.logits))
+
+
+def test_sampled_tokens_are_distributed_as_the_model_says(llama):
+    transformer, bank = llama
+    decoding = decoder(bank, transformer=transformer, cost=CHEAP)
+    torch.manual_seed(0)
+    second = []
+    for _ in range(200):
+        ids = write(transformer, decoding, ids=PROMPT[:, :3], max_new_tokens=2, do_sample=True)
+        second.append(int(ids[0, 3]))
+    p = transformer.model(PROMPT[:, :3]).logits[0, -1].softmax(-1)
+    seen = torch.bincount(torch.tensor(second), minlength=len(p)) / 200
+    assert (seen - p).abs().max() < 5 * (0.25 / 200) ** 0.5
+
+
+def test_in_a_narrow_dtype_strict_is_identical_and_says_so():
+    model = build("llama").bfloat16()
+    model.generation_config.eos_token_id = None
+    transformer = Transformer.wrap(model)
+    strict = decoder(None, transformer=transformer, strict=True)
+    loose = decoder(None, transformer=transformer, cost=CHEAP)
+    expected = model.generate(PROMPT, max_new_tokens=N, do_sample=False)
+    assert torch.equal(write(transformer, strict), expected)
+    assert (strict.accounts[0].exactness, strict.accounts[0].tried) == ("exact", 0)
+    write(transformer, loose)
+    assert loose.accounts[0].exactness == "rounded"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_beams": 2}, "beam search"),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "hidden states"),
+        ({"cache_implementation": "static"}, "StaticCache"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(llama, options, said):
+    transformer, bank = llama
+    decoding = decoder(bank, transformer=transformer, cost=CHEAP)
+    with pytest.raises(BadSettings, match=said):
+        write(transformer, decoding, **options)
+
+
+def test_right_padding_and_gaps_are_refused(llama):
+    transformer, bank = llama
+    mask = torch.ones_like(PROMPT)
+    mask[0, 3] = 0
+    with pytest.raises(BadSettings, match="pad on the left"):
+        write(transformer, decoder(bank, transformer=transformer), attention_mask=mask)
+
+
+def test_no_tokens_and_prompts_beyond_the_context_are_refused(llama):
+    transformer, bank = llama
+    decoding = decoder(bank, transformer=transformer, cost=CHEAP)
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        write(transformer, decoding, max_new_tokens=0)
+    with pytest.raises(BadText, match="at most 64"):
+        write(transformer, decoding, ids=torch.full((1, 65), 5))
+
+
+def test_a_bank_or_rule_of_another_model_is_refused(llama):
+    transformer, _ = llama
+    other = wrapped("gpt2")
+    with pytest.raises(WrongModel):
+        write(transformer, decoder(bank_of(other), transformer=transformer))
+    with pytest.raises(BadSettings, match="1 to 4"):
+        write(transformer, decoder(None, rule=Fixed(1), checks=[9], transformer=transformer))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": "forget"}, {"drafts": ("oracle",)}, {"drafts": ("early",)},
+        {"policy": "shortcut"}, {"most_nodes": 0}, {"rule": Oracle()},
+    ],
+)  # fmt: skip
+def test_settings_without_meaning_are_refused_at_once(options):
+    with pytest.raises(BadSettings):
+        decoder(None, **options)
+
+
+def test_after_an_error_model_and_config_are_as_before(llama):
+    transformer, bank = llama
+    model = transformer.model
+
+    def broken(ids, scores):
+        raise ZeroDivisionError
+
+    before = [set(module.__dict__) for module in model.modules()], model.config.to_dict()
+    with pytest.raises(ZeroDivisionError):
+        write(
+            transformer,
+            decoder(bank, transformer=transformer, cost=CHEAP),
+            logits_processor=[broken],
+        )
+    assert ([set(module.__dict__) for module in model.modules()], model.config.to_dict()) == before
+    assert torch.equal(write(transformer, None), write(transformer, None))
+
+
+def test_without_a_wrapped_model_it_wraps_by_itself(llama):
+    transformer, bank = llama
+    decoding = decoder(bank, cost=CHEAP)
+    assert torch.equal(write(transformer, decoding), write(transformer, None))
