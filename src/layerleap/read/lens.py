@@ -16,6 +16,7 @@ from layerleap.maps.linear import Identity, LinearMap
 from layerleap.models.transformer import Transformer
 from layerleap.read.metrics import Answer, Comparison
 from layerleap.read.readings import Readings, Track
+from layerleap.read.top import top_k
 from layerleap.stream.examples import Example, collate, longest_input, require_text
 
 ENTRIES = 2**23  # logits held at a time: 32 MB in float32
@@ -186,15 +187,7 @@ def require_finite(compared: Comparison, reader: str, layer: int) -> None:
 
 def _top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Ids and probabilities of the k best; equal logits in order of id."""
-    best = logits.topk(min(k + 1, logits.shape[-1]))
-    # Which k they are is clear unless the next one is as good; in what order, only by value.
-    ids, place = best.indices[:, :k].sort(dim=-1)
-    values, order = best.values.gather(-1, place).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(-1, order)
-    tied = (best.values[:, k - 1] == best.values[:, -1]).nonzero()[:, 0]
-    if k < logits.shape[-1] and len(tied):
-        whole = logits[tied].sort(dim=-1, descending=True, stable=True)
-        ids[tied], values[tied] = whole.indices[:, :k], whole.values[:, :k]
+    values, ids = top_k(logits, k)
     return ids, (values - logits.logsumexp(-1, keepdim=True)).exp()
 
 

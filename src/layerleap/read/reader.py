@@ -37,12 +37,40 @@ class Way:
     may_fail: bool = False  # logits that are no numbers are a wrong answer, and not an error
 
 
-class Reader:
-    """Compares rows with the model's answer, as many at a time as the budget of logits allows.
+class Waiting:
+    """Rows of several batches, handed on as many at a time as the budget of logits allows.
 
     The head is by far the largest matrix; it is read from memory once per layer and way however
     few rows there are, so rows of several batches wait for one another.
     """
+
+    def __init__(self, transformer: Transformer, use: Callable[[Rows], None]) -> None:
+        """Nothing waits yet; `use` will be given rows of one chunk at a time, in order."""
+        self.transformer, self.use = transformer, use
+        self._waiting: list[Rows] = []
+        self._rows = 0
+
+    def add(self, rows: Rows) -> None:
+        """Take in the rows of one batch; every batch has the same keys."""
+        self._waiting.append(rows)
+        self._rows += len(rows[self.transformer.n_layers])
+        if self._rows >= min(WAITING_ROWS, budget.ENTRIES // self.transformer.d_vocab):
+            self.settle()
+
+    def settle(self) -> None:
+        """Hand on all that still waits."""
+        if not self._waiting:
+            return
+        every: dict[Hashable, Tensor] = {
+            key: torch.cat([rows[key] for rows in self._waiting]) for key in self._waiting[0]
+        }
+        n_rows, self._waiting, self._rows = self._rows, [], 0
+        for part in chunks(n_rows, self.transformer.d_vocab):
+            self.use({key: value[part] for key, value in every.items()})
+
+
+class Reader:
+    """Compares rows with the model's answer, as many at a time as the budget of logits allows."""
 
     def __init__(
         self,
@@ -62,30 +90,16 @@ class Reader:
         self.kept: dict[tuple[str, str], list[Tensor]] = {
             (measure, name): [] for measure in MEASURES for name in ways
         }
-        self._waiting: list[Rows] = []
-        self._rows = 0
+        self.waiting = Waiting(transformer, self._compare)
 
     def add(self, rows: Rows) -> None:
         """Take in the rows of one batch; every batch has the same keys."""
-        self._waiting.append(rows)
-        self._rows += len(rows[self.transformer.n_layers])
-        if self._rows >= min(WAITING_ROWS, budget.ENTRIES // self.transformer.d_vocab):
-            self._settle()
+        self.waiting.add(rows)
 
     def columns(self) -> dict[str, dict[str, Tensor]]:
         """By measure and way: (row, layer), and last of all the model itself."""
-        self._settle()
+        self.waiting.settle()
         return {m: {way: torch.cat(self.kept[m, way]) for way in self.ways} for m in MEASURES}
-
-    def _settle(self) -> None:
-        if not self._waiting:
-            return
-        every: dict[Hashable, Tensor] = {
-            key: torch.cat([rows[key] for rows in self._waiting]) for key in self._waiting[0]
-        }
-        n_rows, self._waiting, self._rows = self._rows, [], 0
-        for part in chunks(n_rows, self.transformer.d_vocab):
-            self._compare({key: value[part] for key, value in every.items()})
 
     def _compare(self, rows: Rows) -> None:
         last = self.transformer.n_layers

@@ -162,7 +162,7 @@ def score(
         states, logits = _states(transformer, batch, to_the_end, also)
         if logits is not None:
             own = logits[batch.keep.to(logits.device)]
-            _check_tail(transformer, own, states[transformer.n_layers], check)
+            check_tail(transformer, own, states[transformer.n_layers], check)
             check.require(rows=100)  # a handful of rows must not decide it
         documents.append(batch.documents)
         positions.append(batch.positions)
@@ -202,7 +202,8 @@ def _way(name: str, lens: Lens) -> Way:
     return Way(f"lens {name!r} ({lens.name})", lambda rows, layer: lens.map(layer)(rows[layer]))
 
 
-def _check_tail(transformer: Transformer, own: Tensor, last: Tensor, check: TailCheck) -> None:
+def check_tail(transformer: Transformer, own: Tensor, last: Tensor, check: TailCheck) -> None:
+    """Compare the model's own logits with the tail of the last states, a few rows at a time."""
     for rows in chunks(len(own), transformer.d_vocab):
         check.add(own[rows], transformer.logits(last[rows]))
 

@@ -65,6 +65,7 @@ class Example:
     ids: tuple[int, ...]
     keep: tuple[int, ...]
     held_back: bool = False  # reserved for choosing the ridge
+    gold: tuple[int, ...] = ()  # the right answer at each kept position, -1 unknown; () if all are
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Batch:
     held_back: Tensor  # bool (row,)
     n_texts: int
     n_tokens: int
+    gold: Tensor | None = None  # (row,): right answer, a token or a class; -1 unknown, None if all
 
     def texts(self, chosen: Tensor) -> "Batch":
         """Some of the texts, by a mask; padding that none of them needs is cut off."""
@@ -92,6 +94,7 @@ class Batch:
         return Batch(
             self.index, inputs, self.keep[chosen][:, :width], self.documents[rows],
             self.positions[rows], self.held_back[rows], int(chosen.sum()), int(mask.sum()),
+            None if self.gold is None else self.gold[rows],
         )  # fmt: skip
 
 
@@ -264,12 +267,14 @@ def _example(
     keep = policy.choose([p for p, token in enumerate(ids) if token not in skip], piece)
     if not keep:
         return None
+    # What a masked position held, or what comes next; taken before either is hidden.
+    gold = [ids[p] if masked else ids[p + 1] if p + 1 < len(ids) else -1 for p in keep]
     if masked:
         for position in keep:
             ids[position] = transformer.tokenizer.mask_token_id  # type: ignore[union-attr]
     elif isinstance(policy, OnePerText):
         ids = ids[: keep[0] + 1]  # what follows cannot reach a causal state
-    return Example(number, tuple(ids), tuple(keep), held_back)
+    return Example(number, tuple(ids), tuple(keep), held_back, tuple(gold))
 
 
 def longest_input(transformer: Transformer) -> int:
@@ -334,4 +339,12 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
         torch.tensor([example.held_back for example in examples])[rows],
         len(examples),
         int(mask.sum()),
+        _gold(examples),
     )
+
+
+def _gold(examples: list[Example]) -> Tensor | None:
+    """Of all kept rows, in row-major order, or None if nothing is known."""
+    if not any(example.gold for example in examples):
+        return None
+    return torch.tensor([g for e in examples for g in e.gold or (-1,) * len(e.keep)])

@@ -1,0 +1,106 @@
+"""Saturation layers over every family: what a sort of the whole vocabulary at every layer says."""
+
+import pytest
+import torch
+from families import ALL, CLASS, SEQ_TO_SEQ, build
+
+from layerleap.errors import BadSettings
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.linear import LinearMap
+from layerleap.models.probe import probe
+from layerleap.models.transformer import Transformer
+from layerleap.read.lens import Lens
+from layerleap.read.saturation import saturate
+from layerleap.stream.examples import Batch
+
+
+def batch_of(transformer, rows=6, seed=5):
+    """Random inputs of any kind; every position that speaks is kept."""
+    inputs = probe(transformer.model, rows=rows, seed=seed)
+    n_positions = transformer.see(inputs, layers=[0]).states[0].shape[1]
+    keep = torch.zeros(rows, n_positions, dtype=torch.bool)
+    picked = transformer.picked_position
+    keep[:, slice(None) if picked is None else slice(picked, picked + 1)] = True
+    document, position = keep.nonzero(as_tuple=True)
+    back = torch.zeros(len(document), dtype=torch.bool)
+    return Batch(0, inputs, keep, document, position, back, rows, rows * n_positions)
+
+
+def random_bank(transformer):
+    """Maps that are neither the identity nor fitted: a lens of its own."""
+    generator = torch.Generator().manual_seed(3)
+    last, d = transformer.n_layers, transformer.d_model
+    maps = []
+    for src in range(last):
+        weight = torch.eye(d) + 0.3 * torch.randn(d, d, generator=generator)
+        bias = 0.1 * torch.randn(d, generator=generator)
+        maps.append(LinearMap(src, last, weight=weight, bias=bias))
+    model = transformer.identity.to_dict()
+    return ShortcutBank(maps, model=model, n_layers=last, d_model=d)
+
+
+def by_sorting(transformer, lens, batch, k):
+    """The definition word for word: (row, k) layers and the final tokens."""
+    states = transformer.see(batch.inputs, keep=batch.keep).states
+    orders = [
+        lens.logits(states[layer], layer).sort(dim=-1, descending=True, stable=True).indices[:, :k]
+        for layer in range(transformer.n_layers + 1)
+    ]
+    found = []
+    for row in range(len(orders[-1])):
+        found.append([])
+        for rank in range(k):
+            final = orders[-1][row, rank]
+            layer = transformer.n_layers
+            while layer > 0 and orders[layer - 1][row, rank] == final:
+                layer -= 1
+            found[-1].append(layer)
+    return torch.tensor(found), orders[-1]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_saturation_layers_are_those_of_sorting_everything_at_every_layer(name):
+    transformer = Transformer.wrap(build(name))
+    batch = batch_of(transformer)
+    lenses = {"id": Lens(transformer), "mat": Lens(transformer, random_bank(transformer))}
+    found = saturate(transformer, lenses, [batch])
+    for lens_name, lens in lenses.items():
+        layers, tokens = by_sorting(transformer, lens, batch, 5)
+        assert torch.equal(found[lens_name].layer.long(), layers), lens_name
+        assert torch.equal(found[lens_name].tokens.long(), tokens), lens_name
+    assert len(set(found["id"].layer.flatten().tolist())) > 1  # else it says nothing
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "bart", "vit"])
+def test_more_ranks_than_outputs_are_refused(name):
+    transformer = Transformer.wrap(build(name))
+    batch, lenses = batch_of(transformer), {"id": Lens(transformer)}
+    outputs = transformer.d_vocab
+    assert saturate(transformer, lenses, [batch], k=outputs)["id"].k == outputs
+    with pytest.raises(BadSettings, match=f"{outputs + 1} ranks .* has {outputs} outputs"):
+        saturate(transformer, lenses, [batch], k=outputs + 1)
+    with pytest.raises(BadSettings, match="choose 1 to"):
+        saturate(transformer, lenses, [batch], k=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "vit"])
+def test_a_model_with_one_layer_is_refused(name):
+    transformer = Transformer.wrap(build(name, num_hidden_layers=1))
+    with pytest.raises(BadSettings, match="has 1 layer, so no token can settle before the last"):
+        saturate(transformer, {"id": Lens(transformer)}, [batch_of(transformer)])
+
+
+@pytest.mark.parametrize("name", [*SEQ_TO_SEQ, *CLASS])
+def test_the_right_answer_is_the_token_that_follows_or_the_label_that_a_batch_brings(name):
+    transformer = Transformer.wrap(build(name))
+    batch = batch_of(transformer, rows=3)
+    found = saturate(transformer, {"id": Lens(transformer)}, [batch], k=2)["id"]
+    if name in CLASS:
+        assert found.gold.tolist() == [-1, -1, -1]
+        labelled = Batch(**{**vars(batch), "gold": torch.tensor([4, 0, 2])})
+        found = saturate(transformer, {"id": Lens(transformer)}, [labelled], k=2)["id"]
+        assert found.gold.tolist() == [4, 0, 2]
+    else:
+        ids = batch.inputs["decoder_input_ids"]
+        wanted = torch.cat([ids[:, 1:], torch.full((3, 1), -1)], dim=1)
+        assert torch.equal(found.gold.long(), wanted.flatten())
