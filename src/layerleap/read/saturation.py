@@ -192,7 +192,7 @@ class _Follower:
 
     def _follow(self, rows: Rows) -> None:
         last = self.transformer.n_layers
-        final = self._top(self.transformer.logits(rows[last]), "the model itself", last)
+        final = finite_top(self.transformer.logits(rows[last]), self.k, "the model itself", last)
         self.tokens.append(final.to(torch.int32))
         for name, lens in self.lenses.items():
             said = f"lens {name!r} ({lens.name})"
@@ -203,20 +203,22 @@ class _Follower:
                 if not len(open_rows):
                     break
                 h = rows[layer][open_rows.to(rows[layer].device)]
-                top = self._top(lens.logits(h, layer), said, layer)
+                top = finite_top(lens.logits(h, layer), self.k, said, layer)
                 stands[open_rows] &= top == final[open_rows]
                 layers[stands] = layer
             self.layers[name].append(layers)
 
-    def _top(self, logits: Tensor, reader: str, layer: int) -> Tensor:
-        values, ids = top_k(logits, self.k)
-        bad = ~values.isfinite().all(-1)
-        if bad.any():
-            raise NotFinite(
-                f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
-                f"{len(bad)} rows; look for a dtype too narrow, or a map fitted on too few rows"
-            )
-        return ids.cpu()
+
+def finite_top(logits: Tensor, k: int, reader: str, layer: int) -> Tensor:
+    """Ids of the k best, on the CPU; `NotFinite` if there is anything higher than any number."""
+    values, ids = top_k(logits, k)
+    bad = ~values.isfinite().all(-1)
+    if bad.any():
+        raise NotFinite(
+            f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
+            f"{len(bad)} rows; look for a dtype too narrow, or a map fitted on too few rows"
+        )
+    return ids.cpu()
 
 
 def _kept(logits: Tensor, keep: Tensor) -> Tensor:

@@ -1,0 +1,141 @@
+"""Strict Kendall tau of saturation layers, and two nulls that it must beat to mean order.
+
+In: saturation layers, (row, k), and those of random walks. Out: values per row, and p-values.
+
+With m the last rank that saturates before the last layer, and only where m >= 3,
+    tau = (C - D) / (m (m - 1) / 2),   C = pairs i < j <= m with s_i < s_j, D = all other pairs
+Ties count as out of order, so chance gives less than 0: the value by itself says nothing.
+
+*Exchangeable* ranks: all layers of a row are permuted, before the filter on s_1 and before the cut
+to m, both of which look at the ranks. (Permuting what they left, as the paper's code does, makes
+order out of nothing: law E9.) *Random walk*: see `read/walks.py`. A row and its double are then
+equally likely to be either, so whole documents are swapped. Permuting treats rows as independent,
+which those of one document are not: who asks whether a null is beaten should look at intervals over
+documents as well. All p-values are one-sided, (count + 1) / (draws + 1).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerleap.read.metrics import finite, resample
+
+FEWEST_RANKS = 3  # that must saturate for a row to have a tau
+ENTRIES = 2**22  # layers held at a time while permuting
+ROUNDING = 1e-12  # a draw that equals what was seen counts, whatever the order of its sum
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Which ranks of which rows are looked at."""
+
+    first: int = 0  # the first rank, counted from 0: 1 leaves the top token out
+    limit: int | None = None  # only rows with s_1 at most this; all when None
+
+
+def strict_tau(layers: Tensor, n_layers: int) -> Tensor:
+    """Strict tau of each row: (..., k) -> (...); NaN where fewer than 3 ranks can be compared."""
+    k = layers.shape[-1]
+    ranks = torch.arange(1, k + 1, device=layers.device)
+    m = torch.where(layers != n_layers, ranks, 0).amax(-1)
+    first, second = torch.triu_indices(k, k, 1)
+    rising = (layers[..., first] < layers[..., second]) & (second < m[..., None])
+    pairs = m * (m - 1) / 2
+    tau = 2 * rising.sum(-1) / pairs.clamp_min(1) - 1
+    return tau.where(m >= FEWEST_RANKS, torch.nan)
+
+
+def taus(layers: Tensor, n_layers: int, cell: Cell) -> Tensor:
+    """Strict tau of the rows and ranks of a cell; NaN for all other rows."""
+    tau = strict_tau(layers[..., cell.first :], n_layers)
+    return tau if cell.limit is None else tau.where(layers[..., 0] <= cell.limit, torch.nan)
+
+
+def exchangeable(
+    layers: Tensor, n_layers: int, cell: Cell, *, draws: int, seed: int = 0
+) -> dict[str, Any]:
+    """What permuted ranks give: mean and range of the mean tau, and the p-value of the real one."""
+    seen = taus(layers, n_layers, cell).double().nanmean()
+    null = torch.cat(list(_permuted(layers, n_layers, cell, draws, seed)))
+    low, high = null.nanquantile(torch.tensor([0.025, 0.975], dtype=null.dtype)).tolist()
+    return {
+        "mean": finite(float(null.nanmean())), "low": finite(low), "high": finite(high),
+        "p": p_value(null, seen), "draws": draws,
+    }  # fmt: skip
+
+
+def _permuted(layers: Tensor, n_layers: int, cell: Cell, draws: int, seed: int) -> Iterator[Tensor]:
+    """Mean taus of so many draws, some at a time."""
+    generator = torch.Generator().manual_seed(seed)
+    size = max(1, ENTRIES // layers.numel())
+    # Without the top token its layer stays where it is: it decides on the row, not on the order.
+    fixed, free = layers[:, : cell.first], layers[:, cell.first :]
+    for start in range(0, draws, size):
+        n = min(size, draws - start)
+        order = torch.rand(n, *free.shape, generator=generator).argsort(-1)
+        moved = free.expand(n, -1, -1).gather(-1, order)
+        drawn = torch.cat([fixed.expand(n, -1, -1), moved], dim=-1)
+        yield taus(drawn, n_layers, cell).double().nanmean(-1)
+
+
+def against_walk(
+    layers: Tensor,
+    walk: Tensor,
+    documents: Tensor,
+    n_layers: int,
+    cell: Cell,
+    *,
+    draws: int,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Real rows against their doubles: mean taus, their difference with interval, and p-value.
+
+    Args:
+        layers: of the real rows: (row, k).
+        walk: of the double of each: (row, k).
+        documents: of the rows; intervals resample them, and the test swaps them whole.
+        n_layers: of the model.
+        cell: which ranks of which rows.
+        draws: how many swaps, and how many resamples.
+        seed: of both.
+    """
+    names, group = documents.unique(return_inverse=True)
+    real, double = (_sums(taus(x, n_layers, cell), group, len(names)) for x in (layers, walk))
+    generator = torch.Generator().manual_seed(seed)
+    swap = torch.randint(2, (draws, len(names)), generator=generator).double() @ (double - real)
+    seen = _difference(real.sum(0), double.sum(0))
+    null = _difference(real.sum(0) + swap, double.sum(0) - swap)
+    weights = resample(len(names), draws, seed)
+    spread = _difference(weights @ real, weights @ double)
+    low, high = spread.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    known = len(names) > 1
+    return {
+        "rows": int(real[:, 1].sum()), "walk_rows": int(double[:, 1].sum()),
+        "documents": len(names), "value": finite(float(_mean(real.sum(0)))),
+        "mean": finite(float(_mean(double.sum(0)))), "difference": finite(float(seen)),
+        "low": finite(low) if known else None, "high": finite(high) if known else None,
+        "p": p_value(null, seen), "draws": draws,
+    }  # fmt: skip
+
+
+def _sums(tau: Tensor, group: Tensor, n_documents: int) -> Tensor:
+    """By document: the sum of taus, and how many rows have one."""
+    each = torch.stack([tau.nan_to_num(0.0), (~tau.isnan())], dim=1).double()
+    return torch.zeros(n_documents, 2, dtype=torch.float64).index_add_(0, group, each)
+
+
+def _mean(sums: Tensor) -> Tensor:
+    return sums[..., 0] / sums[..., 1]
+
+
+def _difference(real: Tensor, double: Tensor) -> Tensor:
+    return _mean(real) - _mean(double)
+
+
+def p_value(null: Tensor, seen: Tensor) -> float:
+    """The share of draws at least as high as what was seen, which itself is one of them."""
+    reached = ~(null < seen - ROUNDING)  # a draw without any row, NaN, counts against us
+    return float((reached.sum() + 1) / (len(null) + 1))
