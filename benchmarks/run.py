@@ -19,16 +19,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from common import BUILD, Row, record, table
 
 BARS = (
-    "fit_cost",
-    "pairs",
-    "memory",
-    "demo_time",
-    "load_time",
-    "shape",
-    "released",
-    "paper",
-    "decoding",
-)
+    "fit_cost", "pairs", "memory", "demo_time", "load_time", "shape", "released", "paper",
+    "decoding", "saturation_time",
+)  # fmt: skip
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ Out: logits for states of any layer, and `Readings` of texts.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ from layerleap.models.transformer import Transformer
 from layerleap.read.metrics import Answer, Comparison
 from layerleap.read.readings import Readings, Track
 from layerleap.read.top import top_k
-from layerleap.stream.examples import Example, collate, longest_input, require_text
+from layerleap.stream.examples import Batch, Example, collate, longest_input, require_text
+
+if TYPE_CHECKING:
+    from layerleap.read.strip import Strip
 
 ENTRIES = 2**23  # logits held at a time: 32 MB in float32
 
@@ -75,21 +78,9 @@ class Lens:
         """Readings of several texts in one forward pass; each is as if it were read alone."""
         if not 1 <= top_k <= self.transformer.d_vocab:
             raise BadSettings(f"top_k {top_k} is not in 1 to {self.transformer.d_vocab}")
-        require_text(self.transformer)
-        if not texts:
-            raise BadText("there is no text to read; at least one was wanted")
-        encoded = [self._encode(text) for text in texts]
-        kept = [self._positions(ids, positions) for ids in encoded]
-        batch = collate(
-            self.transformer,
-            [
-                Example(n, tuple(i), tuple(k))
-                for n, (i, k) in enumerate(zip(encoded, kept, strict=True))
-            ],
-        )
+        encoded, kept, batch = self._batch(texts, positions)
         seen = self.transformer.see(batch.inputs, keep=batch.keep)
-        lenses = [Lens(self.transformer)] + ([self] if self.bank is not None else [])
-        tracks = {lens.name: track(lens, seen.states, top_k) for lens in lenses}
+        tracks = {name: track(lens, seen.states, top_k) for name, lens in self._and_plain().items()}
         found = []
         for number, (ids, keep) in enumerate(zip(encoded, kept, strict=True)):
             rows = batch.documents == number
@@ -98,6 +89,43 @@ class Lens:
                 Readings(self._tokens(ids), keep, self.transformer.n_layers, cut, self._token)
             )
         return found
+
+    def saturation(
+        self, text: str | Sequence[int], *, positions: Sequence[int] | None = None, k: int = 5
+    ) -> "Strip":
+        """From which layer on each of the k best tokens of a position stands where it ends.
+
+        Args:
+            text: a string, or token ids. For masked models it should contain the mask token.
+            positions: which tokens to read, as in `read`.
+            k: how many ranks.
+        """
+        from layerleap.read.saturation import saturate  # both read with lenses themselves
+        from layerleap.read.strip import Strip
+
+        encoded, kept, batch = self._batch([text], positions)
+        tracks = saturate(self.transformer, self._and_plain(), [batch], k=k)
+        tokens, last = self._tokens(encoded[0]), self.transformer.n_layers
+        return Strip(tokens, kept[0], last, k, tracks, self._token)
+
+    def _and_plain(self) -> dict[str, "Lens"]:
+        """The logit lens, and this lens if it is another."""
+        return {"id": Lens(self.transformer)} | ({self.name: self} if self.bank is not None else {})
+
+    def _batch(
+        self, texts: Sequence[str | Sequence[int]], positions: Sequence[int] | None
+    ) -> tuple[list[list[int]], list[list[int]], Batch]:
+        """The ids of texts, the positions to read in each, and both as one batch."""
+        require_text(self.transformer)
+        if not texts:
+            raise BadText("there is no text to read; at least one was wanted")
+        encoded = [self._encode(text) for text in texts]
+        kept = [self._positions(ids, positions) for ids in encoded]
+        examples = [
+            Example(n, tuple(ids), tuple(keep))
+            for n, (ids, keep) in enumerate(zip(encoded, kept, strict=True))
+        ]
+        return encoded, kept, collate(self.transformer, examples)
 
     def last_position(self, text: str | Sequence[int]) -> int:
         """The last position that `read` would read by itself: the last token, or the last mask."""

@@ -105,7 +105,7 @@ class Readings:
         return f'{STYLE}<div class="layerleap-grids">{grids}</div>'
 
     def _grid(self, name: str, track: Track) -> str:
-        head = "".join(f"<th>{_shown(self.tokens[position])}</th>" for position in self.positions)
+        head = "".join(f"<th>{shown(self.tokens[position])}</th>" for position in self.positions)
         body = "".join(self._line(track, layer) for layer in range(self.n_layers, -1, -1))
         title = TITLES.get(name, name)
         return (
@@ -125,12 +125,12 @@ class Readings:
             agrees = " class=agrees" if bool(track.agrees[layer, place]) else ""
             cells.append(
                 f'<td{agrees} style="background:rgba(42,120,214,{0.05 + 0.75 * prob:.2f})" '
-                f'title="{html.escape(others, quote=True)}">{_shown(self.decode(best))}</td>'
+                f'title="{html.escape(others, quote=True)}">{shown(self.decode(best))}</td>'
             )
         return f"<tr><th>{layer}</th>{''.join(cells)}</tr>"
 
 
-def _shown(token: str) -> str:
+def shown(token: str) -> str:
     """A token with its white space visible, safe inside HTML."""
     visible = token.replace("\n", "\u23ce").replace("\t", "\u21e5")
     return html.escape(visible if visible.strip() else repr(visible)[1:-1].replace(" ", "\u2423"))

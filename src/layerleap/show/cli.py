@@ -12,6 +12,7 @@ import typer
 import layerleap
 from layerleap.show.commands import fit, look, study, tune
 from layerleap.show.commands.generate import generate
+from layerleap.show.commands.saturation import saturation
 from layerleap.show.commands.suitability import suitability
 from layerleap.show.terminal import out
 
@@ -27,6 +28,7 @@ app = typer.Typer(
       layerleap models                                     what is bundled
       layerleap check smollm2                              can it be trusted?
       layerleap read smollm2 "The capital of France is"    every layer's guess
+      layerleap saturation smollm2 "Once upon a time"      where each guess is settled
       layerleap study shortcuts smollm2 --quick -o report  a report to look at
       layerleap suitability smollm2                        is early exit worth it?
       layerleap generate smollm2 "Once upon a time"        faster, and exactly
@@ -50,7 +52,7 @@ def _top(
 
 
 LOOKING = (look.models, look.check, look.read, look.card)
-for command in (*LOOKING, fit.fit, fit.merge, tune.tune, suitability, generate):
+for command in (*LOOKING, fit.fit, fit.merge, tune.tune, saturation, suitability, generate):
     app.command()(command)
 study_app.command("shortcuts")(study.study_shortcuts)
 import_app.command("mat")(fit.import_mat)

@@ -1,0 +1,133 @@
+"""What saturation layers cost, next to reading every layer once; and that memory does not grow.
+
+Ours: `saturate`, 5 ranks, through the logit lens. Peer: the same forward passes, then the logits of
+all layers for the same rows, as many rows at a time, and nothing made of them. Ours follows a row
+down from the last layer only until all its ranks have moved, so it may well take less; `read` says
+which share of the peer's readings it makes.
+
+The batches are dealt into rounds of equal make-up, so each alternation covers a part of the text.
+Peak memory is that of a process of its own: `python benchmarks/saturation_time.py N_TEXTS`.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from common import MODEL, Row, interleave, median
+
+from layerleap import Lens, Sampling, Transformer, load
+from layerleap.memory import peak_memory
+from layerleap.read.reader import Rows, Waiting
+from layerleap.read.saturation import saturate
+from layerleap.stream.examples import Batch, Example, iter_batches, iter_examples
+
+POSITIONS, ROUNDS, TIMES = 10_000, 5, 10
+SAMPLING = Sampling(positions="all")
+
+
+def run(*, smoke: bool) -> list[Row]:
+    """Time, then memory."""
+    return [_time(smoke), _memory(smoke)]
+
+
+def _time(smoke: bool) -> Row:
+    transformer = load(MODEL, dtype=torch.float32)
+    batches = list(iter_batches(transformer, _examples(transformer, 60 if smoke else POSITIONS)))
+    n_rounds = 1 if smoke else ROUNDS
+    rounds = [batches[start::n_rounds] for start in range(n_rounds)]
+    lens, counted = Lens(transformer), _Counted(transformer)
+    warm = saturate(transformer, {"id": counted}, rounds[0])["id"]  # and counts
+    samples = interleave(
+        {
+            "ours": lambda number: saturate(transformer, {"id": lens}, rounds[number]),
+            "peer": _readings(transformer, lens, rounds),
+        },
+        n_rounds,
+    )
+    n_rows = sum(len(batch.documents) for batch in batches)
+    ours, peer = (sum(samples[name]) for name in ("ours", "peer"))
+    return Row(
+        "saturation_time", ours, peer, "seconds", 1.6, "<=",
+        detail={
+            "note": "saturation layers of 5 ranks (ours) over reading every layer once (peer), the "
+            "same passes and rows, logit lens; sums over rounds",
+            "samples": samples, "n": n_rows, "texts": sum(batch.n_texts for batch in batches),
+            "read": counted.rows / (len(warm) * transformer.n_layers),
+        },
+    )  # fmt: skip
+
+
+def _examples(transformer: Transformer, positions: int) -> Iterator[Example]:
+    """Texts until so many positions are read."""
+    left = positions
+    for example in iter_examples(transformer, "wikipedia", SAMPLING, side="held-out"):
+        keep = example.keep[:left]
+        left -= len(keep)
+        yield Example(example.document, example.ids, keep, gold=example.gold[: len(keep)])
+        if not left:
+            return
+
+
+class _Counted(Lens):
+    """The logit lens, and how many rows it has read."""
+
+    rows = 0
+
+    def logits(self, h: torch.Tensor, layer: int) -> torch.Tensor:
+        self.rows += len(h)
+        return super().logits(h, layer)
+
+
+def _readings(
+    transformer: Transformer, lens: Lens, rounds: list[list[Batch]]
+) -> Callable[[int], None]:
+    def read(rows: Rows) -> None:
+        for layer in range(transformer.n_layers + 1):
+            lens.logits(rows[layer], layer)
+
+    def every(number: int) -> None:
+        waiting = Waiting(transformer, read)
+        for batch in rounds[number]:
+            waiting.add(transformer.see(batch.inputs, keep=batch.keep).states)
+        waiting.settle()
+
+    return every
+
+
+def _memory(smoke: bool) -> Row:
+    texts, rounds = (3, 1) if smoke else (60, 2)
+    samples: dict[int, list[float]] = {texts: [], texts * TIMES: []}
+    for number in range(rounds):
+        for size in sorted(samples, reverse=bool(number % 2)):
+            samples[size].append(_peak_of_child(size))
+    short, long = (median(samples[size]) for size in (texts, texts * TIMES))
+    return Row(
+        "saturation_memory", long, short, "MiB", 1.05, "<=",
+        detail={
+            "note": f"peak resident memory: saturation layers of {TIMES} times the text (ours) "
+            "over those of the text (peer), every position, model included",
+            "samples": {str(size): peaks for size, peaks in samples.items()}, "n": texts,
+        },
+    )  # fmt: skip
+
+
+def _peak_of_child(n_texts: int) -> float:
+    command = [sys.executable, __file__, str(n_texts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"saturation layers of {n_texts} texts failed: {last}")
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def whole(n_texts: int) -> None:
+    """Saturation layers of every position of that many sentences."""
+    transformer = load(MODEL, dtype=torch.float32)
+    examples = iter_examples(transformer, "wikipedia", SAMPLING, side="held-out", n_texts=n_texts)
+    saturate(transformer, {"id": Lens(transformer)}, iter_batches(transformer, examples))
+
+
+if __name__ == "__main__":
+    whole(int(sys.argv[1]))
+    print(peak_memory())
