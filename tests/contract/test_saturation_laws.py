@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers as hf
 from families import ALL, CLASS, SEQ_TO_SEQ, build
 
 from layerleap.errors import BadSettings
@@ -11,6 +12,7 @@ from layerleap.models.probe import probe
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import saturate
+from layerleap.read.walks import Walks
 from layerleap.stream.examples import Batch
 
 
@@ -104,3 +106,34 @@ def test_the_right_answer_is_the_token_that_follows_or_the_label_that_a_batch_br
         ids = batch.inputs["decoder_input_ids"]
         wanted = torch.cat([ids[:, 1:], torch.full((3, 1), -1)], dim=1)
         assert torch.equal(found.gold.long(), wanted.flatten())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "t5", "whisper", "vit"])
+def test_every_kind_of_model_has_random_doubles(name):
+    transformer = Transformer.wrap(build(name))
+    batch = batch_of(transformer, rows=20)
+    lenses = {"id": Lens(transformer), "mat": Lens(transformer, random_bank(transformer))}
+    walks = Walks(transformer, lenses, share=0.5)
+    real = saturate(transformer, lenses, [batch], keep_states=walks.add)
+    for lens_name, walk in walks.results().items():
+        double = walk.saturation
+        assert 0 < len(double) < len(real[lens_name])
+        assert torch.equal(double.documents, real[lens_name].rows(walk.rows).documents)
+        assert double.layer.min() >= 0
+        assert double.layer.max() <= transformer.n_layers
+        assert not torch.equal(double.layer, real[lens_name].rows(walk.rows).layer)
+
+
+def test_an_untrained_model_with_tied_embeddings_often_says_its_input_from_the_start():
+    """A rank that never changes saturates at layer 0; counted as the last it would be lost."""
+    torch.manual_seed(0)
+    config = hf.GPT2Config(
+        vocab_size=61, n_embd=24, n_layer=4, n_head=4, n_positions=64,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    transformer = Transformer.wrap(hf.GPT2LMHeadModel(config).eval())
+    batch = batch_of(transformer, rows=20)
+    found = saturate(transformer, {"id": Lens(transformer)}, [batch])["id"]
+    own = batch.inputs["input_ids"][batch.keep] == found.tokens[:, 0]
+    assert own.double().mean() > 0.5
+    assert (found.layer[own, 0] == 0).double().mean() > 0.5
