@@ -1,5 +1,7 @@
 """Made-up evidence: readings that settle on the final token, and get surer, with depth."""
 
+from dataclasses import replace
+
 import torch
 
 from layerleap.act.evidence import Evidence
@@ -35,3 +37,13 @@ def made(
     position = torch.randint(30, (rows,), generator=g)
     layers = tuple(range(n_layers + 1))
     return Evidence(top, p1, p2, entropy, cosine, position, document, layers, final)
+
+
+def with_task(evidence: Evidence, *, seed: int = 0, coarse: bool = False) -> Evidence:
+    """The same with the probabilities of a made-up task probe, larger with depth."""
+    g = torch.Generator().manual_seed(seed + 1)
+    shape = evidence.top.shape
+    task = 0.05 + 0.5 * torch.linspace(0, 1, shape[1]) + 0.4 * torch.rand(shape, generator=g)
+    if coarse:
+        task = (4 * task).ceil() / 4
+    return replace(evidence, extra={**evidence.extra, "task": task})

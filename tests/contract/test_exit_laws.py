@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_evidence import made
+from made_evidence import made as plain
+from made_evidence import with_task
 
 from layerleap.act.evidence import Evidence
 from layerleap.act.families import LAMBDAS, MORE_LAMBDAS, family
@@ -23,22 +24,28 @@ from layerleap.act.rules import (
     Patience,
     Rule,
     Similarity,
+    Task,
     TopProbability,
     from_dict,
 )
 
-LEARNED = Learned.train(made(300, seed=9))
+LEARNED = Learned.train(plain(300, seed=9))
 MEMBERS: list[Rule] = [
     Fixed(1), Fixed(3), Fixed(6), Gap(0.3, 12.0), Gap(-1.112, 12.0), Gap(1.112, 12.0),
     Gap(0.5, 3.0, 0.0), TopProbability(0.5), TopProbability(0.0), TopProbability(1.0),
     Entropy(1.0), Entropy(0.0), Similarity(0.25), Similarity(-1.0), Patience(1), Patience(2),
-    Patience(4), Oracle(), Never(), LEARNED.at(0.5), LEARNED.at(0.9),
+    Patience(4), Oracle(), Never(), LEARNED.at(0.5), LEARNED.at(0.9), Task(0.5), Task(0.0), Task(1.0),
 ]  # fmt: skip
 FAMILIES = {
     "fixed": family(Fixed), "gap": family(Gap, length=12.0), "top": family(TopProbability),
     "entropy": family(Entropy), "similarity": family(Similarity), "patience": family(Patience),
-    "learned": LEARNED,
+    "learned": LEARNED, "task": family(Task),
 }  # fmt: skip
+
+
+def made(*size: int, seed: int = 0, coarse: bool = False) -> Evidence:
+    """Evidence with everything that a rule may ask for."""
+    return with_task(plain(*size, seed=seed, coarse=coarse), seed=seed, coarse=coarse)
 
 
 def words(rule: Rule) -> str:
@@ -69,6 +76,7 @@ def naive(rule: Rule, evidence: Evidence, row: int) -> int:
                 "top-probability": lambda p1=p1: p1 > rule.threshold,
                 "entropy": lambda c=column: float(evidence.entropy[row, c]) < rule.threshold,
                 "similarity": lambda c=column: float(evidence.cosine[row, c]) > rule.threshold,
+                "task": lambda c=column: float(evidence.extra["task"][row, c]) > rule.threshold,
                 "patience": lambda run=run: run >= rule.k,
                 "oracle": lambda top=top: top == int(evidence.final[row]),
                 "never": lambda: False,

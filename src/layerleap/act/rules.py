@@ -224,6 +224,39 @@ class Similarity(Scored):
 
 
 @dataclass(frozen=True)
+class Task(Scored):
+    """Exit where a probe of the state says that rank 2 or later is being decided.
+
+    From "Looking Beyond the Top-1" (arXiv 2410.20210), but for any task after the first and with a
+    threshold on the probability. The probe is a `task_probe.TaskProbe`; what it says of every row
+    and layer is extra evidence `task`, 0 at layers that it was not trained on. A check costs a few
+    products with the state, of which `Cost` counts one.
+    """
+
+    threshold: float
+    name: ClassVar[str] = "task"
+    needs: ClassVar[Needs] = "state"
+    knob: ClassVar[str] = "threshold"
+    least: ClassVar[float] = 0
+    most: ClassVar[float] = 1
+
+    def __post_init__(self) -> None:
+        require(self, "a probability from 0 to 1")
+
+    def score(self, evidence: Evidence) -> Tensor:
+        """The probability that the first rank is settled, kept from passing 1 by rounding."""
+        if self.name not in evidence.extra:
+            raise BadSettings(
+                "rule 'task' needs extra evidence 'task', the probabilities of a task probe; "
+                "make it with TaskProbe.evidence"
+            )
+        return evidence.extra[self.name].double().clamp_max(1)
+
+    def __str__(self) -> str:
+        return f"exit if P(rank 2 or later is being decided) > {self.threshold:g}"
+
+
+@dataclass(frozen=True)
 class Patience(Scored):
     """Exit once `k` layers in a row, from layer 1 on, have the same top token."""
 
@@ -280,7 +313,7 @@ class Never(Saved):
 
 RULES: dict[str, type[Saved]] = {
     rule.name: rule
-    for rule in (Fixed, Gap, TopProbability, Entropy, Similarity, Patience, Oracle, Never)
+    for rule in (Fixed, Gap, TopProbability, Entropy, Similarity, Task, Patience, Oracle, Never)
 }
 
 
