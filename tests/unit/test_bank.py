@@ -21,8 +21,9 @@ from layerleap.errors import (
     NotFinite,
     WrongModel,
 )
-from layerleap.maps import bank as bank_module
-from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank, check_target, content_hash
+from layerleap.maps import artifact
+from layerleap.maps.artifact import content_hash
+from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank, check_target
 from layerleap.maps.linear import Fit, Identity, LinearMap
 from layerleap.models.transformer import Transformer
 from layerleap.recipes import fit_bank
@@ -223,16 +224,19 @@ FULL_DISK = [
 
 def failing_at(monkeypatch, where, error):
     """Make one step of saving write something and then fail."""
-    original = getattr(bank_module, where)
+    write_text = Path.write_text
 
-    def fail(*args):
+    def fail(*args, **options):
         if where == "save_file":
             Path(args[1]).write_bytes(b"half")
         elif where == "readme":
-            original(*args)
+            write_text(*args, **options)
+            if args[0].name != "README.md":
+                return
         raise error
 
-    monkeypatch.setattr(bank_module, where, fail)
+    target = (Path, "write_text") if where == "readme" else (artifact, where)
+    monkeypatch.setattr(*target, fail)
 
 
 @pytest.mark.parametrize("where", ["save_file", "write_json", "readme"])
