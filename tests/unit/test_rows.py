@@ -204,3 +204,25 @@ def test_rows_can_be_removed(tmp_path):
     run(tmp_path / "rows")
     RowFile(tmp_path / "rows").remove()
     assert not list(tmp_path.iterdir())
+
+
+def test_cells_are_single_states_of_chosen_rows_and_layers(tmp_path):
+    run(tmp_path / "rows")
+    rows = RowFile(tmp_path / "rows").open()
+    _, some = rows.split(0.4)
+    which, layers = torch.tensor([3, 0, 3]), torch.tensor([2, 0, 1])
+    for chosen in (rows, some):
+        found = chosen.cells(which, layers)
+        assert torch.equal(found, chosen.states(which)[[0, 1, 2], layers])
+
+
+@pytest.mark.parametrize("limit", [12, 10_000])
+def test_the_numbers_of_the_kept_rows_are_known(tmp_path, limit):
+    seen = run(tmp_path / "all").fit.n
+    run(tmp_path / "some", limit=limit)
+    file = RowFile(tmp_path / "some", limit=limit)
+    numbers = file.numbers(seen)
+    assert len(numbers) == min(limit, seen)
+    every = RowFile(tmp_path / "all").open()
+    assert torch.equal(every.states(numbers), file.open().states(slice(None)))
+    assert torch.equal(every.documents[numbers], file.open().documents)

@@ -49,6 +49,18 @@ class RowFile:
         """What must be the same for a run to go on."""
         return {"limit": self.limit, "seed": self.seed}
 
+    def numbers(self, seen: int) -> Tensor:
+        """Which row of a pass of `seen` rows each row of the file is: (row,).
+
+        What is known of every row of the pass can then be cut to the rows that were kept.
+        """
+        every = np.arange(seen)
+        places = _places(every, self.limit, self.seed)
+        is_kept = places < self.limit
+        found = np.empty(min(seen, self.limit), dtype=np.int64)
+        found[places[is_kept]] = every[is_kept]  # of several at one place, the last, as written
+        return torch.from_numpy(found)
+
     def remove(self) -> None:
         """Delete the rows and their header."""
         self.header.unlink(missing_ok=True)
@@ -187,6 +199,11 @@ class Rows:
         """Some rows of all layers: (row, n_layers + 1, d_model), float32."""
         wanted = which if isinstance(which, slice) else np.asarray(which)
         return torch.from_numpy(self._records["states"][self._chosen[wanted]])
+
+    def cells(self, rows: Tensor, layers: Tensor) -> Tensor:
+        """h[layers[i]] of row rows[i], for each i: (cell, d_model), float32."""
+        chosen = self._chosen[np.asarray(rows)]
+        return torch.from_numpy(self._records["states"][chosen, np.asarray(layers)])
 
     def split(self, share: float, seed: int = 0) -> tuple["Rows", "Rows"]:
         """The rows of most documents, and those of a random share of the documents."""

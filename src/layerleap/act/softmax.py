@@ -1,0 +1,60 @@
+"""A multinomial logistic regression, fitted by scikit-learn and kept as plain arrays.
+
+In: rows of features and their class. Out: `Softmax`, which gives probabilities without scikit-learn
+and can be saved as tensors.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from layerleap.errors import BadSettings
+from layerleap.extras import learn_library
+
+ARRAYS = ("mean", "scale", "coefficients", "intercepts")
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax:
+    """A multinomial logistic regression on standardised features, in float64."""
+
+    mean: Tensor  # (feature,)
+    scale: Tensor  # (feature,)
+    coefficients: Tensor  # (task, feature)
+    intercepts: Tensor  # (task,)
+
+    def __post_init__(self) -> None:
+        tasks, width = self.coefficients.shape if self.coefficients.dim() == 2 else (0, 0)
+        shapes = {"mean": (width,), "scale": (width,), "intercepts": (tasks,)}
+        for name, shape in shapes.items():
+            if tasks < 2 or tuple(getattr(self, name).shape) != shape:
+                raise BadSettings(f"{name} of a probe of {tasks} tasks does not have shape {shape}")
+        if not all(getattr(self, name).isfinite().all() for name in ARRAYS):
+            raise BadSettings("a probe holds NaN or infinite numbers; fit it again")
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Of each task: (row, feature) -> (row, task)."""
+        mean, scale, coefficients, intercepts = (getattr(self, n).to(x.device) for n in ARRAYS)
+        return (((x - mean) / scale) @ coefficients.T + intercepts).softmax(-1)
+
+    @classmethod
+    def fit(cls, x: Tensor, task: Tensor, n_tasks: int, strength: float) -> "Softmax":
+        """Fit to rows of features and tasks 1 to n_tasks, each of which must occur."""
+        linear = learn_library("sklearn.linear_model")
+        scaling = learn_library("sklearn.preprocessing")
+        pipeline = learn_library("sklearn.pipeline").make_pipeline(
+            scaling.StandardScaler(), linear.LogisticRegression(C=strength, max_iter=2000)
+        )
+        pipeline.fit(x.numpy(), task.numpy())
+        scaler, model = pipeline[0], pipeline[1]
+        weight, bias = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
+        if n_tasks == 2:  # scikit-learn then keeps the log odds of the second alone
+            weight, bias = (torch.cat([torch.zeros_like(one), one]) for one in (weight, bias))
+        return cls(torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_), weight, bias)
+
+
+def require_strength(strength: float) -> None:
+    """Refuse a penalty that is none."""
+    if not 0 < strength < float("inf"):
+        raise BadSettings(f"strength {strength} is not a number above 0")
