@@ -11,7 +11,7 @@ Balanced like that, the layer says nothing about the task, and neither does a fo
 import heapq
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from torch import Tensor
 
 from layerleap.act.evidence import FIRST_EXIT
 from layerleap.errors import BadSettings, BadText
-
-if TYPE_CHECKING:
-    from layerleap.read.saturation import Saturation
+from layerleap.read.saturation import Saturation
 
 By = Literal["document", "row", "cell"]
 FEWEST = 10  # cells of each task in each fold with which a probe is trained at all
@@ -63,7 +61,7 @@ class Cells:
         return tuple(self.layer.unique().tolist())
 
 
-def task_labels(saturation: "Saturation") -> Tensor:
+def task_labels(saturation: Saturation) -> Tensor:
     """The task of every row at every layer: (row, n_layers + 1), 1 to k; 0 once all are settled.
 
     Ranks that settle out of order can make a layer match several tasks; the first counts: the
@@ -73,7 +71,7 @@ def task_labels(saturation: "Saturation") -> Tensor:
     return torch.where(is_open.any(-1), is_open.int().argmax(-1) + 1, 0).to(torch.int8)
 
 
-def ambiguous(saturation: "Saturation", first: int = FIRST_EXIT) -> float:
+def ambiguous(saturation: Saturation, first: int = FIRST_EXIT) -> float:
     """The share of labelled (row, layer) from layer `first` on that match several tasks."""
     is_open = _open(saturation)[:, first:]
     settled_before = torch.ones_like(is_open)
@@ -82,7 +80,7 @@ def ambiguous(saturation: "Saturation", first: int = FIRST_EXIT) -> float:
     return float((matches > 1).sum() / (matches > 0).sum().clamp_min(1))
 
 
-def _open(saturation: "Saturation") -> Tensor:
+def _open(saturation: Saturation) -> Tensor:
     """(row, layer, rank): True up to and including the saturation layer."""
     layers = torch.arange(saturation.n_layers + 1)
     return saturation.layer[:, None, :] >= layers[None, :, None]
@@ -126,7 +124,7 @@ def _dealt(sizes: Tensor, n: int, seed: int) -> Tensor:
     return fold_of
 
 
-def cells_of(saturation: "Saturation", choice: Choice, by: By = "document") -> Cells:
+def cells_of(saturation: Saturation, choice: Choice, by: By = "document") -> Cells:
     """A balanced choice of (row, layer) with their tasks, dealt into folds."""
     labels = task_labels(saturation)
     folds = folds_of(

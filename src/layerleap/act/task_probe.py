@@ -12,7 +12,7 @@ length sqrt(d_model) ("unit"), as an RMS norm without weights would do.
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -24,9 +24,7 @@ from layerleap.act.task_cells import Cells, Choice, cells_of
 from layerleap.errors import BadArtifact, BadSettings, NotFinite
 from layerleap.maps.artifact import Artifact, require_identity
 from layerleap.models.transformer import Transformer
-
-if TYPE_CHECKING:
-    from layerleap.read.saturation import Saturation
+from layerleap.read.saturation import Saturation
 
 Space = Literal["raw", "unit"]
 PROBE = Artifact("probe", "probe.json", "probe.safetensors", 1)
@@ -52,7 +50,7 @@ class States(Protocol):
         """h[layers[i]] of row rows[i]: (cell, d_model)."""
 
 
-def require_aligned(saturation: "Saturation", states: States) -> None:
+def require_aligned(saturation: Saturation, states: States) -> None:
     """Refuse states of other rows: labels would then belong to other states, silently."""
     same = len(saturation.documents) == len(states) and torch.equal(
         saturation.documents, states.documents
@@ -115,7 +113,7 @@ class TaskProbe:
     @classmethod
     def fit(
         cls,
-        saturation: "Saturation",
+        saturation: Saturation,
         states: States,
         *,
         choice: Choice | None = None,

@@ -14,7 +14,7 @@ The p-value is (number of exchanges at least as good + 1) / (number of exchanges
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +26,7 @@ from layerleap.act.task_probe import Space, States, features, require_aligned
 from layerleap.errors import BadSettings
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import finite, resample
-
-if TYPE_CHECKING:
-    from layerleap.read.saturation import Saturation
+from layerleap.read.saturation import Saturation
 
 Row = dict[str, Any]
 TAIL = 0.025  # of 95 % intervals
@@ -67,7 +65,7 @@ class HeldOut:
 
 
 def held_out(
-    saturation: "Saturation",
+    saturation: Saturation,
     states: States,
     choice: Choice | None = None,
     *,
@@ -170,7 +168,7 @@ class ProbeScores:
 
 
 def score_probe(
-    saturation: "Saturation",
+    saturation: Saturation,
     states: States,
     choice: Choice | None = None,
     *,
@@ -211,7 +209,7 @@ def score_probe(
     )  # fmt: skip
 
 
-def _exchanged(saturation: "Saturation", times: int, seed: int) -> Iterator["Saturation"]:
+def _exchanged(saturation: Saturation, times: int, seed: int) -> Iterator[Saturation]:
     """The saturation layers of other rows, documents as they are."""
     generator = torch.Generator().manual_seed(seed + 1)
     for _ in range(times):
