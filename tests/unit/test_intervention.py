@@ -213,6 +213,16 @@ def test_the_donor_is_set_beside_the_control_on_the_same_pairs():
         assert abs(contrast["donor_margin"] - contrast["control_margin"]) < 0.1
 
 
+def test_even_a_random_model_keeps_what_it_kept_elsewhere():
+    """A state that survived its own text survives others more often: no sign of anything learned.
+
+    So a trained model has to be compared with an untrained one.
+    """
+    at = done("llama").contrasts[0]
+    assert at["offset"] == 0
+    assert at["low"] > 0
+
+
 def test_words_say_what_is_left_beyond_the_definition():
     found = done("llama")
     contrast = {**found.contrasts[0], "offset": 0, "donor": 0.9, "control": 0.3, "p": 0.001}

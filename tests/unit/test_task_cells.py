@@ -40,6 +40,19 @@ def test_out_of_order_the_best_rank_that_is_still_open_counts():
     assert ambiguous(made, first=0) == pytest.approx(2 / 6)  # layers 3 and 4
 
 
+def test_later_tasks_can_be_put_together_with_all_that_follows():
+    made = with_layers([1, 3, 5], [6, 6, 6])
+    assert task_labels(made, 2).tolist() == [[1, 1, 2, 2, 2, 2, 2], [1] * 7]
+    assert task_labels(made, 3).tolist() == [[1, 1, 2, 2, 3, 3, 3], [1] * 7]
+    settled = torch.arange(7) > made.layer[:, :1]
+    assert torch.equal(task_labels(made, 2) == 2, settled)
+    cells = cells_of(saturation(300, 10, 3), Choice(tasks=2))
+    assert cells.n_tasks == 2
+    assert set(cells.task.tolist()) == {1, 2}
+    with pytest.raises(BadSettings, match="4 tasks were asked for"):
+        task_labels(made, 4)
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_every_label_is_one_of_the_papers(in_order):
     """Task i at l only if s_{i-1} < l <= s_i."""
@@ -141,6 +154,8 @@ def test_too_few_documents_for_the_folds_are_refused():
 
 
 def test_settings_without_meaning_are_refused():
+    with pytest.raises(BadSettings, match="tasks 1"):
+        Choice(tasks=1)
     with pytest.raises(BadSettings, match="folds 1"):
         Choice(folds=1)
     with pytest.raises(BadSettings, match="limit of 20 cells"):

@@ -29,6 +29,7 @@ FEWEST = 10  # cells of each task in each fold with which a probe is trained at 
 class Choice:
     """How cells are chosen."""
 
+    tasks: int | None = None  # how many are told apart, the last with all later; None: one per rank
     first: int = FIRST_EXIT  # the lowest layer
     least: int = 5  # a layer with fewer balanced cells of each task is left out
     folds: int = 5
@@ -36,6 +37,8 @@ class Choice:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.tasks is not None and self.tasks < 2:
+            raise BadSettings(f"tasks {self.tasks} leaves nothing to tell apart; 2 or more")
         for name, least in (("first", 0), ("least", 1), ("folds", 2), ("limit", 1)):
             if getattr(self, name) < least:
                 raise BadSettings(f"{name} {getattr(self, name)} is not a number from {least} on")
@@ -61,14 +64,24 @@ class Cells:
         return tuple(self.layer.unique().tolist())
 
 
-def task_labels(saturation: Saturation) -> Tensor:
+def task_labels(saturation: Saturation, tasks: int | None = None) -> Tensor:
     """The task of every row at every layer: (row, n_layers + 1), 1 to k; 0 once all are settled.
 
     Ranks that settle out of order can make a layer match several tasks; the first counts: the
     best rank that is not settled yet.
+
+    Args:
+        saturation: of the rows.
+        tasks: put the tasks from this one on together, those after the last known rank included:
+            with 2, "the first rank is open" against "it is settled". None keeps one per rank.
     """
     is_open = _open(saturation)
-    return torch.where(is_open.any(-1), is_open.int().argmax(-1) + 1, 0).to(torch.int8)
+    k = is_open.shape[-1]
+    if tasks is not None and tasks > k:
+        raise BadSettings(f"{tasks} tasks were asked for, and the saturation layers have {k} ranks")
+    none = 0 if tasks is None else tasks
+    label = torch.where(is_open.any(-1), is_open.int().argmax(-1) + 1, none)
+    return label.clamp_max(tasks or k).to(torch.int8)
 
 
 def ambiguous(saturation: Saturation, first: int = FIRST_EXIT) -> float:
@@ -126,11 +139,11 @@ def _dealt(sizes: Tensor, n: int, seed: int) -> Tensor:
 
 def cells_of(saturation: Saturation, choice: Choice, by: By = "document") -> Cells:
     """A balanced choice of (row, layer) with their tasks, dealt into folds."""
-    labels = task_labels(saturation)
+    labels = task_labels(saturation, choice.tasks)
     folds = folds_of(
         saturation.documents, (labels.shape[0], labels.shape[1]), choice.folds, by, choice.seed
     )
-    return choose_cells(labels, folds, saturation.layer.shape[1], choice)
+    return choose_cells(labels, folds, choice.tasks or saturation.k, choice)
 
 
 def choose_cells(labels: Tensor, folds: Tensor, n_tasks: int, choice: Choice) -> Cells:
@@ -200,7 +213,7 @@ def _require_enough(counts: Tensor, rarest: Tensor, rows: int, choice: Choice) -
         rare = int(seen.argmin()) + 1
         advice = (
             f"task {rare} is the rarest, with {int(seen.min())} (row, layer) in all; many times "
-            "as many rows are needed, or fewer ranks"
+            "as many rows are needed, or fewer tasks"
         )
     raise BadText(
         f"{rows} rows give {found} balanced examples of each of {n_tasks} tasks in some fold of "
