@@ -131,7 +131,7 @@ def test_batches_of_recipients_are_one_injection_at_a_time(name):
     plan = replace(PLAN, limit=20)
     pairs = find_pairs(of, plan)
     trials = make_trials(of, evidence, pairs, plan)
-    runner = Runner(model, lens, pairs, trials, states, 300, plan.seed)
+    runner = Runner(model, lens, pairs, trials, states, tokens=300)
     first = 0
     where = []
     for batch in batches:
@@ -140,7 +140,7 @@ def test_batches_of_recipients_are_one_injection_at_a_time(name):
         if here.any():
             runner.run(batch, here.nonzero()[:, 0], first)
         first += len(batch.documents)
-    outcome = runner.outcome(of)
+    outcome = runner.outcome(evidence)
     for trial in range(0, len(trials), 7):
         kind = KINDS[int(trials.kind[trial])]
         if kind == "random":
@@ -178,14 +178,14 @@ def test_a_random_state_is_as_long_as_the_donors_and_the_same_in_any_batch():
                 put_in.update(zip(chosen.tolist(), given, strict=True))
                 return given
 
-        runner = Watching(model, lens, pairs, trials, states, tokens, 0)
+        runner = Watching(model, lens, pairs, trials, states, tokens=tokens)
         first = 0
         for batch in batches:
             here = (pairs.recipient >= first) & (pairs.recipient < first + len(batch.documents))
             if here.any():
                 runner.run(batch, here.nonzero()[:, 0], first)
             first += len(batch.documents)
-        found.append((put_in, runner.outcome(of)))
+        found.append((put_in, runner.outcome(evidence)))
     (few, one), (many, other) = found
     assert few.keys() == many.keys() == set(range(len(trials)))
     random = (trials.kind == KINDS.index("random")).nonzero()[:, 0].tolist()

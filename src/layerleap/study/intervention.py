@@ -107,7 +107,9 @@ def intervene(
     _require_same(saturation, evidence, states)
     pairs = find_pairs(saturation, plan)
     trials = make_trials(saturation, evidence, pairs, plan)
-    runner = Runner(transformer, lens, pairs, trials, states, tokens_per_batch, plan.seed)
+    runner = Runner(
+        transformer, lens, pairs, trials, states, tokens=tokens_per_batch, seed=plan.seed
+    )
     done, row = 0, 0
     for batch in batches:
         here = (pairs.recipient >= row) & (pairs.recipient < row + len(batch.documents))
@@ -121,7 +123,7 @@ def intervene(
             f"the batches have {row} rows and the saturation layers {len(saturation.documents)}; "
             "give the batches that they were read from"
         )
-    outcome = runner.outcome(saturation)
+    outcome = runner.outcome(evidence)
     documents = saturation.documents[pairs.recipient]
     return Intervention(
         tuple(_table(outcome)), tuple(_contrasts(outcome, pairs, evidence, documents)),

@@ -6,19 +6,19 @@ settles. Blocks below an injection run once per batch; recipients run side by si
 each at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from layerleap.act.evidence import Evidence
 from layerleap.act.inject import Injection, run_injected
 from layerleap.act.task_probe import States
 from layerleap.models.rerun import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens, chunks
-from layerleap.read.saturation import Saturation, saturation_layers
 from layerleap.stream.examples import Batch
 from layerleap.study.donors import KINDS, Pairs, Trials
 
@@ -32,11 +32,11 @@ class Outcome:
     reads: Tensor  # the state put in reads as that token
     stays: Tensor  # and so does every layer after it
     identical: bool  # recipients that got their own state went on as they had, to the bit
-    moved: int  # recipients that settle elsewhere than in the pass that was given, by rounding
+    moved: int  # recipients that end otherwise, untouched, than in the pass given: by rounding
 
 
 class Runner:
-    """Runs trials, batch by batch, and keeps what every layer from the injection on reads as."""
+    """Runs trials, batch by batch, and keeps which of them read as the right token."""
 
     def __init__(
         self,
@@ -45,16 +45,26 @@ class Runner:
         pairs: Pairs,
         trials: Trials,
         states: States,
-        tokens: int,
-        seed: int,
+        *,
+        tokens: int = 1024,
+        seed: int = 0,
     ) -> None:
+        """Nothing run yet.
+
+        Args:
+            transformer: the model.
+            lens: through which states are read.
+            pairs: donors and recipients.
+            trials: what is put into the recipients.
+            states: of all rows.
+            tokens: how many run side by side.
+            seed: of random states.
+        """
         self.transformer, self.lens, self.states, self.tokens = transformer, lens, states, tokens
-        self.pairs, self.trials = pairs, trials
-        self.seed = seed
-        last = transformer.n_layers + 1
-        self.own = torch.full((len(pairs), last), -1)  # tokens read in recipients as they are
-        self.top = torch.full((len(trials), last), -1)  # and with the state put in, from there on
-        self.identical = True
+        self.pairs, self.trials, self.seed = pairs, trials, seed
+        self.reads = torch.zeros(len(trials), dtype=torch.bool)
+        self.stays = torch.zeros(len(trials), dtype=torch.bool)
+        self.identical, self.moved = True, 0
 
     @torch.no_grad()
     def run(self, batch: Batch, chosen: Tensor, first_row: int) -> None:
@@ -69,7 +79,9 @@ class Runner:
         most = max(len(queue) for part in queues for queue in part)
         copies = max(1, min(most, self.tokens // max(1, len(texts) * batch.keep.shape[1])))
         recording = record(self.transformer, _repeated(batch, texts.repeat(copies)))
-        self._read_own(recording, chosen, slot, place[:, 1])
+        last = recording.states[-1][slot, place[:, 1]]
+        ends = self._tokens(last, self.transformer.n_layers)
+        self.moved += int((ends != self.pairs.token[chosen]).sum())
         for part in queues:
             for slots, trials in _rounds(part, copies):
                 self._round(recording, slots, trials, position[self.trials.pair[trials]])
@@ -97,12 +109,27 @@ class Runner:
             here = layer == value
             injections.append(Injection(value, h_in[here], slots[here], at[here]))
         own = self.trials.kind[trials] == KINDS.index("no-op")
+        rows = {}
         for current, h in run_injected(recording, injections):
+            place = (slots.to(h.device), at.to(h.device))
+            rows[current] = h[place]
+            self.identical &= torch.equal(rows[current][own], recording.states[current][place][own])
+        self._judge(rows, trials)
+
+    def _judge(self, rows: Mapping[int, Tensor], trials: Tensor) -> None:
+        """Which trials read as the right token, from the last layer down to the injection.
+
+        One that reads otherwise needs no more looking at: the head is the dearest part of this.
+        """
+        layer, token = self.trials.layer[trials], self.pairs.token[self.trials.pair[trials]]
+        right = torch.ones(len(trials), dtype=torch.bool)
+        for current in sorted(rows, reverse=True):
             begun = layer <= current
-            rows = h[slots.to(h.device), at.to(h.device)]
-            before = recording.states[current][slots.to(h.device), at.to(h.device)]
-            self.identical &= torch.equal(rows[own], before[own])
-            self.top[trials[begun], current] = self._tokens(rows[begun], current)
+            asked = (begun & right | (layer == current)).nonzero()[:, 0]
+            found = self._tokens(rows[current][asked], current) == token[asked]
+            self.reads[trials[asked]] = found  # in the end that of the injection's own layer
+            right[asked] &= found
+        self.stays[trials] = right
 
     def _put_in(self, recording: Recording, slots: Tensor, trials: Tensor, at: Tensor) -> Tensor:
         """The states themselves: (trial, d_model)."""
@@ -120,13 +147,6 @@ class Runner:
             found[number] = h[int(slots[number]), int(at[number])].cpu()
         return found
 
-    def _read_own(
-        self, recording: Recording, chosen: Tensor, slot: Tensor, position: Tensor
-    ) -> None:
-        for layer, h in enumerate(recording.states):
-            rows = h[slot.to(h.device), position.to(h.device)]
-            self.own[chosen, layer] = self._tokens(rows, layer)
-
     def _tokens(self, rows: Tensor, layer: int) -> Tensor:
         """What rows of h[layer] read as; of equal logits the lowest id, as everywhere."""
         parts = [
@@ -135,20 +155,14 @@ class Runner:
         ]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
-    def outcome(self, saturation: Saturation) -> Outcome:
-        """What became of each trial."""
-        trials, layers = self.trials, torch.arange(self.own.shape[1])
-        top = torch.where(layers >= trials.layer[:, None], self.top, self.own[trials.pair])
-        right = top == self.pairs.token[trials.pair][:, None]
-        settled = saturation_layers(top[:, :, None])[:, 0].long()
-        ends = right[:, -1]
-        own = saturation_layers(self.own[:, :, None])[:, 0].long()
-        moved = own != saturation.layer[self.pairs.recipient, 0].long()
+    def outcome(self, evidence: Evidence) -> Outcome:
+        """What became of each trial; `evidence` knows what recipients read as by themselves."""
+        trials = self.trials
+        before = evidence.top[self.pairs.recipient[trials.pair], trials.layer - 1]
+        settles_here = before != self.pairs.token[trials.pair]
         return Outcome(
-            trials, ends & (settled == trials.layer),
-            right.gather(1, trials.layer[:, None])[:, 0], ends & (settled <= trials.layer),
-            self.identical, int(moved.sum()),
-        )  # fmt: skip
+            trials, self.stays & settles_here, self.reads, self.stays, self.identical, self.moved
+        )
 
 
 def _rounds(queues: list[list[int]], copies: int) -> Iterator[tuple[Tensor, Tensor]]:
