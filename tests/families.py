@@ -98,6 +98,7 @@ SEQ_TO_SEQ: dict[str, tuple[str, str, dict[str, Any]]] = {
 CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "vit": ("ViTConfig", "ViTForImageClassification", IMAGE),
     "deit": ("DeiTConfig", "DeiTForImageClassification", IMAGE),
+    "dinov2": ("Dinov2Config", "Dinov2ForImageClassification", {**IMAGE, "mlp_ratio": 2}),
 }
 ALL = {**NEXT_TOKEN, **MASKED_TOKEN, **SEQ_TO_SEQ, **CLASS}
 
@@ -113,4 +114,6 @@ def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         # program then gives the right numbers.
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
+        if name == "dinov2":  # its head also takes a mean over patches, which a lens cannot know
+            model.classifier.weight[:, model.config.hidden_size :] = 0
     return model

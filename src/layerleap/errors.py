@@ -4,6 +4,7 @@
     |-- ModelRefused      a model broke a law of the self-check, so it is not wrapped
     |-- UnknownModel      no model of that name, folder or file
     |-- BadText           a text source is missing, empty, unreadable or too small
+    |-- BadMedia          an image or a sound is missing, unreadable, or of the wrong shape or rate
     |-- BadSettings       a setting outside its meaning: a layer that does not exist, rank 0
     |-- NotFinite         NaN or infinite states, or sums of them
     |-- BadArtifact       a saved file is truncated, tampered with, or of another format
@@ -29,6 +30,10 @@ class UnknownModel(LayerleapError):
 
 class BadText(LayerleapError):
     """A text source is missing, empty, unreadable or too small."""
+
+
+class BadMedia(LayerleapError):
+    """An image or a sound is missing, unreadable, or of the wrong shape or rate."""
 
 
 class BadSettings(LayerleapError):

@@ -9,16 +9,20 @@ from typing import Any
 
 from layerleap.errors import CannotFetch
 
-NEEDED_BY = {"report": "the report needs it", "learn": "calibrated and learned rules need it"}
+NEEDED_BY = {
+    "report": "the report needs it",
+    "learn": "calibrated and learned rules need it",
+    "bundled": "images need it",
+}
 
 
-def library(name: str, extra: str) -> Any:
+def library(name: str, extra: str, why: str = "") -> Any:
     """The module `name`; when it is not installed, a `CannotFetch` with the command to run."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise CannotFetch(
-            f"{name.split('.')[0]} is not installed and {NEEDED_BY[extra]}; "
+            f"{name.split('.')[0]} is not installed and {why or NEEDED_BY[extra]}; "
             f'run: pip install "layerleap[{extra}]"'
         ) from error
 

@@ -27,8 +27,9 @@ from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_about
 from layerleap.stats.rows import RowFile, RowWriter
 from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
+from layerleap.stream.batches import batches_of, reads
 from layerleap.stream.drawn import Drawing, drawn
-from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
+from layerleap.stream.examples import Census, Sampling
 
 DRAWN_BY_DEFAULT = ("rxnfp", "rxnmapper", "mgm")  # bundled, and not speaking English
 TOKENS_PER_BATCH = 1024
@@ -72,7 +73,12 @@ def enough(n_texts: int, share: float) -> int:
 
 
 def default_text(transformer: Transformer) -> str:
-    """Wikipedia, or for bundled models that do not speak English, what they write themselves."""
+    """Wikipedia, or for bundled models that do not speak English, what they write themselves.
+
+    Image classifiers get the bundled digits, speech models the bundled recording.
+    """
+    if (kind := reads(transformer)) != "text":
+        return {"images": "mnist", "sound": "beckett"}[kind]
     return "drawn" if transformer.identity.name in DRAWN_BY_DEFAULT else "wikipedia"
 
 
@@ -97,7 +103,7 @@ def collect(
 
     Args:
         transformer: the model.
-        text: anything `iter_documents` reads, "drawn", or None for what suits the model.
+        text: anything `batches_of` reads, "drawn", or None for what suits the model.
         sampling: how texts are cut and positions chosen.
         starts: a text of real sequences from which a masked model draws its texts.
         n_texts: stop after that many texts.
@@ -138,13 +144,13 @@ def collect(
     if tally is None:
         tally = Tally.empty(transformer, pairs, about, hold_back=choose_ridge)
     census = Census()
-    examples = iter_examples(
-        transformer, source, sampling, n_texts=n_texts, census=census,
+    batches = batches_of(
+        transformer, source, sampling, n_texts=n_texts, census=census, tokens_per_batch=tokens,
         ridge_share=RIDGE_SHARE if choose_ridge else 0.0,
     )  # fmt: skip
     with closing(RowWriter(kept, transformer, tally.fit.rows)) if kept else nullcontext() as writer:
         run_tally(
-            transformer, iter_batches(transformer, examples, tokens_per_batch=tokens), tally,
+            transformer, batches, tally,
             shard=mine, checkpoint=own, rows=writer, progress=progress,
             total=None if n_texts is None else -(-n_texts // mine[1]),
         )  # fmt: skip
@@ -354,8 +360,11 @@ def _default_plan(transformer: Transformer) -> dict[str, Any]:
     """How the default bank samples its text.
 
     A masked model reads the positions that are hidden from it: many at once would leave it
-    little to read from, so it gets one per text, and more and shorter texts.
+    little to read from, so it gets one per text, and more and shorter texts. An image is one row,
+    so all images that are not held out are taken.
     """
+    if reads(transformer) == "images":
+        return {"sampling": Sampling(), "n_texts": None}
     if transformer.kind == "masked-token":
         return {"sampling": Sampling(positions="one", held_out=0.0), "n_texts": 4000}
     sampling = Sampling(unit="paragraph", positions="every:2", held_out=0.0)

@@ -19,6 +19,7 @@ EXACT = 1e-9
 PARALLEL = {"gptj", "gpt_neox", "phi", "falcon", "falcon_new", "cohere"}
 POST_NORM = {"opt_350m", *MASKED_TOKEN, "bart"}
 NORMS_AFTER = {"gemma2", "gemma3", "olmo2"}  # sandwich norms, and norms after the parts alone
+SCALED = {"dinov2"}  # a learnt factor per coordinate after each part
 # Measured: where Hugging Face's last entry is what leaves the last block. Post-norm families
 # have no final norm; image models report the state before it. All others report it normed.
 LAST_IS_RAW = {*MASKED_TOKEN, "bart", *CLASS}
@@ -192,6 +193,7 @@ def test_sites_bear_the_names_of_their_style(name):
     assert anatomy.parts == parts
     ends = {""} | ({"_post"} if name in POST_NORM | NORMS_AFTER else set())
     ends |= set() if name in POST_NORM | {"olmo2"} else {"_norm"}
+    ends |= {"_scale"} if name in SCALED else set()
     assert set(anatomy.sites) == {
         f"{p}{end}.{side}" for p in parts for end in ends for side in ("in", "out")
     }

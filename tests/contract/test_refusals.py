@@ -127,6 +127,17 @@ def test_logits_that_do_not_follow_from_the_last_state_are_refused(kind):
         Transformer.wrap(model)
 
 
+def test_a_head_that_reads_all_positions_beside_the_first_is_refused_unless_it_ignores_them():
+    model = build("dinov2")
+    assert [str(step) for step in Transformer.wrap(model).tail] == [
+        "dinov2.layernorm", "pick(0)", "pad(48)", "classifier",
+    ]  # fmt: skip
+    with torch.no_grad():
+        model.classifier.weight[3, -1] = 1e-3
+    with refused("tail"):
+        Transformer.wrap(model)
+
+
 @pytest.mark.parametrize(
     ("name", "dropout"),
     [("gpt2", {"resid_pdrop": 0.1}), ("llama", {"attention_dropout": 0.1}), ("bert", {})],

@@ -215,14 +215,14 @@ def test_a_masked_models_default_bank_hides_one_position_per_text(
     empty_cache, default_source, monkeypatch
 ):
     bert, seen = tiny("bert"), []
-    iter_batches = recipes.iter_batches
+    batches_of = recipes.batches_of
 
     def watched(*args, **options):
-        for batch in iter_batches(*args, **options):
+        for batch in batches_of(*args, **options):
             seen.append(batch)
             yield batch
 
-    monkeypatch.setattr(recipes, "iter_batches", watched)
+    monkeypatch.setattr(recipes, "batches_of", watched)
     bank = default_bank(bert)
     assert bank.settings["positions"] == "one"
     hidden = [(b.inputs["input_ids"] == bert.tokenizer.mask_token_id).sum(1) for b in seen]

@@ -1,4 +1,5 @@
 import errno
+import gzip
 import hashlib
 import json
 import os
@@ -8,10 +9,11 @@ import sys
 import zipfile
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from layerleap.errors import BadText, CannotFetch, CannotWrite, UnknownModel
-from layerleap.models import convert, zoo
+from layerleap.errors import BadMedia, BadText, CannotFetch, CannotWrite, UnknownModel
+from layerleap.models import bundles, convert, zoo
 from layerleap.models.wikitext import HOLE, prose
 
 
@@ -24,8 +26,8 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def no_needs(monkeypatch):
     """The tests below must not depend on which extras are installed."""
-    for name, bundle in zoo.BUNDLED.items():
-        monkeypatch.setitem(zoo.BUNDLED, name, replace(bundle, needs=()))
+    for name, bundle in bundles.BUNDLED.items():
+        monkeypatch.setitem(bundles.BUNDLED, name, replace(bundle, needs=()))
 
 
 def pip_that(monkeypatch, act):
@@ -65,7 +67,7 @@ def test_another_wheel_than_the_pinned_one_is_refused_and_leaves_nothing(
 
 
 def test_another_text_than_the_pinned_one_is_refused_and_leaves_nothing(cache, monkeypatch):
-    pip_that(monkeypatch, wheel_with({zoo.BUNDLED["news"].member: "other news"}))
+    pip_that(monkeypatch, wheel_with({bundles.BUNDLED["news"].member: "other news"}))
     with pytest.raises(CannotFetch, match="wanted 5d78d6da"):
         zoo.fetch_text("news")
     assert list((cache / "texts").iterdir()) == []
@@ -185,12 +187,16 @@ def test_unknown_names_are_refused_with_those_that_exist(cache):
         zoo.fetch_model("wikipedia")
     with pytest.raises(BadText, match="wikipedia, news"):
         zoo.fetch_text("smollm2")
+    with pytest.raises(BadMedia, match="no bundled images are called 'news'; there are mnist"):
+        zoo.fetch_images("news")
+    with pytest.raises(BadMedia, match="no bundled sound is called 'mnist'; there are beckett"):
+        zoo.fetch_sound("mnist")
 
 
 def test_a_cached_model_is_returned_without_pip_and_without_torch(cache, tmp_path):
     folder = cache / "models" / "rxnfp-0.1.0"
     folder.mkdir(parents=True)
-    for file in zoo.MODEL_FILES:
+    for file in bundles.model_files("masked-token"):
         (folder / file).write_text("{}")
     code = (
         "import sys; from layerleap.models import zoo; print(zoo.fetch_model('rxnfp'));"
@@ -209,13 +215,17 @@ def test_a_model_folder_that_lost_a_file_counts_as_absent(cache):
     folder = cache / "models" / "rxnfp-0.1.0"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    assert [row["cached"] for row in zoo.inventory()] == [False] * len(zoo.BUNDLED)
+    assert [row["cached"] for row in zoo.inventory()] == [False] * (
+        len(bundles.BUNDLED) + len(bundles.MADE)
+    )
 
 
 def test_news_are_written_once_each_as_json_lines(cache, monkeypatch):
     content = "First article.\nSecond article.\nFirst article.\n"
-    news = replace(zoo.BUNDLED["news"], member_sha256=hashlib.sha256(content.encode()).hexdigest())
-    monkeypatch.setitem(zoo.BUNDLED, "news", news)
+    news = replace(
+        bundles.BUNDLED["news"], member_sha256=hashlib.sha256(content.encode()).hexdigest()
+    )
+    monkeypatch.setitem(bundles.BUNDLED, "news", news)
     pip_that(monkeypatch, wheel_with({news.member: content}))
     said = []
     path = zoo.fetch_text("news", tell=said.append)
@@ -226,6 +236,46 @@ def test_news_are_written_once_each_as_json_lines(cache, monkeypatch):
     ]
     assert said == ["fetching gensim 4.4.0 (28 MB)", "converting news"]
     assert files_in(cache) == [path]
+
+
+def pinned(monkeypatch, name, content):
+    """The bundle `name` as if its one file were `content`, and pip that brings it."""
+    changed = {"wheel_sha256": "", "member_sha256": hashlib.sha256(content).hexdigest()}
+    bundle = replace(bundles.BUNDLED[name], **changed)
+    monkeypatch.setitem(bundles.BUNDLED, name, bundle)
+    return pip_that(monkeypatch, wheel_with({bundle.member: content}))
+
+
+def test_images_are_written_once_as_arrays(cache, monkeypatch):
+    rows = [[*range(9), 7], [*range(10, 19), 2]]
+    content = gzip.compress("\n".join(",".join(map(str, row)) for row in rows).encode())
+    calls = pinned(monkeypatch, "mnist", content)
+    for _ in range(2):
+        path = zoo.fetch_images("mnist")
+    assert len(calls) == 1
+    with np.load(path) as held:
+        assert held["images"].tolist() == [
+            [[0, 1, 2], [3, 4, 5], [6, 7, 8]],
+            [[10, 11, 12], [13, 14, 15], [16, 17, 18]],
+        ]
+        assert held["labels"].tolist() == [7, 2]
+    assert files_in(cache) == [path]
+
+
+def test_a_sound_is_kept_with_its_transcript(cache, monkeypatch):
+    pinned(monkeypatch, "beckett", b"a recording")
+    path = zoo.fetch_sound("beckett")
+    assert path.read_bytes() == b"a recording"
+    assert path.with_suffix(".txt").read_text().startswith("Ever tried.")
+    assert sorted(files_in(cache)) == [path.with_suffix(".txt"), path]
+
+
+def test_another_wheel_of_images_or_sound_is_refused_and_leaves_nothing(cache, monkeypatch):
+    pip_that(monkeypatch, wheel_with({"x": "y"}))
+    for fetch, name in ((zoo.fetch_images, "mnist"), (zoo.fetch_sound, "beckett")):
+        with pytest.raises(CannotFetch, match="has sha256"):
+            fetch(name)
+    assert files_in(cache) == []
 
 
 def test_a_pickled_vocabulary_is_read_and_never_executed(tmp_path):
@@ -324,3 +374,40 @@ def test_the_genus_model_continues_a_gut_sample_with_gut_genera():
     logits = AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits[0, -1]
     best = tokenizer.convert_ids_to_tokens(logits.topk(8).indices.tolist())
     assert {"g__Parabacteroides", "g__Roseburia", "g__Alistipes"} <= set(best)
+
+
+@pytest.mark.real
+def test_the_speech_model_writes_down_the_bundled_recording_word_for_word():
+    import re
+
+    import layerleap
+    from layerleap.models.laws import check
+    from layerleap.stream.sounds import iter_clips
+
+    whisper = layerleap.load("whisper-tiny")
+    assert {v.status for v in check(whisper)} <= {"holds", "not applicable"}
+    (clip,) = iter_clips("beckett")
+    sound = whisper.processor(audio=clip.samples, sampling_rate=clip.rate, return_tensors="pt")
+    written = whisper.model.generate(**sound, max_new_tokens=40)
+    said = whisper.tokenizer.batch_decode(written, skip_special_tokens=True)[0]
+
+    def words(text):
+        return re.findall(r"[a-z]+", text.lower())
+
+    assert words(said) == words(clip.transcript)
+
+
+@pytest.mark.real
+def test_a_head_on_a_few_hundred_images_reads_most_of_the_others(tmp_path):
+    """The recipe of dinov2-mnist, on a tenth of its images so that it takes seconds."""
+    from layerleap.models.load import load
+    from layerleap.models.made import dinov2_mnist
+
+    with np.load(zoo.fetch_images("mnist")) as held:
+        np.savez(tmp_path / "some.npz", images=held["images"][::12], labels=held["labels"][::12])
+    sources = {"dinov2": zoo.fetch_model("dinov2"), "mnist": tmp_path / "some.npz"}
+    how = dinov2_mnist(sources, tmp_path, lambda _: None)
+    assert how["held_out"]["images"] > 50
+    assert how["held_out"]["low"] > 0.3  # guessing gives a tenth
+    transformer = load(str(tmp_path))  # with all laws
+    assert (transformer.n_layers, transformer.d_vocab, transformer.picked_position) == (12, 10, 0)

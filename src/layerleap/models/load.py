@@ -1,7 +1,7 @@
 """From a name to a trusted model.
 
 In: a bundled name, a hub name, a folder, a GGUF file, or a model that is already loaded.
-Out: a `Transformer` that passed its self-check, with its tokenizer if there is one.
+Out: a `Transformer` that passed its self-check, with its tokenizer or processor if there is one.
 """
 
 import warnings
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerleap.errors import BadSettings, ModelRefused, UnknownModel
 from layerleap.models import zoo
+from layerleap.models.bundles import MODEL_NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,6 +25,7 @@ def load(
     source: Any,
     *,
     tokenizer: Any = None,
+    processor: Any = None,
     blocks: str | None = None,
     tail: Sequence[str] | None = None,
     check: bool = True,
@@ -35,6 +37,7 @@ def load(
     Args:
         source: name, folder, GGUF file or `PreTrainedModel`.
         tokenizer: for a model that is already loaded, or to replace the one found.
+        processor: the same, of a model that reads images or sound.
         blocks: path of the list of blocks, when discovery fails.
         tail: paths of the modules after the last block, when discovery fails.
         check: False skips the laws; for `layerleap check`, which wants to show them.
@@ -52,14 +55,18 @@ def load(
                 f"{', '.join(options)}: a model that is already loaded is never moved or cast; "
                 "give these to from_pretrained"
             )
-        return Transformer.wrap(source, tokenizer, **names)
+        return Transformer.wrap(source, tokenizer, processor=processor, **names)
     folder, name, more = _locate(str(source), tell)
     options = {**more, **options}
     model = _load_model(folder, name, options)
-    if tokenizer is None:
-        tokenizer = _load_tokenizer(folder, options, tell)
+    if processor is None:
+        processor = _load_processor(folder, model.main_input_name, options, tell)
+    if tokenizer is None and model.main_input_name != "pixel_values":
+        tokenizer = getattr(processor, "tokenizer", None) or _load_tokenizer(folder, options, tell)
     revision = options.get("revision")
-    return Transformer.wrap(model, tokenizer, name=name, revision=revision, **names)
+    return Transformer.wrap(
+        model, tokenizer, processor=processor, name=name, revision=revision, **names
+    )
 
 
 def load_bare(source: str, *, tell: Tell | None = None, **options: Any) -> "PreTrainedModel":
@@ -84,7 +91,7 @@ def _locate(source: str, tell: Tell | None) -> tuple[str, str, dict[str, Any]]:
                 f"{source} is a file but not .gguf; a folder or a GGUF file was wanted"
             )
         return str(path.parent), path.stem, {"gguf_file": path.name}
-    if source in zoo.MODEL_NAMES:
+    if source in MODEL_NAMES:
         return str(zoo.fetch_model(source, tell=tell)), source, {}
     if path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise UnknownModel(f"no file or folder {source}; check the spelling")
@@ -140,7 +147,7 @@ def _why_not(name: str, folder: str, error: Exception) -> str:
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if Path(folder).is_dir():
         return f"cannot load a model from {folder}: {first}"
-    bundled = ", ".join(zoo.MODEL_NAMES)
+    bundled = ", ".join(MODEL_NAMES)
     return (
         f"no model {name!r}: neither bundled ({bundled}), nor a folder, nor to be had from the hub "
         f"({first[:160]}); check the spelling and the network"
@@ -190,6 +197,28 @@ def _load_tokenizer(folder: str, options: dict[str, Any], tell: Tell | None) -> 
     # Many classes are built without any file, and then know nothing but their special tokens.
     words = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
     return tokenizer if len(words) > 1 else None
+
+
+PROCESSORS = {"pixel_values": "AutoImageProcessor", "input_features": "AutoProcessor"}
+
+
+def _load_processor(
+    folder: str, main_input: str, options: dict[str, Any], tell: Tell | None
+) -> Any:
+    """What turns images or sound into inputs, or None: a model is then read by tensors."""
+    import transformers
+
+    if main_input not in PROCESSORS:
+        return None
+    passed = {k: v for k, v in options.items() if k in CONFIG_OPTIONS}
+    with _quiet_transformers():
+        try:
+            return getattr(transformers, PROCESSORS[main_input]).from_pretrained(folder, **passed)
+        except Exception as error:  # no file, no PIL, no such class: there is none
+            if tell:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                tell(f"the processor of {folder} cannot be loaded: {reason}")
+            return None
 
 
 class _quiet_transformers:

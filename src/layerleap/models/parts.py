@@ -86,7 +86,8 @@ def _couples(transformer: Transformer, block: int) -> list[Couple]:
     for name in anatomy.sites:
         part = name.rpartition(".")[0]
         paths = anatomy.sites[f"{part}.in"].path, anatomy.sites[f"{part}.out"].path
-        if part != "cross":  # what it reads comes from elsewhere than its input
+        # What cross-attention reads comes from elsewhere; a scale is linear as it is.
+        if part != "cross" and not part.endswith("_scale"):
             by_module.setdefault(paths, Couple(block, part))
     return list(by_module.values())
 

@@ -39,11 +39,11 @@ def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, 
     main = model.main_input_name
     inputs: dict[str, Any] = {}
     if main == "pixel_values":
-        inputs[main] = torch.randn(rows, *_image_shape(model), generator=generator)
+        inputs[main] = torch.randn(rows, *image_shape(model.config), generator=generator)
         return ready(model, inputs)
     ids = probe_ids(model, rows, N_TOKENS, seed)
     if main == "input_features":
-        inputs[main] = torch.randn(rows, *_sound_shape(model), generator=generator)
+        inputs[main] = torch.randn(rows, *sound_shape(model.config), generator=generator)
         inputs["decoder_input_ids"] = ids
     elif model.config.is_encoder_decoder:
         inputs["input_ids"] = probe_ids(model, rows, N_TOKENS + 2, seed + 2)
@@ -67,11 +67,13 @@ def ready(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {**placed, "use_cache": False} if accepts(model, "use_cache") else placed
 
 
-def _image_shape(model: PreTrainedModel) -> tuple[int, int, int]:
-    size = model.config.image_size
+def image_shape(config: Any) -> tuple[int, int, int]:
+    """Channels, height and width of the images that a model takes."""
+    size = config.image_size
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return model.config.num_channels, height, width
+    return config.num_channels, height, width
 
 
-def _sound_shape(model: PreTrainedModel) -> tuple[int, int]:
-    return model.config.num_mel_bins, 2 * model.config.max_source_positions
+def sound_shape(config: Any) -> tuple[int, int]:
+    """Mel bands and frames of the sound that a model takes."""
+    return config.num_mel_bins, 2 * config.max_source_positions

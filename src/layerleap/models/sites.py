@@ -4,8 +4,8 @@ In: the calls of one block in a trace.
 Out: `{"attn.in": Site(path, "in"), ...}` and the equation by which the parts add up.
 
 The equation is found by trying: each part's contribution may be the output of a module, of
-its last projection, or of a norm applied to either; the stream may be `x + part`
-(pre-norm, parallel, sandwich) or `norm(x + part)` (post-norm). Whatever reproduces the
+its last projection, or of a norm or a learnt scale applied to either; the stream may be
+`x + part` (pre-norm, parallel, sandwich) or `norm(x + part)` (post-norm). Whatever reproduces the
 block's own output is the architecture; if nothing does, the block has no sites.
 """
 
@@ -61,11 +61,12 @@ def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
     """The anatomy of one block, or the reason why it has none."""
     inside = [call for call in calls if block.contains(call) and call.gives is not None]
     norms = [call for call in inside if _is_norm(call.module)]
+    after = [*norms, *(call for call in inside if _is_scale(call.module))]
     parts = _parts(block, inside, norms)
     if isinstance(parts, str):
         return parts
     best: Anatomy | None = None
-    for outputs in itertools.product(*(_contributions(part, norms, block) for part in parts)):
+    for outputs in itertools.product(*(_contributions(part, after, block) for part in parts)):
         for anatomy in (_additive(block, parts, outputs), _post_norm(block, parts, outputs, norms)):
             if anatomy and anatomy.error <= 1:
                 return _with_sites(anatomy, block, parts, outputs, norms)
@@ -80,6 +81,11 @@ def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
 def _is_norm(module: nn.Module) -> bool:
     flat = all(parameter.dim() == 1 for parameter in module.parameters())
     return "norm" in type(module).__name__.lower() and flat
+
+
+def _is_scale(module: nn.Module) -> bool:
+    """A factor or a shift for each coordinate, as vision models learn one for each part."""
+    return not _is_norm(module) and {p.dim() for p in module.parameters()} == {1}
 
 
 def _has_matrix(module: nn.Module) -> bool:
@@ -145,15 +151,15 @@ def _smallest_holding(
     return min(fitting, key=lambda call: call.end - call.start, default=None)
 
 
-def _contributions(part: _Part, norms: list[Call], block: Call) -> Iterator[tuple[Call, Call]]:
-    """Pairs (what the part gives, what is added to the stream): raw, or after a norm."""
+def _contributions(part: _Part, after: list[Call], block: Call) -> Iterator[tuple[Call, Call]]:
+    """Pairs (what the part gives, what is added to the stream): raw, or after a norm or scale."""
     for output in part.outputs:
         value = _as_state(output, block)
         if value is None:
             continue
-        for norm in norms:
-            if norm.start > output.end and is_same(norm.takes, value):
-                yield output, norm
+        for call in after:
+            if call.start > output.end and is_same(call.takes, value):
+                yield output, call
         yield output, output
 
 
@@ -251,7 +257,7 @@ def _with_sites(
         name(f"{part.name}_norm", before, before)
         entries.append(before.takes if before else part.first.takes)
         if added is not output:
-            name(f"{part.name}_post", added, added)
+            name(f"{part.name}_{'post' if added in norms else 'scale'}", added, added)
     # In a parallel block every part reads what entered the block.
     parallel = all(_is_entry(entry, block) for entry in entries)
     return replace(anatomy, sites=sites, style="parallel" if parallel else "sequential")

@@ -42,9 +42,11 @@ class Transformer:
         kind: Kind,
         d_model: int,
         d_vocab: int,
+        processor: Any = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.processor = processor
         self.identity = identity
         self.blocks = blocks
         self.tail = tail
@@ -60,6 +62,7 @@ class Transformer:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
+        processor: Any = None,
         name: str | None = None,
         revision: str | None = None,
         blocks: str | None = None,
@@ -71,6 +74,7 @@ class Transformer:
         Args:
             model: any `PreTrainedModel` with logits, quantised or placed by `device_map` or not.
             tokenizer: needed only for text.
+            processor: needed only for images and sound; transformers' own.
             name: how to call it; the folder or hub name it came from when None.
             revision: the hub revision it came from.
             blocks: path of the list of blocks, when discovery fails.
@@ -103,6 +107,7 @@ class Transformer:
             _kind(model, inputs, logits),
             first.shape[-1],
             logits.shape[-1],
+            processor,
         )
         if check:
             from layerleap.models.laws import require  # laws need a wrapped model to check
@@ -139,6 +144,8 @@ class Transformer:
             return step.number * torch.tanh(value / step.number)
         if step.kind == "activate":
             return nn.functional.gelu(value)
+        if step.kind == "pad":  # the head ignores what is filled up
+            return nn.functional.pad(value, (0, int(step.number) - value.shape[-1]))
         return value.squeeze(1)  # "pick": the rows already are the picked position
 
     @property

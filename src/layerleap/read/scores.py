@@ -192,10 +192,17 @@ def _states(
     """The kept rows of every layer, and if asked for the model's own logits; one forward pass."""
     if also is None:
         seen = transformer.see(batch.inputs, keep=batch.keep, logits=logits)
-        return seen.states, seen.logits
+        return seen.states, _by_position(seen.logits, batch)
     recording = record(transformer, batch.inputs, logits=logits)
     also(recording, batch)
-    return recording.rows(batch.keep), recording.logits
+    return recording.rows(batch.keep), _by_position(recording.logits, batch)
+
+
+def _by_position(logits: Tensor | None, batch: Batch) -> Tensor | None:
+    """Logits for every position; a class model has one set for a whole input."""
+    if logits is None or logits.dim() == 3:
+        return logits
+    return logits[:, None].expand(-1, batch.keep.shape[1], -1)
 
 
 def _way(name: str, lens: Lens) -> Way:

@@ -28,6 +28,11 @@ from layerleap.stats.rows import RowWriter
 from layerleap.stream.examples import Batch
 
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 30.0, 55.0
+MEDIA = (
+    "pixel_values",
+    "input_features",
+    "decoder_input_ids",
+)  # what a model is given, if not text
 
 
 def pause_after(saving: float) -> float:
@@ -223,8 +228,11 @@ class _Saver:
 
 
 def _marked(mark: str, batch: Batch) -> str:
-    parts = (batch.inputs["input_ids"], batch.keep, batch.held_back)
-    data = b"".join(part.cpu().numpy().tobytes() for part in parts)
+    # Of a text, the ids say it all; images and sound are what they are.
+    names = ("input_ids",) if "input_ids" in batch.inputs else MEDIA
+    inputs = [batch.inputs[name] for name in names if name in batch.inputs]
+    whole = [part.float() if part.is_floating_point() else part for part in inputs]
+    data = b"".join(part.cpu().numpy().tobytes() for part in (*whole, batch.keep, batch.held_back))
     return hashlib.sha256(mark.encode() + data).hexdigest()
 
 

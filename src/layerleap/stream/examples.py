@@ -82,14 +82,26 @@ class Batch:
     n_tokens: int
     gold: Tensor | None = None  # (row,): right answer, a token or a class; -1 unknown, None if all
 
+    @property
+    def mask(self) -> Tensor:
+        """1 where a position is real, 0 where it is padding: (batch, pos)."""
+        for name in ("decoder_attention_mask", "attention_mask"):
+            if name in self.inputs:
+                return self.inputs[name]
+        return torch.ones_like(self.keep, dtype=torch.long)  # images are never padded
+
     def texts(self, chosen: Tensor) -> "Batch":
         """Some of the texts, by a mask; padding that none of them needs is cut off."""
-        mask = self.inputs["attention_mask"][chosen]
+        mask = self.mask[chosen]
         width = int(mask.sum(1).max())
-        inputs = {
-            name: value[chosen][:, :width] if isinstance(value, Tensor) else value
-            for name, value in self.inputs.items()
-        }
+
+        def cut(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            # Pixels and sound have no padding, and other axes than positions.
+            return value[chosen][:, :width] if value.shape == self.keep.shape else value[chosen]
+
+        inputs = {name: cut(value) for name, value in self.inputs.items()}
         rows = chosen[self.keep.nonzero()[:, 0]]
         return Batch(
             self.index, inputs, self.keep[chosen][:, :width], self.documents[rows],

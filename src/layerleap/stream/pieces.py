@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal
 
 from layerleap.errors import BadSettings
 
+Side = Literal["fit", "held-out", "both"]
 UNITS = ("sentence", "paragraph", "document")
 FEWEST_WORDS = 3  # a shorter sentence is a heading, a list's leftover or a wrong split
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from layerleap.errors import BadText, CannotFetch
-from layerleap.models.zoo import TEXT_NAMES, fetch_text
+from layerleap.models.bundles import TEXT_NAMES
+from layerleap.models.zoo import fetch_text
 from layerleap.stream.pieces import Document, is_held_out, iter_pieces
 
 __all__ = ["Document", "is_held_out", "iter_documents", "iter_pieces"]

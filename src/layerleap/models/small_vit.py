@@ -1,0 +1,112 @@
+"""A small ViT, trained end to end on a few thousand images.
+
+In: pixels, classes and settings. Out: the trained model in eval mode.
+
+Same settings, same machine and number of threads: same weights. Each image is moved by up to two
+pixels each time it is seen; held-out images play no part, not even in when to stop.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class VitSettings:
+    """Shape and training; plain values, written into the card."""
+
+    layers: int = 8
+    d_model: int = 64
+    heads: int = 4
+    patch: int = 4
+    epochs: int = 40
+    batch: int = 64
+    rate: float = 1e-3  # highest step size; rises over the first epoch, then falls as a cosine
+    decay: float = 0.05
+    shift: int = 2  # pixels
+    seed: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+def train_vit(
+    pixels: Tensor,
+    labels: Tensor,
+    n_classes: int,
+    settings: VitSettings,
+    tell: Callable[[str], None],
+) -> Any:
+    """A ViT for images of this size, trained from nothing.
+
+    Args:
+        pixels: (image, channel, height, width), as the processor gives them.
+        labels: (image,).
+        n_classes: how many classes there are.
+        settings: shape and training.
+        tell: told about every tenth epoch.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = _new(pixels, n_classes, settings)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=settings.rate, weight_decay=settings.decay
+        )
+        steps = settings.epochs * math.ceil(len(pixels) / settings.batch)
+        warm = steps // settings.epochs
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: _share_of_rate(step, warm, steps)
+        )
+        model.train()
+        for epoch in range(settings.epochs):
+            loss = torch.zeros(())
+            for chosen in torch.randperm(len(pixels)).split(settings.batch):
+                loss = nn.functional.cross_entropy(
+                    model(_shifted(pixels[chosen], settings.shift)).logits, labels[chosen]
+                )
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+            if (epoch + 1) % 10 == 0:
+                tell(f"epoch {epoch + 1} of {settings.epochs}, last loss {loss.item():.3f}")
+    return model.eval()
+
+
+def _new(pixels: Tensor, n_classes: int, settings: VitSettings) -> Any:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    names = {number: str(number) for number in range(n_classes)}
+    config = ViTConfig(
+        hidden_size=settings.d_model, num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads, intermediate_size=2 * settings.d_model,
+        image_size=pixels.shape[-1], patch_size=settings.patch, num_channels=pixels.shape[1],
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        id2label=names, label2id={name: number for number, name in names.items()},
+    )  # fmt: skip
+    return ViTForImageClassification(config)
+
+
+def _share_of_rate(step: int, warm: int, steps: int) -> float:
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def _shifted(pixels: Tensor, most: int) -> Tensor:
+    """Each image moved by its own few pixels; what comes in is its darkest value."""
+    if not most:
+        return pixels
+    n, _, height, width = pixels.shape
+    wide = nn.functional.pad(pixels, (most,) * 4, value=pixels.min().item())
+    down, right = torch.randint(0, 2 * most + 1, (2, n, 1))
+    rows, columns = down + torch.arange(height), right + torch.arange(width)
+    return torch.stack(
+        [image[:, r][:, :, c] for image, r, c in zip(wide, rows, columns, strict=True)]
+    )

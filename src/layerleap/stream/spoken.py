@@ -1,0 +1,85 @@
+"""Speech made from text by espeak-ng, where that program is installed.
+
+In: any text. Out: one clip a sentence, with the sentence as its transcript.
+
+The voice is a machine's: results on it say how a model hears such a voice, and reports say so.
+"""
+
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from layerleap.errors import BadMedia, CannotFetch
+from layerleap.stream.pieces import iter_pieces
+from layerleap.stream.sounds import Clip, read_wav
+from layerleap.stream.texts import iter_documents
+
+PROGRAM = "espeak-ng"
+VOICE = "en-us"
+RATE = 16_000  # samples a second that speech models hear
+WORDS_A_MINUTE = 150
+LONGEST = 40  # words: some sixteen seconds of the thirty that a model hears
+PER_DOCUMENT = 4
+NOTE = (
+    "The speech was made by espeak-ng from text: a machine's voice, clearer and plainer than a "
+    "human's."
+)
+
+
+def iter_spoken(text: Any = "news", *, seed: int = 0) -> Iterator[Clip]:
+    """Sentences of a text, read aloud; a few of each document, documents in random order.
+
+    Args:
+        text: anything `iter_documents` reads.
+        seed: of both orders.
+    """
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise CannotFetch(
+            f"{PROGRAM} is not installed, so no text can be spoken; install it, on Debian with "
+            f"apt-get install {PROGRAM}, or give recordings"
+        )
+    documents = list(iter_documents(text))
+    random.Random(seed).shuffle(documents)
+    return (
+        Clip(f"{document.name}, sentence {number}", *speak(sentence, program), sentence, document)
+        for document in documents
+        for number, sentence in enumerate(
+            iter_pieces(document, "sentence", per_document=PER_DOCUMENT, seed=seed), start=1
+        )
+        if len(sentence.split()) <= LONGEST
+    )
+
+
+def speak(sentence: str, program: str = PROGRAM) -> tuple[np.ndarray[Any, Any], int]:
+    """The sentence as samples, and how many there are a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "speech.wav"
+        command = [program, "-v", VOICE, "-s", str(WORDS_A_MINUTE), "-w", str(file), "--stdin"]
+        try:
+            done = subprocess.run(command, input=sentence, capture_output=True, text=True)
+        except OSError as error:
+            raise CannotFetch(f"{program} could not be started ({error}); check it") from error
+        if done.returncode or not file.is_file():
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise BadMedia(f"{PROGRAM} could not speak {sentence[:40]!r} ({reason})")
+        samples, rate = read_wav(file)
+    return resampled(samples, rate, RATE), RATE
+
+
+def resampled(samples: np.ndarray[Any, Any], rate: int, wanted: int) -> np.ndarray[Any, Any]:
+    """The same sound with `wanted` samples a second: its spectrum, cut or filled with zeros."""
+    if rate == wanted:
+        return samples
+    length = round(len(samples) * wanted / rate)
+    spectrum = np.fft.rfft(samples.astype(np.float64))
+    kept = np.zeros(length // 2 + 1, dtype=complex)
+    both = min(len(spectrum), len(kept))
+    kept[:both] = spectrum[:both]
+    return (np.fft.irfft(kept, length) * (length / len(samples))).astype(np.float32)

@@ -1,0 +1,74 @@
+"""Untrained twins of every family: the same architecture under the same laws."""
+
+import pytest
+import torch
+from families import ALL, build
+from media import hearing, seeing
+from tiny_models import tiny
+
+from layerleap.models.laws import check
+from layerleap.models.transformer import Transformer
+from layerleap.models.untrained import untrained
+
+
+def weights(transformer):
+    return dict(transformer.model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_twin_is_of_the_same_make_and_keeps_every_law(name):
+    model = Transformer.wrap(build(name), name=name)
+    twin = untrained(model)
+    assert not [verdict for verdict in check(twin) if verdict.status == "fails"]
+    assert type(twin.model) is type(model.model)
+    assert (twin.kind, twin.blocks, twin.d_model, twin.d_vocab) == (
+        model.kind, model.blocks, model.d_model, model.d_vocab,
+    )  # fmt: skip
+    assert not twin.model.training
+    assert {k: v.shape for k, v in weights(twin).items()} == {
+        k: v.shape for k, v in weights(model).items()
+    }
+    assert twin.identity.fingerprint != model.identity.fingerprint
+    assert twin.identity.name == f"{name}, untrained (seed 0)"
+
+
+@pytest.mark.parametrize("name", ["llama", "vit", "whisper"])
+def test_the_seed_decides_the_twin_and_nothing_else_does(name):
+    model = Transformer.wrap(build(name))
+    state = torch.get_rng_state()
+    first = untrained(model, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    again, other = untrained(model, seed=1), untrained(model, seed=2)
+    assert first.identity.fingerprint == again.identity.fingerprint
+    assert first.identity.fingerprint != other.identity.fingerprint
+
+
+def test_the_model_itself_stays_as_it_was():
+    model = Transformer.wrap(build("gpt2", resid_pdrop=0.3))
+    before = {key: value.clone() for key, value in weights(model).items()}
+    config = model.model.config.to_dict()
+    twin = untrained(model)
+    assert model.model.config.to_dict() == config
+    assert twin.model.config is not model.model.config
+    assert all(torch.equal(value, before[key]) for key, value in weights(model).items())
+
+
+def test_the_twin_reads_with_the_same_tokenizer_or_processor():
+    for model in (tiny("llama"), seeing("dinov2"), hearing()):
+        twin = untrained(model)
+        assert twin.tokenizer is model.tokenizer
+        assert twin.processor is model.processor
+
+
+def test_the_twin_is_of_the_same_dtype():
+    model = Transformer.wrap(build("llama").to(torch.bfloat16))
+    twin = untrained(model)
+    assert {value.dtype for value in weights(twin).values()} == {torch.bfloat16}
+
+
+def test_what_the_head_ignores_its_twins_ignores_too():
+    model = seeing("dinov2")
+    head = untrained(model).model.classifier.weight
+    assert head[:, :24].any()
+    assert not head[:, 24:].any()

@@ -1,0 +1,76 @@
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from media import write_wav
+
+from layerleap.errors import BadMedia
+from layerleap.stream import spoken
+from layerleap.stream.spoken import LONGEST, PER_DOCUMENT, RATE, iter_spoken, resampled, speak
+
+TEXTS = [
+    f"The old man number {n} went home. Then the red bird sang a song. It was a long day by then. "
+    "A small dog ran under the tree. And the moon came out again."
+    for n in range(3)
+]
+
+
+@pytest.fixture
+def espeak(monkeypatch):
+    """Stands in for the program: a tone as long as the sentence, at its own rate."""
+    spoken_ = []
+
+    def run(command, *, input, **_):
+        spoken_.append((command, input))
+        path = Path(command[command.index("-w") + 1])
+        write_wav(path, 0.5 * np.sin(np.arange(len(input) * 441) / 20), rate=22_050)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(spoken.subprocess, "run", run)
+    monkeypatch.setattr(spoken.shutil, "which", lambda name: f"/somewhere/{name}")
+    return spoken_
+
+
+def test_sentences_are_spoken_a_few_of_each_document(espeak):
+    clips = list(iter_spoken(TEXTS))
+    assert len(clips) == 3 * PER_DOCUMENT
+    for clip, (command, sentence) in zip(clips, espeak, strict=True):
+        assert command[0] == "/somewhere/espeak-ng"
+        assert clip.transcript == sentence
+        assert sentence in clip.document.text
+        assert clip.rate == RATE
+        assert len(clip.samples) == round(len(sentence) * 441 * RATE / 22_050)
+    assert len({clip.name for clip in clips}) == len(clips)
+
+
+def test_the_seed_decides_what_is_spoken(espeak):
+    def said(seed):
+        return [clip.transcript for clip in iter_spoken(TEXTS, seed=seed)]
+
+    assert said(0) == said(0) != said(1)
+
+
+def test_sentences_too_long_for_a_model_are_left_out(espeak):
+    long = " ".join(["word"] * (LONGEST + 1)).capitalize() + "."
+    clips = list(iter_spoken([f"{long} A short one is spoken."]))
+    assert [clip.transcript for clip in clips] == ["A short one is spoken."]
+
+
+def test_what_the_program_says_when_it_fails_is_passed_on(espeak, monkeypatch):
+    def fail(command, **_):
+        return subprocess.CompletedProcess(command, 1, "", "starting\nno such voice\n")
+
+    monkeypatch.setattr(spoken.subprocess, "run", fail)
+    with pytest.raises(BadMedia, match=r"could not speak 'Hello there' \(no such voice\)"):
+        speak("Hello there")
+
+
+@pytest.mark.parametrize("wanted", [16_000, 32_000])
+def test_a_tone_keeps_pitch_and_loudness_at_another_rate(wanted):
+    seconds = np.arange(22_050) / 22_050
+    tone = np.sin(2 * np.pi * 440 * seconds).astype(np.float32)
+    found = resampled(tone, 22_050, wanted)
+    expected = np.sin(2 * np.pi * 440 * np.arange(wanted) / wanted)
+    assert np.abs(found - expected).max() < 1e-5
+    assert resampled(tone, 22_050, 22_050) is tone
