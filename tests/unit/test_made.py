@@ -69,9 +69,11 @@ def test_the_head_decides_by_the_cls_state_alone(backbone):
     assert whole.config.label2id["4"] == 4
 
 
-def test_a_head_is_made_cached_and_accepted_by_every_law(backbone, digits, empty_cache):
+def test_a_head_is_made_cached_and_accepted_by_every_law(backbone, digits, empty_cache, capfd):
     said = []
+    capfd.readouterr()
     make(MADE["dinov2-mnist"], {"dinov2": backbone, "mnist": digits}, tell=said.append)
+    assert capfd.readouterr() == ("", "")
     folder = MADE["dinov2-mnist"].path
     assert MADE["dinov2-mnist"].is_cached
     assert zoo.fetch_model("dinov2-mnist") == folder

@@ -110,7 +110,8 @@ def _steady(
 ) -> tuple[bool | None, str]:
     with torch.inference_mode():
         again = transformer.model(**inputs).logits
-    if transformer.model.training:
+    # Of all its modules: an encoder's answer is probed once, so its dropout would not show.
+    if any(module.training for module in transformer.model.modules()):
         return False, "the model is in training mode; call model.eval()"
     if torch.equal(again, logits):
         return True, "two passes agree to the bit"

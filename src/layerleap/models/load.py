@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from layerleap.errors import BadSettings, ModelRefused, UnknownModel
 from layerleap.models import zoo
 from layerleap.models.bundles import MODEL_NAMES
+from layerleap.models.quiet import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -118,7 +119,7 @@ def _load_model(folder: str, name: str, options: dict[str, Any]) -> "PreTrainedM
 
     if not Path(folder).is_dir():
         _ask_hub(name, options)
-    with warnings.catch_warnings(), _quiet_transformers():
+    with warnings.catch_warnings(), quiet_transformers():
         warnings.simplefilter("ignore")
         try:
             passed = {k: v for k, v in options.items() if k in CONFIG_OPTIONS}
@@ -186,7 +187,7 @@ def _load_tokenizer(folder: str, options: dict[str, Any], tell: Tell | None) -> 
     from transformers import AutoTokenizer
 
     passed = {k: v for k, v in options.items() if k in CONFIG_OPTIONS}
-    with _quiet_transformers():
+    with quiet_transformers():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **passed)
         except Exception as error:  # whatever goes wrong, the answer is the same: there is none
@@ -211,7 +212,7 @@ def _load_processor(
     if main_input not in PROCESSORS:
         return None
     passed = {k: v for k, v in options.items() if k in CONFIG_OPTIONS}
-    with _quiet_transformers():
+    with quiet_transformers():
         try:
             return getattr(transformers, PROCESSORS[main_input]).from_pretrained(folder, **passed)
         except Exception as error:  # no file, no PIL, no such class: there is none
@@ -219,22 +220,3 @@ def _load_processor(
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 tell(f"the processor of {folder} cannot be loaded: {reason}")
             return None
-
-
-class _quiet_transformers:
-    """Keep load reports and progress bars of transformers off the terminal."""
-
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self.level = logging.get_verbosity()
-        self.bars = logging.is_progress_bar_enabled()
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        from transformers.utils import logging
-
-        logging.set_verbosity(self.level)
-        if self.bars:
-            logging.enable_progress_bar()

@@ -19,6 +19,7 @@ from layerleap.models.class_head import at_size, cls_states, fit_head, with_head
 from layerleap.models.convert_media import BICUBIC, COLOURS, write_processor
 from layerleap.models.pictures import HELD_OUT, Pictures, pixel_values, read_pictures
 from layerleap.models.probe import image_shape
+from layerleap.models.quiet import quiet_transformers
 from layerleap.models.small_vit import VitSettings, train_vit
 
 Tell = Callable[[str], None]
@@ -28,7 +29,7 @@ Z95 = 1.959964
 
 def make(made: Made, sources: Mapping[str, Path], *, tell: Tell) -> None:
     """Put the finished model into its place in the cache."""
-    with whole_folder(made.path) as folder:
+    with whole_folder(made.path) as folder, quiet_transformers():
         how = RECIPES[made.name](sources, folder, tell)
         card = {
             "name": made.name,

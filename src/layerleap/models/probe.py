@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 N_TOKENS = 7
+N_HEARD = 50  # states of an encoder that hears: a second of Whisper's
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
@@ -43,7 +44,8 @@ def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, 
         return ready(model, inputs)
     ids = probe_ids(model, rows, N_TOKENS, seed)
     if main == "input_features":
-        inputs[main] = torch.randn(rows, *sound_shape(model.config), generator=generator)
+        sound = torch.randn(1, *sound_shape(model.config), generator=generator)
+        inputs["encoder_outputs"] = _heard(model, sound, rows)
         inputs["decoder_input_ids"] = ids
     elif model.config.is_encoder_decoder:
         inputs["input_ids"] = probe_ids(model, rows, N_TOKENS + 2, seed + 2)
@@ -52,6 +54,21 @@ def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, 
         inputs["input_ids"] = ids
         inputs["attention_mask"] = torch.ones_like(ids)
     return ready(model, inputs)
+
+
+@torch.no_grad()
+def _heard(model: PreTrainedModel, sound: Tensor, rows: int) -> Any:
+    """What the encoder makes of the beginning of one sound, for every row.
+
+    It takes far longer over half a minute of sound than the decoder over a few tokens, and what
+    is probed is the decoder; so it runs once, and the decoder attends to a part of it.
+    """
+    from transformers.modeling_outputs import BaseModelOutput
+
+    encoder: Any = model.get_encoder()
+    features = ready(model, {"input_features": sound})["input_features"]
+    heard = encoder(features).last_hidden_state[:, :N_HEARD]
+    return BaseModelOutput(heard.expand(rows, -1, -1))
 
 
 def ready(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:

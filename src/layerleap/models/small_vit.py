@@ -22,7 +22,7 @@ class VitSettings:
     layers: int = 8
     d_model: int = 64
     heads: int = 4
-    patch: int = 4
+    patch: int = 7
     epochs: int = 40
     batch: int = 64
     rate: float = 1e-3  # highest step size; rises over the first epoch, then falls as a cosine

@@ -27,6 +27,7 @@ app = typer.Typer(
 
       layerleap models                                     what is bundled
       layerleap check smollm2                              can it be trusted?
+      layerleap check dinov2-mnist                         a vision model, made on first use
       layerleap read smollm2 "The capital of France is"    every layer's guess
       layerleap saturation smollm2 "Once upon a time"      where each guess is settled
       layerleap study shortcuts smollm2 --quick -o report  a report to look at

@@ -27,6 +27,8 @@ from layerleap.stream.texts import iter_documents
 
 POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # documents read side by side
 DENSEST_MASKS = 7  # one in seven is the densest that a masked model is used to
+# What configurations call the length of their position table; the last is of decoders that hear.
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
 WINDOW = 2048  # examples sorted by length at a time: little padding, constant memory
 
 
@@ -292,9 +294,7 @@ def _example(
 def longest_input(transformer: Transformer) -> int:
     """The longest input the model's position table allows."""
     config = transformer.model.config.get_text_config()
-    limits = [
-        getattr(config, n, None) for n in ("max_position_embeddings", "n_positions", "max_seq_len")
-    ]
+    limits = [getattr(config, name, None) for name in LENGTHS]
     known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
     # RoBERTa and its kin count positions from after the padding id, which their table knows.
     tables = (

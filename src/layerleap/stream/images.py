@@ -115,7 +115,7 @@ def image_batches(
             seen = transformer.see({"pixel_values": pixels[:1]}, layers=[0])
             n_positions = seen.states[0].shape[1]
         for picture in chunk:
-            _note(census, picture)
+            _note(census, picture, n_positions)
         yield _batch(transformer, chunk, inputs, n_positions, index, ridge_share)
         index += 1
 
@@ -145,10 +145,10 @@ def _batch(
     )  # fmt: skip
 
 
-def _note(census: Census, picture: Picture) -> None:
+def _note(census: Census, picture: Picture, n_positions: int) -> None:
     census.documents += 1
     census.texts += 1
-    census.tokens += 1
+    census.tokens += n_positions
     census.rows += 1
     census.digest.update(f"{picture.image.shape}".encode() + picture.image.tobytes())
 

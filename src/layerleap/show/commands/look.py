@@ -22,7 +22,12 @@ from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_j
 
 
 def models(json: Json = False) -> None:
-    """List the bundled models and texts, and which of them are in the cache.
+    """List the bundled models, texts, images and sounds, and which of them are in the cache.
+
+    Any of them is fetched on first use. dinov2-mnist (DINOv2 with a linear head for digits) and
+    vit-mnist (a small ViT for digits) are then made on this machine, which takes minutes and is
+    done once; how often they are right on images held out is shown here and in their folder's
+    layerleap.json. To make one again, delete its folder.
 
     Example: layerleap models
     """
