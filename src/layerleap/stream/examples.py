@@ -84,14 +84,6 @@ class Batch:
     n_tokens: int
     gold: Tensor | None = None  # (row,): right answer, a token or a class; -1 unknown, None if all
 
-    @property
-    def mask(self) -> Tensor:
-        """1 where a position is real, 0 where it is padding: (batch, pos)."""
-        for name in ("decoder_attention_mask", "attention_mask"):
-            if name in self.inputs:
-                return self.inputs[name]
-        return torch.ones_like(self.keep, dtype=torch.long)  # images are never padded
-
     def texts(self, chosen: Tensor) -> "Batch":
         """Some of the texts, by a mask; padding that none of them needs is cut off."""
         mask = self.mask[chosen]
@@ -110,6 +102,14 @@ class Batch:
             self.positions[rows], self.held_back[rows], int(chosen.sum()), int(mask.sum()),
             None if self.gold is None else self.gold[rows],
         )  # fmt: skip
+
+    @property
+    def mask(self) -> Tensor:
+        """1 where a position is real, 0 where it is padding: (batch, pos)."""
+        for name in ("decoder_attention_mask", "attention_mask"):
+            if name in self.inputs:
+                return self.inputs[name]
+        return torch.ones_like(self.keep, dtype=torch.long)  # images are never padded
 
 
 @dataclass
