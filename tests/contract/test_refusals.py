@@ -150,6 +150,14 @@ def test_a_model_left_in_training_mode_is_refused_and_not_switched(name, dropout
     assert model.training
 
 
+def test_dropout_left_on_in_an_encoder_that_hears_is_refused():
+    model = build("whisper", dropout=0.3)
+    Transformer.wrap(model)
+    model.model.encoder.train()
+    with refused("steady", by_hand=False):
+        Transformer.wrap(model)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "bert", "vit"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_broken_weights_are_named_as_such(name, value):

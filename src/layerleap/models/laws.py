@@ -43,7 +43,7 @@ class Verdict:
 def check(transformer: Transformer) -> list[Verdict]:
     """Every law's verdict, in the order of the module docstring."""
     hooks_before = _count_hooks(transformer.model)
-    inputs = probe(transformer.model, rows=3, seed=11)
+    inputs = _inputs(transformer)
     with torch.inference_mode():
         before = transformer.model(**inputs).logits
     verdicts = [_verdict(law, rule, transformer, inputs, before) for law, rule in LAWS.items()]
@@ -60,6 +60,11 @@ def check(transformer: Transformer) -> list[Verdict]:
         )
     )
     return verdicts
+
+
+def _inputs(transformer: Transformer) -> dict[str, Any]:
+    """Always the same, and not those of discovery."""
+    return probe(transformer.model, rows=3, seed=11)
 
 
 def require(transformer: Transformer) -> None:
@@ -105,13 +110,10 @@ def _blocks(transformer: Transformer, _: dict[str, Any], __: Tensor) -> tuple[bo
     return (None if said is None else said == transformer.n_layers), f"{found}, config says {said}"
 
 
-def _steady(
-    transformer: Transformer, inputs: dict[str, Any], logits: Tensor
-) -> tuple[bool | None, str]:
+def _steady(transformer: Transformer, _: dict[str, Any], logits: Tensor) -> tuple[bool | None, str]:
     with torch.inference_mode():
-        again = transformer.model(**inputs).logits
-    # Of all its modules: an encoder's answer is probed once, so its dropout would not show.
-    if any(module.training for module in transformer.model.modules()):
+        again = transformer.model(**_inputs(transformer)).logits  # an encoder that hears runs anew
+    if transformer.model.training:
         return False, "the model is in training mode; call model.eval()"
     if torch.equal(again, logits):
         return True, "two passes agree to the bit"
