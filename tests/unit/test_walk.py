@@ -7,7 +7,8 @@ from families import NEXT_TOKEN, build
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.transformer import Transformer
 from layerleap.models.tree import Tree
-from layerleap.models.walk import Walk, find_axes
+from layerleap.models.walk import Walk
+from layerleap.models.walkable import find_axes
 
 IDS = [5, 9, 7, 11, 23, 6, 40, 8, 31, 12, 17, 50]
 

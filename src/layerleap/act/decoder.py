@@ -31,7 +31,8 @@ from layerleap.act.speculate import speculate, speculate_early
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
-from layerleap.models.walk import Walk, find_axes
+from layerleap.models.walk import Walk
+from layerleap.models.walkable import find_axes
 from layerleap.read.lens import Lens
 from layerleap.stream.examples import longest_input
 

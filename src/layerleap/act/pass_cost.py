@@ -19,7 +19,8 @@ import torch
 from layerleap.errors import BadSettings
 from layerleap.models.probe import probe_ids
 from layerleap.models.transformer import Transformer
-from layerleap.models.walk import Walk, find_axes
+from layerleap.models.walk import Walk
+from layerleap.models.walkable import find_axes
 from layerleap.stream.examples import longest_input
 
 SIZES = (1, 2, 3, 4, 8, 16)

@@ -14,19 +14,17 @@ rows of them that it lacks. Which arguments have a row per position is found, no
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
-from layerleap.errors import BadSettings, LayerleapError, ModelRefused
-from layerleap.models.axes import Axes, Fit, compare
-from layerleap.models.compare import rounding, row_gap
-from layerleap.models.probe import accepts, probe_ids
+from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.axes import Axes, Fit
+from layerleap.models.probe import accepts
 from layerleap.models.ragged import Kept, RaggedCache
 from layerleap.models.thin import thin_products
 from layerleap.models.trace import Shape, shape_of, state_given, state_place
@@ -68,7 +66,7 @@ class Walk:
 
         Args:
             transformer: a decoder.
-            axes: from `find_axes`; without them, positions cannot wait and trees not branch.
+            axes: from `walkable.find_axes`; without them, positions cannot wait and trees not branch.
             across: sizes of passes whose products are quicker the other way round (`thin`).
         """
         self.transformer, self.axes, self.across = transformer, axes, across
@@ -319,81 +317,6 @@ def _state_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str,
     if place is None:
         raise ModelRefused("a block was called without a state")
     return place, args[place] if isinstance(place, int) else kwargs[place]
-
-
-_FOUND: "WeakKeyDictionary[Transformer, Axes]" = WeakKeyDictionary()
-
-
-def find_axes(transformer: Transformer) -> Axes:
-    """Find how the blocks are called, and prove it: once for each model, a few short passes.
-
-    Refuses a model that cannot be walked, and says why: one that does not speak about the next
-    token, whose memory of the text cannot be rolled back (recurrent and linear-attention layers),
-    or whose states come out otherwise when positions wait.
-    """
-    if transformer not in _FOUND:
-        _FOUND[transformer] = _find_axes(transformer)
-    return _FOUND[transformer]
-
-
-def _find_axes(transformer: Transformer) -> Axes:
-    model = transformer.model
-    if transformer.kind != "next-token" or model.config.is_encoder_decoder:
-        raise ModelRefused(
-            f"{transformer.identity.name} is no decoder that continues a text by itself "
-            f"({transformer.kind}{', encoder-decoder' if model.config.is_encoder_decoder else ''})"
-        )
-    ids = probe_ids(model, 1, 8, seed=31)[0].tolist()
-    try:
-        with Walk(transformer) as walk:
-            walk.run(ids[:3])
-            calls = []
-            for start, stop in ((3, 5), (5, 8)):
-                walk.run(ids[start:stop])
-                calls.append(walk.called)
-            lengths = {layer.length for layer in walk.cache.layers}
-    except LayerleapError:
-        raise
-    except Exception as error:
-        raise ModelRefused(
-            f"{type(model).__name__} cannot be run over a cache whose end can be taken back, as "
-            "attention keeps one; recurrent and linear-attention layers cannot go back "
-            f"({type(error).__name__}: {error})"
-        ) from error
-    if lengths != {8}:
-        raise ModelRefused(
-            f"after 8 tokens the layers of {type(model).__name__} keep keys of {sorted(lengths)}; "
-            "8 in each were wanted (recurrent and linear-attention layers, and those that share "
-            "or drop keys, cannot be taken back)"
-        )
-    axes = compare((calls[0], calls[1]))
-    gaps = _gaps(transformer, axes, ids)
-    # Two passes through all blocks; some families take softmax in float32 whatever their dtype.
-    allowed = max(4 * rounding(next(model.parameters())), 1e-6)
-    if gaps["waiting"] > allowed:
-        raise ModelRefused(
-            f"law 'waiting' failed for {type(model).__name__}: positions that wait at a layer end "
-            f"elsewhere than those that do not, by {gaps['waiting']:.1e} of their length "
-            f"({allowed:.0e} is what rounding explains)"
-        )
-    return replace(axes, branches=gaps["branching"] <= allowed)
-
-
-def _gaps(transformer: Transformer, axes: Axes, ids: list[int]) -> dict[str, float]:
-    """How far states move when positions wait, and when a tree branches; 0 but for rounding."""
-    with Walk(transformer, axes) as walk:
-        whole = walk.run(ids).h
-        waiting = 0.0
-        for layer in sorted({1, transformer.n_layers - 1} - {0, transformer.n_layers}):
-            walk.cut(3)
-            walk.run(ids[3:4], watch=lambda *_: True, checks=[layer])
-            waiting = max(waiting, row_gap(walk.run(ids[4:5]).h, whole[3:5]))
-        walk.cut(5)
-        try:  # a stranger beside them must not be seen
-            branched = walk.run(Tree((ids[0], ids[5], ids[6]), (-1, -1, 1))).h[1:]
-        except (RuntimeError, ModelRefused):  # a mask that is not among the arguments
-            return {"waiting": waiting, "branching": float("inf")}
-    return {"waiting": waiting, "branching": row_gap(branched, whole[5:7])}
 
 
 def _entry(transformer: Transformer) -> torch.device:
