@@ -8,7 +8,7 @@ is NaN (-1 for tokens), and a rule that needs it says so instead of guessing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
@@ -39,7 +39,11 @@ class Evidence:
     final: Tensor | None = None  # (row,) the model's own top token; None if not known yet
     extra: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
-    def __post_init__(self) -> None:
+    is_checked: InitVar[bool] = False  # by whoever made it: a live run, which makes one per look
+
+    def __post_init__(self, is_checked: bool) -> None:
+        if is_checked:
+            return
         self._check_layers()
         rows, columns = self.position.shape[0] if self.position.dim() else -1, len(self.layers)
         wanted: dict[str, tuple[int, ...]] = {

@@ -79,5 +79,5 @@ class Looks:
         place = torch.tensor([self.position])
         return Evidence(
             **columns, position=place, document=torch.zeros(1, dtype=torch.long),
-            layers=tuple(self.layers), extra=extra,
+            layers=tuple(self.layers), extra=extra, is_checked=True,
         )  # fmt: skip

@@ -66,7 +66,7 @@ class Walk:
 
         Args:
             transformer: a decoder.
-            axes: from `walkable.find_axes`; without them, positions cannot wait and trees not branch.
+            axes: from `walkable.find_axes`; without them nothing can wait or branch.
             across: sizes of passes whose products are quicker the other way round (`thin`).
         """
         self.transformer, self.axes, self.across = transformer, axes, across

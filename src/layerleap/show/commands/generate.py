@@ -27,7 +27,7 @@ def generate(
         typer.Option(
             help="Leave early by a rule instead of decoding exactly: similarity:0.95, "
             "top-probability:0.9, entropy:0.5, patience:3, fixed:20, gap:0.8 or never; or the "
-            "plan.json that `suitability` wrote."
+            "file that `suitability --plan` wrote."
         ),
     ] = None,
     checks: Annotated[
@@ -79,17 +79,18 @@ def generate(
         from layerleap.recipes import default_bank
 
         prompt = sys.stdin.read() if prompt == "-" else prompt
+        rule, plan = _rule(exit)
+        bank = bank or plan.get("bank")
         transformer = load_model(model, blocks, tail, revision, dtype)
         with TerminalProgress() as progress:
-            if no_bank:
+            if no_bank or plan.get("map") == "id":
                 found = None
             elif bank is not None:
                 found = ShortcutBank.from_pretrained(bank)
             else:
                 found = default_bank(transformer, tell=tell, progress=progress)
-        rule, planned = _rule(exit)
         decoding = decoder(
-            found, rule=rule, checks=_layers(checks) or planned, policy=policy,
+            found, rule=rule, checks=_layers(checks) or plan.get("layers"), policy=policy,
             strict=strict, compare=compare, transformer=transformer,
         )  # fmt: skip
         torch.manual_seed(seed)
@@ -142,10 +143,10 @@ def _layers(text: str | None) -> list[int] | None:
         ) from error
 
 
-def _rule(text: str | None) -> tuple[Any, list[int] | None]:
-    """A rule by name and knob, or what a plan says: rule and layers."""
+def _rule(text: str | None) -> tuple[Any, dict[str, Any]]:
+    """A rule by name and knob, or the rule of a plan and the plan."""
     if text is None:
-        return None, None
+        return None, {}
     from layerleap.act.rules import RULES, Scored, from_dict
 
     if text.endswith(".json"):
@@ -156,17 +157,17 @@ def _rule(text: str | None) -> tuple[Any, list[int] | None]:
             raise BadSettings(f"{text} is no plan: it lacks 'rule' or 'layers'")
         if plan["rule"] is None:
             raise BadSettings(f"{text} says: exit nowhere; leave out --exit to decode exactly")
-        return from_dict(plan["rule"]), [int(layer) for layer in plan["layers"]]
+        return from_dict(plan["rule"]), plan
     name, _, knob = text.partition(":")
     kind = RULES.get(name)
     if kind is None or name == "oracle":
         names = ", ".join(rule for rule in RULES if rule != "oracle")
         raise BadSettings(f"no rule is called {name!r}; there are: {names}")
     if not issubclass(kind, Scored):
-        return from_dict({"name": name}), None
+        return from_dict({"name": name}), {}
     try:
         value = int(knob) if kind.whole else float(knob)
     except ValueError as error:
         raise BadSettings(f"rule {name!r} needs a number after a colon, as in {name}:3") from error
     more = {"length": 30.0} if name == "gap" else {}
-    return from_dict({"name": name, kind.knob: value, **more}), None
+    return from_dict({"name": name, kind.knob: value, **more}), {}

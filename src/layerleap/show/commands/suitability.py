@@ -3,10 +3,13 @@
 In: arguments. Out: a verdict with its reasons.
 """
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from layerleap.errors import BadSettings
+from layerleap.files import write_json
 from layerleap.show.options import (
     Blocks,
     Dtype,
@@ -23,7 +26,7 @@ from layerleap.show.options import (
     Unit,
     load_model,
 )
-from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json
+from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
 def suitability(
@@ -52,6 +55,10 @@ def suitability(
     tail: Tail = None,
     revision: Revision = None,
     dtype: Dtype = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="With --bank: keep the quickest calibrated rule for `generate --exit`."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Is early exit worth it for MODEL, on your text, on this machine? A verdict with reasons.
@@ -68,6 +75,8 @@ def suitability(
         from layerleap.study.suitability import SuitabilitySettings
         from layerleap.study.suitability import suitability as run
 
+        if plan is not None and bank is None:
+            raise BadSettings("a plan holds for one bank only: give it with --bank, or make one with fit")
         sampling = Sampling(
             unit=unit,
             positions=positions, max_tokens=max_tokens, held_out=held_out, field=field, seed=seed,
@@ -83,9 +92,21 @@ def suitability(
                 transformer, settings, bank=found, work=cache_root() / "suitability",
                 progress=progress,
             )  # fmt: skip
+        if plan is not None:
+            write_json(plan, plan_of(result, str(bank)))
+            tell(f"plan: {plan}")
         if json:
             print_json(result)
             return
         from layerleap.show.suitability_table import suitability_table
 
         out.print(suitability_table(result))
+
+
+def plan_of(result: dict[str, Any], bank: str) -> dict[str, Any]:
+    """What `generate --exit` needs of a verdict: the rule, where it is asked, through which map."""
+    chosen = result["chosen"]
+    if chosen is None:
+        return {"rule": None, "layers": [], "map": None, "bank": bank}
+    rule = chosen["calibrated"]["rule"]
+    return {"rule": rule, "layers": chosen["layers"], "map": chosen["map"], "bank": bank}

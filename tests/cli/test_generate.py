@@ -1,0 +1,94 @@
+"""`layerleap generate` through its runner, on a tiny model in a folder."""
+
+import json
+
+import pytest
+from contract_bank import bank_of
+from layerleap.files import write_json
+from layerleap.show.cli import app
+from tiny_models import tiny
+from typer.testing import CliRunner
+
+import layerleap
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("generate")
+    made = tiny("llama", num_hidden_layers=4)
+    made.model.save_pretrained(root / "model")
+    made.tokenizer.save_pretrained(root / "model")
+    loaded = layerleap.load(root / "model")
+    bank_of(loaded).save_pretrained(root / "bank")
+    return str(root / "model"), str(root / "bank")
+
+
+def run(*arguments, code=0):
+    found = CliRunner().invoke(app, ["generate", *map(str, arguments)])
+    assert found.exit_code == code, found.output
+    return found
+
+
+def test_the_text_is_the_models_own_and_the_account_says_so(folders):
+    model, bank = folders
+    found = json.loads(run(model, "the cat sat", "--bank", bank, "-n", 9, "--json").stdout)
+    loaded = layerleap.load(model)
+    ids = loaded.tokenizer("the cat sat", return_tensors="pt").input_ids
+    expected = loaded.model.generate(ids, max_new_tokens=9, do_sample=False)
+    assert found["ids"] == expected[0, ids.shape[1] :].tolist()
+    assert found["account"]["exactness"] == "exact"
+    assert len(found["pieces"]) == len(found["ids"]) == len(found["account"]["layers"])
+
+
+def test_leaving_early_colours_tokens_and_tells_the_agreement(folders, tmp_path):
+    model, bank = folders
+    page = tmp_path / "text.html"
+    found = run(
+        model, "the cat sat", "--bank", bank, "-n", 9, "--exit", "fixed:2", "--html", page
+    )
+    assert "agreement" in found.output
+    assert "2.2 of 4 layers per token" in found.output  # the first token waits for the prompt
+    assert page.read_text().count("layer 2 of 4") == 8
+
+
+def test_a_plan_says_rule_layers_and_bank(folders, tmp_path):
+    model, bank = folders
+    plan = {"rule": {"name": "fixed", "layer": 1}, "layers": [3], "map": "mat", "bank": bank}
+    write_json(tmp_path / "plan.json", plan)
+    found = json.loads(
+        run(model, "the cat", "-n", 5, "--exit", tmp_path / "plan.json", "--json").stdout
+    )
+    assert found["account"]["layers"][1:] == [3] * 4
+
+
+def test_a_plan_that_says_nowhere_is_not_run(folders, tmp_path):
+    write_json(tmp_path / "plan.json", {"rule": None, "layers": [], "map": None, "bank": None})
+    found = run(folders[0], "the cat", "--exit", tmp_path / "plan.json", code=2)
+    assert "exit nowhere" in found.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["the cat", "--exit", "guess:1"], "no rule is called"),
+        (["the cat", "--exit", "patience"], "needs a number"),
+        (["the cat", "--exit", "patience:2", "--checks", "first"], "are not layers"),
+        (["the cat", "--exit", "patience:2", "--policy", "forget"], "there are: recompute"),
+        ([" "], "the prompt is empty"),
+        (["the cat", "-n", "0"], "at least one token"),
+        (["the cat", "--chat"], "no chat template"),
+    ],
+)
+def test_bad_input_is_one_clear_line(folders, options, said):
+    model, bank = folders
+    found = run(model, *options, "--bank", bank, code=2)
+    assert said in " ".join(found.output.split())
+
+
+def test_the_same_seed_draws_the_same_text(folders):
+    model, bank = folders
+    texts = [
+        run(model, "the cat", "--bank", bank, "-n", 8, "--sample", "--seed", 4, "--json").stdout
+        for _ in range(2)
+    ]
+    assert json.loads(texts[0])["ids"] == json.loads(texts[1])["ids"]
