@@ -22,13 +22,15 @@ from layerleap.act.pass_cost import measure_passes
 from layerleap.act.replay import sweep
 from layerleap.act.rules import Never, Rule, Similarity
 from layerleap.memory import peak_memory
-from layerleap.recipes import default_bank, resolve_text
 from layerleap.read.scores import score
+from layerleap.recipes import default_bank, resolve_text
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 from layerleap.stream.texts import iter_documents
 
 AGREEMENT = 0.95
-CHECKS = tuple(range(16, 30, 2))  # where leaving early is asked about: a look costs little, not nothing
+CHECKS = tuple(
+    range(16, 30, 2)
+)  # where leaving early is asked about: a look costs little, not nothing
 EARLY_LAYER = 20  # the library's early-exit drafts: the best of 10, 15, 20, 25 when first tried
 INSTRUCTIONS = (
     "List five fruits and say what colour each of them has.",
@@ -105,7 +107,9 @@ def _rule(transformer: Transformer, bank: ShortcutBank, texts: int) -> tuple[Rul
     """The similarity rule that saves most of those that agree often enough on held-out text."""
     source, sampling = resolve_text(transformer, "wikipedia", Sampling())
     examples = iter_examples(transformer, source, sampling, side="held-out", n_texts=texts)
-    scores = score(transformer, {"mat": Lens(transformer, bank)}, iter_batches(transformer, examples))
+    scores = score(
+        transformer, {"mat": Lens(transformer, bank)}, iter_batches(transformer, examples)
+    )
     rules = family(Similarity)
     knobs = torch.linspace(0.9, 1.0, 401).tolist()
     swept = sweep(rules, Evidence.of(scores, "mat").at(CHECKS), knobs)

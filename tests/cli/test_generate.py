@@ -4,12 +4,12 @@ import json
 
 import pytest
 from contract_bank import bank_of
-from layerleap.files import write_json
-from layerleap.show.cli import app
 from tiny_models import tiny
 from typer.testing import CliRunner
 
 import layerleap
+from layerleap.files import write_json
+from layerleap.show.cli import app
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,7 @@ def test_the_text_is_the_models_own_and_the_account_says_so(folders):
 def test_leaving_early_colours_tokens_and_tells_the_agreement(folders, tmp_path):
     model, bank = folders
     page = tmp_path / "text.html"
-    found = run(
-        model, "the cat sat", "--bank", bank, "-n", 9, "--exit", "fixed:2", "--html", page
-    )
+    found = run(model, "the cat sat", "--bank", bank, "-n", 9, "--exit", "fixed:2", "--html", page)
     assert "agreement" in found.output
     assert "2.2 of 4 layers per token" in found.output  # the first token waits for the prompt
     assert page.read_text().count("layer 2 of 4") == 8
@@ -92,3 +90,13 @@ def test_the_same_seed_draws_the_same_text(folders):
         for _ in range(2)
     ]
     assert json.loads(texts[0])["ids"] == json.loads(texts[1])["ids"]
+
+
+def test_it_can_be_held_against_the_library(folders):
+    model, bank = folders
+    found = run(model, "the cat sat", "--bank", bank, "-n", 9, "--against-generate")
+    assert "against generate: identical" in found.output
+    found = run(
+        model, "the cat sat", "--bank", bank, "-n", 9, "--exit", "fixed:1", "--against-generate"
+    )
+    assert "first differs at new token" in " ".join(found.output.split())

@@ -4,6 +4,7 @@ import pytest
 import torch
 from contract_bank import bank_of
 from families import build
+
 from layerleap.act.draft_table import DraftTable
 from layerleap.act.draft_tree import Chances, Drafter
 from layerleap.act.lookup import Lookup

@@ -8,7 +8,7 @@ is NaN (-1 for tokens), and a rule that needs it says so instead of guessing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
@@ -39,11 +39,7 @@ class Evidence:
     final: Tensor | None = None  # (row,) the model's own top token; None if not known yet
     extra: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
-    is_checked: InitVar[bool] = False  # by whoever made it: a live run, which makes one per look
-
-    def __post_init__(self, is_checked: bool) -> None:
-        if is_checked:
-            return
+    def __post_init__(self) -> None:
         self._check_layers()
         rows, columns = self.position.shape[0] if self.position.dim() else -1, len(self.layers)
         wanted: dict[str, tuple[int, ...]] = {
@@ -193,6 +189,13 @@ class Evidence:
         cut = {name: getattr(self, name)[:, columns] for name in COLUMNS}
         extra = {name: value[:, columns] for name, value in self.extra.items()}
         return replace(self, **cut, layers=tuple(sorted(wanted)), extra=extra)
+
+
+class LiveEvidence(Evidence):
+    """Made at every look of a live run, from our own numbers: checking them would cost more."""
+
+    def __post_init__(self) -> None:
+        """Nothing is checked."""
 
 
 def split(

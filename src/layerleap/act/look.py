@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from layerleap.act.evidence import COLUMNS, Evidence
+from layerleap.act.evidence import COLUMNS, Evidence, LiveEvidence
 from layerleap.act.rules import Rule
 from layerleap.act.shortlist import Shortlist
 from layerleap.read.lens import Lens
@@ -77,7 +77,7 @@ class Looks:
         columns = {name: torch.stack(values, 1) for name, values in self._columns.items()}
         extra = {name: torch.stack(values, 1) for name, values in self._extra.items()}
         place = torch.tensor([self.position])
-        return Evidence(
+        return LiveEvidence(
             **columns, position=place, document=torch.zeros(1, dtype=torch.long),
-            layers=tuple(self.layers), extra=extra, is_checked=True,
+            layers=tuple(self.layers), extra=extra,
         )  # fmt: skip

@@ -5,8 +5,9 @@ coloured by the layer that it was read at.
 """
 
 import html
+import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class Written:
     pieces: list[str]  # one per token
     ids: list[int]
     account: Account
+    prompt_ids: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -103,13 +105,40 @@ class _Teller:
         """Nothing is held back that will not come."""
 
 
+class _Display:
+    """Shows a text in a notebook while it is written."""
+
+    def __init__(self, prompt: str, decoder: Decoder, decode: Callable[[list[int]], str]) -> None:
+        try:
+            display = importlib.import_module("IPython.display").display
+        except ImportError as error:
+            raise BadSettings("live needs a notebook: IPython is not installed") from error
+        self.prompt, self.decoder, self.decode = prompt, decoder, decode
+        self.ids: list[int] = []
+        self._handle = display(Written(prompt, [], [], _blank()), display_id=True)
+
+    def __call__(self, piece: str) -> None:
+        account = self.decoder.writing
+        if account is None or self._handle is None:
+            return
+        n = min(len(self.ids), len(account.layers))  # the last token is noted a moment later
+        shown = replace(account, layers=account.layers[:n], guessed=account.guessed[:n])
+        pieces = _pieces(self.decode, self.ids[:n])
+        self._handle.update(Written(self.prompt, pieces, self.ids[:n], shown))
+
+
+def _blank() -> Account:
+    return Account(n_layers=1, exactness="exact", most_tokens=0)
+
+
 def write(
     transformer: Transformer,
     prompt: str,
-    decoder: Decoder,
+    decoder: Decoder | None = None,
     *,
     max_new_tokens: int = 60,
     chat: bool = False,
+    live: bool = False,
     tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Written:
@@ -118,9 +147,10 @@ def write(
     Args:
         transformer: a decoder with a tokenizer.
         prompt: not empty.
-        decoder: how.
+        decoder: how; the library's own loop when None.
         max_new_tokens: tokens at most.
         chat: put the prompt into the tokenizer's chat template, as a user's turn.
+        live: in a notebook, show the coloured text as it grows.
         tell: given each piece of text as it comes; an empty one if it is half a character.
         **options: of `generate`, such as do_sample and temperature.
     """
@@ -137,7 +167,11 @@ def write(
     device = transformer.model.device
     entry = torch.tensor([ids], device="cpu" if device.type == "meta" else device)
     decode = lambda some: tokenizer.decode(some, skip_special_tokens=True)  # noqa: E731
+    if live and decoder is not None:
+        tell = _Display(prompt, decoder, decode)
     streamer = _Teller(decode, tell or (lambda piece: None))
+    if isinstance(tell, _Display):
+        tell.ids = streamer.ids
     # The model's own settings for sampling hold only if sampling is asked for.
     options = {"do_sample": False, **options}
     if not options["do_sample"]:
@@ -147,7 +181,13 @@ def write(
         max_new_tokens=min(max_new_tokens, limit - len(ids)), **options,
     )  # fmt: skip
     new = found[0, len(ids) :].tolist()
-    return Written(prompt, _pieces(decode, new), new, decoder.accounts[0])
+    if decoder is None:
+        layers = [transformer.n_layers] * len(new)
+        account = Account(transformer.n_layers, "exact", len(new), layers=layers)
+        account.guessed = [False] * len(new)
+    else:
+        account = decoder.accounts[0]
+    return Written(prompt, _pieces(decode, new), new, account, ids)
 
 
 def _encode(tokenizer: Any, prompt: str, chat: bool) -> list[int]:

@@ -51,6 +51,12 @@ def generate(
     compare: Annotated[
         bool, typer.Option(help="With --exit: measure the agreement afterwards.")
     ] = True,
+    against: Annotated[
+        bool,
+        typer.Option(
+            "--against-generate", help="Also let the library decode, and say where the texts part."
+        ),
+    ] = False,
     html: Annotated[
         Path | None, typer.Option(help="Also write the coloured text as a page.")
     ] = None,
@@ -101,12 +107,33 @@ def generate(
         )
         if teller is not None:
             teller.end(str(written.account))
+        if against:
+            tell(_against(transformer, written, tokens, chat, seed, options))
         if html is not None:
             from layerleap.show.report import write_page
 
             tell(f"page: {write_page(written._repr_html_(), prompt, html)}")
         if json:
             print_json(written.to_dict())
+
+
+def _against(
+    transformer: Any, written: Any, tokens: int, chat: bool, seed: int, options: dict[str, Any]
+) -> str:
+    """How the text compares with what the library's own loop writes."""
+    import torch
+
+    from layerleap.act.divergence import divergence
+    from layerleap.act.write import write
+
+    torch.manual_seed(seed)
+    prompt = written.prompt
+    theirs = write(transformer, prompt, None, max_new_tokens=tokens, chat=chat, **options)
+    parted = divergence(transformer, theirs.prompt_ids, written.ids, theirs.ids)
+    if parted is not None:
+        return f"against generate: {parted}"
+    same = written.ids == theirs.ids
+    return "against generate: identical" if same else "against generate: of another length"
 
 
 class _Painter:

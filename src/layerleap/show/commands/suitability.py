@@ -76,7 +76,9 @@ def suitability(
         from layerleap.study.suitability import suitability as run
 
         if plan is not None and bank is None:
-            raise BadSettings("a plan holds for one bank only: give it with --bank, or make one with fit")
+            raise BadSettings(
+                "a plan holds for one bank only: give it with --bank, or make one with fit"
+            )
         sampling = Sampling(
             unit=unit,
             positions=positions, max_tokens=max_tokens, held_out=held_out, field=field, seed=seed,
