@@ -1,9 +1,11 @@
 """Exact decoding writes what `generate` writes, token for token, in every family."""
 
+import copy
+
 import pytest
 import torch
 from contract_bank import bank_of
-from families import build
+from families import NEXT_TOKEN, build
 from transformers import DynamicCache
 
 from layerleap.act.decoder import decoder
@@ -11,11 +13,12 @@ from layerleap.act.pass_cost import PassCost
 from layerleap.act.rules import Never
 from layerleap.models.transformer import Transformer
 
-FAMILIES = (
-    "gpt2", "gptj", "gpt_neox", "opt", "opt_350m", "bloom", "falcon", "falcon_alibi", "llama",
-    "mistral", "qwen3", "gemma2", "gemma3", "phi", "phi3", "mpt", "gpt_neo", "gpt_oss", "mixtral",
-)  # fmt: skip
-SINGLE = ("gpt_oss", "mixtral", "mpt")  # parts of these compute in float32 whatever the dtype
+SINGLE = (
+    "gpt_oss",
+    "mixtral",
+    "qwen2_moe",
+    "mpt",
+)  # parts of these compute in float32 whatever the dtype
 CHEAP = PassCost((1, 2, 4, 8, 16), (1.0, 1.01, 1.02, 1.04, 1.08))  # so that trees are large
 PROMPT = [5, 9, 7, 5, 9, 7, 8, 5, 9]
 WAYS = {
@@ -26,7 +29,7 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=NEXT_TOKEN)
 def ready(request):
     model = build(request.param)
     model = model if request.param in SINGLE else model.double()
@@ -75,10 +78,25 @@ def test_processors_and_seeds_are_honoured(ready, options):
 
 def test_the_end_in_the_middle_of_a_right_guess_ends_the_text(ready):
     theirs, _ = both(ready, "tree")
-    eos = int(theirs[0, len(PROMPT) + 10])
+    guessed = ready[1]["tree"].accounts[0].guessed
+    new = theirs[0, len(PROMPT) :].tolist()
+    ends = [n for n, was in enumerate(guessed) if was and new.index(new[n]) == n]
+    eos = new[ends[0]] if ends else new[10]
     theirs, ours = both(ready, "tree", eos_token_id=eos)
     assert torch.equal(ours, theirs)
     assert int(ours[0, -1]) == eos
+
+
+def test_in_float32_too_the_text_is_that_of_generate(ready):
+    model, _ = ready
+    single = copy.deepcopy(model).float()
+    transformer = Transformer.wrap(single)
+    custom = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    theirs = single.generate(torch.tensor([PROMPT]), **options)
+    ours = single.generate(torch.tensor([PROMPT]), custom_generate=custom, **options)
+    assert torch.equal(ours, theirs)
+    assert custom.accounts[0].exactness == "exact"
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])

@@ -29,7 +29,6 @@ class Account:
     passes: int = 0
     tried: int = 0  # guesses that were judged
     right: int = 0
-    blocks: float = 0.0  # blocks that tokens were run through, guesses and late ones included
     agreed: int = 0  # of `compared` early readings, those that were the full model's choice
     compared: int = 0
     prompt_seconds: float = 0.0
@@ -50,7 +49,6 @@ class Account:
         else:
             self.passes += 1
             self.seconds = now - self._started
-            self.blocks += (1 + tried) * layer
         self.tried += tried
         self.right += tokens - 1
         self.layers += [layer] * tokens

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from layerleap.act.account import Account
-from layerleap.act.choose import Choice
+from layerleap.act.choose import Choice, Processor
 from layerleap.act.look import Looks
 from layerleap.models.transformer import Transformer
 from layerleap.models.walk import Carry, Walk
@@ -89,8 +89,14 @@ def _logits(lens: Lens, look: Looks, h: Tensor, layer: int) -> Tensor:
 
 
 @torch.no_grad()
-def agreements(transformer: Transformer, choice: Choice) -> list[bool]:
-    """Of each token chosen: is it what the full model chooses after the same text?"""
+def agreements(transformer: Transformer, choice: Choice, processor: Processor) -> list[bool]:
+    """Of each token chosen: is it what the full model chooses after the same text?
+
+    Args:
+        transformer: the model.
+        choice: the text, finished.
+        processor: as it was before the text; some of them remember what they have seen.
+    """
     text = torch.tensor([choice.text])
     keep = torch.zeros_like(text, dtype=torch.bool)
     keep[:, -len(choice.chosen) - 1 : -1] = True
@@ -101,6 +107,6 @@ def agreements(transformer: Transformer, choice: Choice) -> list[bool]:
         for logits in transformer.logits(h[rows]):
             place = choice.ids.shape[1] - len(choice.chosen) + len(found)
             shown = logits.float()[None].to(choice.ids.device)
-            scores = choice.processor(choice.ids[:, :place], shown)
+            scores = processor(choice.ids[:, :place], shown)
             found.append(int(scores.argmax()) == int(choice.ids[0, place]))
     return found

@@ -54,7 +54,12 @@ class Choice:
 
     def __call__(self, logits: Tensor) -> int:
         """The token that follows, given the logits of the last one; it is appended."""
-        raw = logits.to(copy=True, dtype=torch.float32, device=self.ids.device)[None]
+        # Processors, criteria and streamers are other people's: they get plain tensors.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._choose(logits)
+
+    def _choose(self, logits: Tensor) -> int:
+        raw = logits.clone().to(dtype=torch.float32, device=self.ids.device)[None]
         scores = self.processor(self.ids, raw.clone() if self.logits is not None else raw)
         if self.scores is not None:
             self.scores.append(scores)
@@ -67,6 +72,7 @@ class Choice:
         self.ids = torch.cat([self.ids, token[None]], 1)
         if self.streamer is not None:
             self.streamer.put(token.cpu())
-        self.is_finished = bool(self.criteria(self.ids, scores).all())
+        shown = None if self.scores is None else tuple(self.scores)
+        self.is_finished = bool(self.criteria(self.ids, shown).all())
         self.chosen.append(int(token))
         return self.chosen[-1]

@@ -9,13 +9,13 @@ says of each text of the last call what was done and how exact it is.
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from copy import deepcopy
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from layerleap.act.account import Account, Exactness
@@ -25,6 +25,7 @@ from layerleap.act.draft_table import DraftTable
 from layerleap.act.draft_tree import MOST, Drafter
 from layerleap.act.look import Looks
 from layerleap.act.pass_cost import PassCost, measure_passes
+from layerleap.act.request import check, check_positions, check_rows, padding, result
 from layerleap.act.rules import Rule
 from layerleap.act.shortlist import Shortlist
 from layerleap.act.speculate import speculate, speculate_early
@@ -90,14 +91,14 @@ class Decoder:
         self.accounts: list[Account] = []
         self.writing: Account | None = None  # of the text under way
         self._cost, self._table = cost, table
-        self._known: WeakKeyDictionary[PreTrainedModel, _Ready] = WeakKeyDictionary()
+        self._prepared: _Ready | None = None
         self._transformer = transformer
         self._check_settings()
 
     def _check_settings(self) -> None:
         if self.policy not in POLICIES:
             raise BadSettings(
-                f"policy {self.policy!r} is unknown; use one of {', '.join(POLICIES)}"
+                f"policy {self.policy!r} is unknown; there are: {', '.join(POLICIES)}"
             )
         if unknown := set(self.drafts) - {"table", "lookup", "early"}:
             raise BadSettings(
@@ -114,6 +115,8 @@ class Decoder:
             raise BadSettings(f"most_nodes {self.most_nodes}; a pass holds at least one token")
         if self.rule is not None and self.rule.name == "oracle":
             raise BadSettings("the oracle knows the answer beforehand, so it can only be replayed")
+        if self.rule is not None and self.rule.name == "task" and not hasattr(self.rule, "watches"):
+            raise BadSettings("rule 'task' rests on a probe, which a live run does not have yet")
 
     def __call__(
         self,
@@ -127,40 +130,44 @@ class Decoder:
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """Called by `generate`, once it has prepared everything."""
-        _refuse(generation_config, model_kwargs, synced_gpus)
-        if streamer is None:  # `generate` hands its streamer on to its own loops only
-            caller = sys._getframe(1)
-            name, found = caller.f_code.co_name, caller.f_locals
-            streamer = found.get("streamer") if name == "generate" else None
-        if streamer is not None and len(input_ids) > 1:
-            raise BadSettings(f"{len(input_ids)} texts cannot be streamed at once; give one")
-        prepared = self._ready(model)
-        config = generation_config
-        skips, cache = _padding(input_ids, model_kwargs), model_kwargs.get("past_key_values")
-        texts, self.accounts = [], []
+        ready = self._ready(model)  # first: it says best why a model cannot be decoded at all
+        caller = sys._getframe(1)  # `generate` hands these two on to its own loops only
+        dropped = caller.f_locals if caller.f_code.co_name == "generate" else {}
+        streamer = streamer if streamer is not None else dropped.get("streamer")
+        check(generation_config, model_kwargs, synced_gpus or bool(dropped.get("synced_gpus")))
+        skips = padding(input_ids, generation_config, model_kwargs)
+        check_rows(skips, generation_config, model_kwargs, streamer, logits_processor,
+                   stopping_criteria)  # fmt: skip
+        config, cache = generation_config, model_kwargs.get("past_key_values")
+        self.accounts, choices, walk = [], [], None
         for ids, skip in zip(input_ids.split(1), skips, strict=True):
             choice = Choice(
-                ids, skip=skip, processor=logits_processor, criteria=stopping_criteria,
+                # Copies, for some remember what they have seen, and a text is as if alone.
+                ids, skip=skip, processor=deepcopy(logits_processor),
+                criteria=stopping_criteria if len(skips) == 1 else deepcopy(stopping_criteria),
                 sample=config.do_sample, streamer=streamer,
                 keep_scores=bool(config.return_dict_in_generate and config.output_scores),
                 keep_logits=bool(config.return_dict_in_generate and config.output_logits),
             )  # fmt: skip
-            walk = self._write(prepared, choice, config.max_length, cache)
-            texts.append((choice, walk))
+            walk = self._write(ready, choice, config.max_length, cache, logits_processor)
+            choices.append(choice)
         if streamer is not None:
             streamer.end()
-        return _result(input_ids, texts, config, cache)
+        return result(input_ids, choices, walk, config, cache)
 
     def _ready(self, model: PreTrainedModel) -> "_Ready":
-        if model not in self._known:
-            self._known[model] = _Ready(self, model)
-        return self._known[model]
+        if self._prepared is None or self._prepared.transformer.model is not model:
+            self._prepared = _Ready(self, model)
+        return self._prepared
 
-    def _write(self, ready: "_Ready", choice: Choice, max_length: int, cache: Cache | None) -> Walk:
+    def _write(
+        self, ready: "_Ready", choice: Choice, max_length: int, cache: Cache | None, processor: Any
+    ) -> Walk:
         transformer, n_prompt = ready.transformer, len(choice.text)
         limit = longest_input(transformer)
         if n_prompt > limit:
             raise BadText(f"the prompt has {n_prompt} tokens; this model reads at most {limit}")
+        check_positions(transformer.model.config, n_prompt, max_length)
         account = Account(
             transformer.n_layers, self._exactness(transformer), max_length - choice.ids.shape[1],
             None if self.rule is None else self.policy,
@@ -174,7 +181,7 @@ class Decoder:
         with walk, torch.inference_mode():  # a tenth faster than without gradients alone
             self._decode(ready, walk, choice, account, limit)
         if self.compare and self.rule is not None and not choice.sample:
-            found = agreements(transformer, choice)
+            found = agreements(transformer, choice, deepcopy(processor))
             account.compare(sum(found), len(found))
         self.accounts.append(account)
         return walk
@@ -207,7 +214,9 @@ class Decoder:
     def _exactness(self, transformer: Transformer) -> Exactness:
         if self.rule is not None and self.rule.name != "never":
             return "approximate"
-        exact = self.strict or self.rule is not None or transformer.model.dtype in WIDE
+        dtypes = {p.dtype for p in transformer.model.parameters() if p.is_floating_point()}
+        is_wide = dtypes <= set(WIDE) and not torch.is_autocast_enabled("cpu")
+        exact = self.strict or self.rule is not None or is_wide
         return "exact" if exact else "rounded"
 
 
@@ -247,86 +256,3 @@ class _Ready:
 
 
 decoder = Decoder  # the name that reads well inside `generate(custom_generate=...)`
-
-HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep",
-           "cache_position", "return_dict"}  # fmt: skip
-
-
-def _refuse(config: Any, model_kwargs: Mapping[str, Any], synced_gpus: bool) -> None:
-    """Say plainly what cannot be honoured, instead of ignoring it."""
-    if config is None:
-        raise BadSettings("a decoder is called by generate: give it as custom_generate")
-    if config.num_beams > 1:
-        raise BadSettings(
-            f"beam search ({config.num_beams} beams) keeps several texts in step, and early exits "
-            "and guesses take each at its own pace; use num_beams=1"
-        )
-    if synced_gpus:
-        raise BadSettings("several processes in step (synced_gpus) cannot leave early or guess")
-    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
-        raise BadSettings(
-            "attentions and hidden states of passes over several tokens are not kept; leave out "
-            "output_attentions and output_hidden_states"
-        )
-    if others := [k for k, v in model_kwargs.items() if v is not None and k not in HANDLED]:
-        raise BadSettings(f"argument {sorted(others)[0]!r} cannot be passed on to the model here")
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and type(cache) is not DynamicCache:
-        raise BadSettings(
-            f"a {type(cache).__name__} cannot be taken back token by token and layer by layer; "
-            "leave out cache_implementation, or hand over a DynamicCache"
-        )
-
-
-def _padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[int]:
-    """How many tokens at the beginning of each text are padding."""
-    if input_ids.shape[1] == 0:
-        raise BadText("the prompt is empty; at least one token was wanted")
-    mask, places = (model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
-    kept = torch.ones_like(input_ids) if mask is None else mask[:, -input_ids.shape[1] :]
-    found = []
-    for row, is_kept in enumerate(kept.bool()):
-        n = int(is_kept.sum())
-        if not n:
-            raise BadText("a prompt is nothing but padding; at least one token was wanted")
-        if not is_kept[-n:].all():
-            raise BadSettings(
-                "the attention mask has gaps, or padding on the right; pad on the left"
-            )
-        if places is not None:
-            given = places[row if len(places) > 1 else 0][-n:]
-            if not torch.equal(given.cpu(), torch.arange(n)[-len(given) :]):
-                raise BadSettings("position_ids other than 0, 1, 2, ... cannot be honoured here")
-        found.append(input_ids.shape[1] - n)
-    return found
-
-
-def _plain(kept: list[Tensor] | None) -> tuple[Tensor, ...] | None:
-    """Out of inference mode, so that they can be used like any others."""
-    return None if kept is None else tuple(value.clone() for value in kept)
-
-
-def _result(
-    input_ids: Tensor, texts: Sequence[tuple[Choice, Walk]], config: Any, cache: Cache | None
-) -> Tensor | GenerateDecoderOnlyOutput:
-    """What `generate` gives: all texts, padded on the right to the longest."""
-    new = [choice.chosen for choice, _ in texts]
-    longest = max(len(chosen) for chosen in new)
-    pad = config._pad_token_tensor
-    fill = int(pad) if pad is not None else 0
-    tails = [chosen + [fill] * (longest - len(chosen)) for chosen in new]
-    sequences = torch.cat([input_ids, torch.tensor(tails, device=input_ids.device)], 1)
-    is_wanted = config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
-    if cache is not None and len(texts) == 1 and is_wanted:
-        texts[0][1].cache.give(cache)
-    if not config.return_dict_in_generate:
-        return sequences
-    if len(texts) > 1 and (config.output_scores or config.output_logits):
-        raise BadSettings("scores of several texts at once are not kept; give one text")
-    choice = texts[0][0]
-    return GenerateDecoderOnlyOutput(
-        sequences=sequences,
-        scores=_plain(choice.scores),
-        logits=_plain(choice.logits),
-        past_key_values=cache if len(texts) == 1 else None,
-    )

@@ -44,6 +44,8 @@ class DraftTable:
             raise BadSettings(f"a draft table of width {width}; 1 or more followers were wanted")
         self.lens, self.width = lens, width
         size = lens.transformer.d_vocab
+        # Heads are often padded, and some embeddings are: only what both know can follow.
+        self.size = min(size, vocabulary_size(lens.transformer.model))
         self.ids = torch.zeros(size, width, dtype=torch.int32)
         self.p = torch.zeros(size, width)
         self.known = torch.zeros(size, dtype=torch.bool)
@@ -51,19 +53,20 @@ class DraftTable:
 
     def need(self, tokens: Iterable[int]) -> None:
         """Make the rows of these tokens, if they are missing."""
-        missing = sorted({token for token in tokens if not self.known[token]})
+        missing = sorted({t for t in tokens if t < self.size and not self.known[t]})
         if missing:
             self._make(torch.tensor(missing))
 
     def of(self, token: int) -> tuple[list[int], list[float]]:
         """The followers of one token, the likeliest first, and their probabilities."""
+        if token >= self.size:
+            return [], []
         self.need([token])
         return self.ids[token].tolist(), self.p[token].tolist()
 
     def fill(self, progress: Progress = silent) -> None:
         """Make every row that is missing."""
-        known_ids = vocabulary_size(self.lens.transformer.model)  # heads are often padded
-        missing = (~self.known[:known_ids]).nonzero()[:, 0]
+        missing = (~self.known[: self.size]).nonzero()[:, 0]
         for rows in chunks(len(missing), self.lens.transformer.d_vocab):
             self._make(missing[rows])
             progress("drafting", rows.stop, len(missing), "tokens")
@@ -76,7 +79,7 @@ class DraftTable:
         keep[:, -1] = True
         seen = transformer.see({"input_ids": inputs}, keep=keep, layers=[0])
         logits = self.lens.logits(seen.states[0], 0).float()
-        best = logits.topk(self.width)
+        best = logits[:, : self.size].topk(self.width)
         self.ids[tokens] = best.indices.cpu().int()
         self.p[tokens] = (best.values - logits.logsumexp(-1, keepdim=True)).exp().cpu()
         self.known[tokens] = True

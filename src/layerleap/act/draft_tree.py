@@ -22,7 +22,7 @@ from layerleap.models.tree import Tree
 MOST = 16  # nodes at most, beyond which passes were not measured
 WEIGHT = 4.0  # guesses that the chance assumed at first is worth
 DEEPEST = 10  # tokens that a lookup is followed for
-LOOKED_UP = {1: 0.3, 2: 0.35, 3: 0.5, 4: 0.6}  # chance assumed at first, by tokens that matched
+LOOKED_UP = {2: 0.35, 3: 0.5, 4: 0.6}  # chance assumed at first, by tokens that matched
 
 Kind = tuple[str, int]  # a source, and how sure it is of the guess
 
@@ -158,7 +158,9 @@ class Drafter:
     def _follow(self, waiting: list[_Guess], parent: int, chance: float, token: int) -> None:
         if self.table is None:
             return
-        if not self.table.known[token]:  # with those that may come next: they cost hardly more
+        if (
+            token < self.table.size and not self.table.known[token]
+        ):  # with those that may come next: they cost hardly more
             self.table.need([token, *(guess.token for guess in waiting[: self.most])])
         for follower, p in zip(*self.table.of(token), strict=True):
             kind = ("table", _level(p))

@@ -87,7 +87,7 @@ def _measure(transformer: Transformer, repeats: int) -> PassCost:
                 walk.run(ids[:context])
                 for size in SIZES:
                     started = time.perf_counter()
-                    transformer.logits(walk.run(ids[context : context + size]).h)
+                    _wait(transformer.logits(walk.run(ids[context : context + size]).h))
                     if turn:
                         took = time.perf_counter() - started
                         seconds.setdefault((size, across), []).append(took)
@@ -97,6 +97,12 @@ def _measure(transformer: Transformer, repeats: int) -> PassCost:
     best = [one, *(min(medians[size, way] for way in (False, True)) for size in SIZES[1:])]
     wins = [size for size in SIZES[1:] if medians[size, True] < medians[size, False]]
     return PassCost(SIZES, tuple(best), _filled(wins), context, repeats)
+
+
+def _wait(made: torch.Tensor) -> None:
+    """Until the device has done what it was told."""
+    if made.device.type != "cpu":
+        torch.accelerator.synchronize(made.device)
 
 
 def _filled(wins: list[int]) -> tuple[int, ...]:

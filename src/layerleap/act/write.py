@@ -102,7 +102,10 @@ class _Teller:
         self.tell(piece)
 
     def end(self) -> None:
-        """Nothing is held back that will not come."""
+        """What was held back, half a character, comes as it is."""
+        rest = self.decode(self.ids)[len(self.said) :]
+        if rest:
+            self.tell(rest)
 
 
 class _Display:

@@ -35,7 +35,7 @@ class Axes:
     """The dimensions of every argument of every block."""
 
     specs: tuple[Mapping[Name, Spec], ...]  # by block, the first at 0
-    branches: bool = False  # tokens may branch: proved by `walk.find_axes`
+    branches: bool = False  # tokens may branch: proved by `walkable.find_axes`
 
     def fit(
         self,
@@ -57,8 +57,13 @@ class Axes:
             done: what was made of the same tensors for other blocks of this pass.
         """
         spec = self.specs[block - 1].get(name)
-        if spec is None or value is None:
+        if spec is None:
             return value
+        if value is None:
+            raise ModelRefused(
+                f"block {block} was called without its mask {name!r}, so its rows cannot be told "
+                "apart; the attention implementation has changed, or nothing was run before"
+            )
         key = id(value), rows
         if key not in done:
             done[key] = value, _fit(value, spec, rows, tree)  # held, so that its id stays its own

@@ -105,7 +105,7 @@ class RaggedCache(DynamicCache):
         for own, layer in zip(self.layers, other.layers, strict=True):
             keys, values = layer.keys, layer.values
             whole = keys is not None and keys.shape[-2] == layer.get_seq_length()
-            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, Layer) or not whole:
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or not whole:
                 raise BadSettings(
                     f"a {type(layer).__name__} that holds {0 if keys is None else keys.shape[-2]} "
                     f"of {layer.get_seq_length()} positions was handed over; a DynamicCache with "

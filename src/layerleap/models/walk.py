@@ -12,14 +12,16 @@ layer, so masks, positions and biases come out as that family makes them, and ea
 rows of them that it lacks. Which arguments have a row per position is found, not known (`axes`).
 """
 
+import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache
 
 from layerleap.errors import BadSettings, ModelRefused
@@ -34,6 +36,10 @@ from layerleap.models.tree import Tree
 # A layer, the new rows of h[layer - 1] and of h[layer]: is that far enough?
 Watch = Callable[[int, Tensor, Tensor], bool]
 Carry = Callable[[Tensor, int, int], Tensor]  # rows of h[src], src, dst: what to take for h[dst]
+
+
+# One walk at a time: a second one on another thread waits for the first to leave the model.
+_LOCKS: "WeakKeyDictionary[nn.Module, threading.RLock]" = WeakKeyDictionary()
 
 
 class _Enough(Exception):
@@ -76,11 +82,12 @@ class Walk:
         self._waiting: dict[int, Tensor] = {}  # by layer: (1, row, d_model)
         self._shapes: dict[int, Shape] = {}
         self._undo = ExitStack()
-        self._is_running = False
+        self._thread: int | None = None  # on which a pass is under way
         self._takes_positions = accepts(transformer.model, "position_ids")
 
     def __enter__(self) -> Self:
         model = self.transformer.model
+        self._undo.enter_context(_LOCKS.setdefault(model, threading.RLock()))
         self._undo.enter_context(thin_products(model, self.across))
         for path in dict.fromkeys(self.transformer.blocks):
             own = model.get_submodule(path).__dict__
@@ -130,7 +137,7 @@ class Walk:
             raise BadSettings("a tree cannot be entered while positions wait, and cannot wait")
         before = [layer.length for layer in self.cache.layers], dict(self._waiting), self.length
         self._begin_pass(tree, watch, frozenset(checks), carry)
-        self._is_running = True
+        self._thread = threading.get_ident()
         try:
             self._call(tree)
         except _Enough:
@@ -142,7 +149,7 @@ class Walk:
                 layer.set_length(length)
             raise
         finally:
-            self._is_running = False
+            self._thread = None
         if self._left is not None:
             return Ran(*self._left)
         return Ran(self._block, self._h[0])
@@ -186,7 +193,7 @@ class Walk:
 
     def _forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a block does instead of running: run on the rows that it lacks, if any."""
-        if not self._is_running:  # somebody else's pass
+        if self._thread != threading.get_ident():  # somebody else's pass
             return original(*args, **kwargs)
         self._block += 1
         block, (place, given) = self._block, _state_of(args, kwargs)

@@ -6,6 +6,8 @@ In: a wrapped model. Out: the `Axes` with which a `Walk` runs it, or `ModelRefus
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+import torch
+
 from layerleap.errors import LayerleapError, ModelRefused
 from layerleap.models.axes import Axes, compare
 from layerleap.models.compare import rounding, row_gap
@@ -61,8 +63,9 @@ def _find_axes(transformer: Transformer) -> Axes:
         )
     axes = compare((calls[0], calls[1]))
     gaps = _gaps(transformer, axes, ids)
-    # Two passes through all blocks; some families take softmax in float32 whatever their dtype.
-    allowed = max(4 * rounding(next(model.parameters())), 1e-6)
+    # What cutting a text into passes does by itself, measured; never more than the dtype explains.
+    like = next(model.parameters())
+    allowed = min(4 * rounding(like), 10 * max(gaps["pieces"], 4 * torch.finfo(like.dtype).eps))
     if gaps["waiting"] > allowed:
         raise ModelRefused(
             f"law 'waiting' failed for {type(model).__name__}: positions that wait at a layer end "
@@ -76,6 +79,9 @@ def _gaps(transformer: Transformer, axes: Axes, ids: list[int]) -> dict[str, flo
     """How far states move when positions wait, and when a tree branches; 0 but for rounding."""
     with Walk(transformer, axes) as walk:
         whole = walk.run(ids).h
+        walk.cut(3)
+        parts = [walk.run(ids[start:stop]).h for start, stop in ((3, 4), (4, 5), (5, 8))]
+        pieces = row_gap(torch.cat(parts), whole[3:])
         waiting = 0.0
         for layer in sorted({1, transformer.n_layers - 1} - {0, transformer.n_layers}):
             walk.cut(3)
@@ -85,5 +91,5 @@ def _gaps(transformer: Transformer, axes: Axes, ids: list[int]) -> dict[str, flo
         try:  # a stranger beside them must not be seen
             branched = walk.run(Tree((ids[0], ids[5], ids[6]), (-1, -1, 1))).h[1:]
         except (RuntimeError, ModelRefused):  # a mask that is not among the arguments
-            return {"waiting": waiting, "branching": float("inf")}
-    return {"waiting": waiting, "branching": row_gap(branched, whole[5:7])}
+            return {"pieces": pieces, "waiting": waiting, "branching": float("inf")}
+    return {"pieces": pieces, "waiting": waiting, "branching": row_gap(branched, whole[5:7])}

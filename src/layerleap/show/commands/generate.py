@@ -68,9 +68,9 @@ def generate(
 ) -> None:
     """Write on from PROMPT, faster than one token per pass and exactly, or leaving layers early.
 
-    Without --exit the text is the model's own: guesses are only kept if the full model agrees
-    (underlined tokens had been guessed). With --exit each token is read where the rule stops, and
-    its colour says how early: the warmer, the fewer layers.
+    Without --exit the text is the model's own: guesses are only kept if the full model agrees (on
+    the page, they are underlined). With --exit each token is read where the rule stops, and its
+    colour says how early: the warmer, the fewer layers.
 
     Examples:
       layerleap generate smollm2 "The capital of France is"
@@ -140,7 +140,7 @@ class _Painter:
     """Prints pieces of text as they come, on the colour of the layer they were read at."""
 
     def __init__(self, prompt: str, decoding: Any, n_layers: int) -> None:
-        self.decoding, self.n_layers, self.waiting = decoding, n_layers, ""
+        self.decoding, self.n_layers = decoding, n_layers
         out.print(prompt, end="", style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def __call__(self, piece: str) -> None:
@@ -187,8 +187,8 @@ def _rule(text: str | None) -> tuple[Any, dict[str, Any]]:
         return from_dict(plan["rule"]), plan
     name, _, knob = text.partition(":")
     kind = RULES.get(name)
-    if kind is None or name == "oracle":
-        names = ", ".join(rule for rule in RULES if rule != "oracle")
+    if kind is None or name in ("oracle", "task"):  # one knows the answer, one needs its probe
+        names = ", ".join(rule for rule in RULES if rule not in ("oracle", "task"))
         raise BadSettings(f"no rule is called {name!r}; there are: {names}")
     if not issubclass(kind, Scored):
         return from_dict({"name": name}), {}
