@@ -1,17 +1,20 @@
 """A linear class head, fitted on the CLS state of a frozen backbone.
 
-In: a DINOv2 backbone, its processor's pixels, and the class of each image.
+In: a DINOv2 backbone, its processor, images, and the class of each.
 Out: the backbone with that head, as an image classifier that a lens can read.
 
 The head is multinomial logistic regression on standardised states with a ridge of 1 on its
 weights (scikit-learn's default): a convex problem, so there is one answer and no seed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from layerleap.models.pictures import pixel_values
+from layerleap.models.probe import image_shape
 
 BATCH = 50
 PENALTY = 1.0
@@ -19,14 +22,17 @@ STEPS = 500
 
 
 @torch.inference_mode()
-def cls_states(backbone: Any, pixels: Tensor, tell: Callable[[str], None]) -> Tensor:
+def cls_states(
+    backbone: Any, processor: Any, images: Sequence[Any], tell: Callable[[str], None]
+) -> Tensor:
     """The normed CLS state of each image: (image, d_model)."""
-    states = []
-    for start in range(0, len(pixels), BATCH):
+    states, shape = [], image_shape(backbone.config)
+    for start in range(0, len(images), BATCH):
         if start and start % 1000 == 0:
-            tell(f"states of {start:,} of {len(pixels):,} images")
-        last = backbone(pixels[start : start + BATCH]).last_hidden_state
-        states.append(last[:, 0].clone())
+            tell(f"states of {start:,} of {len(images):,} images")
+        # A batch at a time: as pixels, thousands of images fill a gigabyte.
+        pixels = pixel_values(processor, images[start : start + BATCH], shape)
+        states.append(backbone(pixels).last_hidden_state[:, 0].clone())
     return torch.cat(states)
 
 

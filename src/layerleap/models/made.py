@@ -18,7 +18,6 @@ from layerleap.models.bundles import Made
 from layerleap.models.class_head import at_size, cls_states, fit_head, with_head
 from layerleap.models.convert_media import BICUBIC, COLOURS, write_processor
 from layerleap.models.pictures import HELD_OUT, Pictures, pixel_values, read_pictures
-from layerleap.models.probe import image_shape
 from layerleap.models.quiet import quiet_transformers
 from layerleap.models.small_vit import VitSettings, train_vit
 
@@ -61,8 +60,7 @@ def dinov2_mnist(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[
     for held_out in (False, True):
         some = pictures.side(held_out)
         tell(f"states of {len(some):,} images to be {'tested' if held_out else 'fitted'} on")
-        pixels = pixel_values(processor, some.images, image_shape(backbone.config))
-        found[held_out] = cls_states(backbone, pixels, tell), _labels(some)
+        found[held_out] = cls_states(backbone, processor, list(some.images), tell), _labels(some)
     n_classes = int(pictures.labels.max()) + 1
     weight, bias = fit_head(*found[False], n_classes)
     with_head(backbone, weight, bias).save_pretrained(folder)
