@@ -8,10 +8,11 @@ from families import build
 from tiny_models import sentences, tiny, tokenizer
 from torch import nn
 
-from layerleap.act.replace import Replacement, _shape_of, cascade
+from layerleap.act.replace import Replacement, cascade
 from layerleap.errors import BadSettings, ModelRefused, WrongModel
 from layerleap.models.compare import row_gap as gap
 from layerleap.models.rerun import record
+from layerleap.models.trace import shape_of
 from layerleap.models.transformer import Transformer
 from layerleap.recipes import bank_from, collect
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
@@ -200,8 +201,8 @@ def test_what_cannot_be_replaced_is_said():
 
 def test_a_module_that_returns_a_dictionary_has_no_shape_to_copy():
     with pytest.raises(ModelRefused, match="returns a dict"):
-        _shape_of(nn.Identity(), {"state": torch.zeros(1)})
-    shape = _shape_of(nn.Identity(), (None, torch.zeros(1), torch.ones(2)))
+        shape_of({"state": torch.zeros(1)})
+    shape = shape_of((None, torch.zeros(1), torch.ones(2)))
     state = torch.ones(3)
     assert shape(state) == (None, state, None)
 
