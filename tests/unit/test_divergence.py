@@ -15,7 +15,8 @@ def test_equal_texts_do_not_part():
 def test_the_gap_is_that_of_the_two_candidates():
     transformer = Transformer.wrap(build("llama"))
     found = divergence(transformer, [5, 6], [7, 8, 9], [7, 11, 9])
-    logits = transformer.model(torch.tensor([[5, 6, 7]])).logits[0, -1]
+    with torch.no_grad():
+        logits = transformer.model(torch.tensor([[5, 6, 7]])).logits[0, -1]
     assert (found.place, found.ours, found.theirs) == (1, 8, 11)
     torch.testing.assert_close(
         found.gap, float((logits[8] - logits[11]).abs()), rtol=1e-4, atol=1e-6

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import ModelOutput
 
 from layerleap.act.evidence import Evidence
 from layerleap.act.inject import Injection, run_injected
@@ -183,9 +184,13 @@ def _rounds(queues: list[list[int]], copies: int) -> Iterator[tuple[Tensor, Tens
 def _repeated(batch: Batch, texts: Tensor) -> dict[str, Any]:
     """The inputs of some texts, each as often as it is named."""
     n = len(batch.keep)
-    return {
-        name: value[texts.to(value.device)]
-        if isinstance(value, Tensor) and value.dim() and len(value) == n
-        else value
-        for name, value in batch.inputs.items()
-    }
+    return {name: _rows(value, texts, n) for name, value in batch.inputs.items()}
+
+
+def _rows(value: Any, texts: Tensor, n: int) -> Any:
+    """Some rows of an input; what an encoder gave has them inside."""
+    if isinstance(value, Tensor):
+        return value[texts.to(value.device)] if value.dim() and len(value) == n else value
+    if isinstance(value, ModelOutput):
+        return type(value)(**{name: _rows(part, texts, n) for name, part in value.items()})
+    return value
