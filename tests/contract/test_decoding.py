@@ -99,7 +99,7 @@ def test_in_float32_too_the_text_is_that_of_generate(ready):
     assert custom.accounts[0].exactness == "exact"
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 7])
+@pytest.mark.parametrize("tokens", [1, 7])
 def test_the_length_is_kept_to_the_token(ready, tokens):
     theirs, ours = both(ready, "tree", max_new_tokens=tokens)
     assert torch.equal(ours, theirs)

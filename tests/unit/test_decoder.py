@@ -164,7 +164,7 @@ def test_sampled_tokens_after_guesses_are_distributed_as_the_model_says(llama):
     transformer, bank = llama
     decoding = decoder(bank, transformer=transformer, cost=CHEAP)
     torch.manual_seed(0)
-    tried, third, n = 0, [], 300
+    tried, third, n = 0, [], 120
     for _ in range(n):
         ids = write(
             transformer, decoding, ids=PROMPT[:, :3], max_new_tokens=3, do_sample=True,
@@ -179,7 +179,7 @@ def test_sampled_tokens_after_guesses_are_distributed_as_the_model_says(llama):
     after = torch.cat([PROMPT[0, :3], torch.tensor([likely])])[None]
     p = (transformer.model(after).logits[0, -1] / 0.3).softmax(-1)
     seconds = torch.tensor([b for a, b in third if a == likely])
-    assert len(seconds) > 30
+    assert len(seconds) > 20
     seen = torch.bincount(seconds, minlength=len(p)) / len(seconds)
     allowed = 5 * (p * (1 - p) / len(seconds)).sqrt() + 2 / len(seconds)
     assert (seen - p).abs().le(allowed).all()
