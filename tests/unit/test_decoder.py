@@ -1,5 +1,6 @@
 """What a decoder refuses, leaves behind, and says of itself; rules live exit where replay says."""
 
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -19,8 +20,12 @@ from layerleap.act.rules import (
     Oracle,
     Patience,
     Similarity,
+    Task,
     TopProbability,
+    from_dict,
 )
+from layerleap.act.softmax import Softmax
+from layerleap.act.task_probe import TaskProbe
 from layerleap.errors import BadSettings, BadText, WrongModel
 from layerleap.models.transformer import Transformer
 from layerleap.models.walk import Walk
@@ -312,3 +317,47 @@ def test_without_a_wrapped_model_it_wraps_by_itself(llama):
     transformer, bank = llama
     decoding = decoder(bank, cost=CHEAP)
     assert torch.equal(write(transformer, decoding), write(transformer, None))
+
+
+def made_probe(transformer):
+    """A probe of random weights, trained on nothing: enough to say something of every state."""
+    g = torch.Generator().manual_seed(0)
+    width = transformer.d_model
+    weights = Softmax(
+        torch.zeros(width).double(), torch.ones(width).double(),
+        torch.randn(2, width, generator=g).double(), torch.zeros(2).double(),
+    )  # fmt: skip
+    return TaskProbe(
+        weights, (2, 3, 4), transformer.n_layers, transformer.identity.to_dict(), "mat"
+    )
+
+
+@pytest.mark.parametrize("checks", [None, (2, 4)])
+def test_a_task_probe_asked_live_exits_where_replay_says(llama, checks):
+    transformer, bank = llama
+    probe = made_probe(transformer)
+    rule = probe.rule(0.6)
+    decoding = decoder(bank, rule=rule, checks=checks, transformer=transformer)
+    ids = write(transformer, decoding)[0].tolist()
+    places = range(PROMPT.shape[1] - 1, len(ids) - 1)
+    batch = collate(transformer, [Example(0, tuple(ids), tuple(places))])
+    lens = Lens(transformer, bank)
+    seen = Evidence.of(score(transformer, {"mat": lens}, [batch]), "mat")
+    states = transformer.see(batch.inputs, keep=batch.keep).states
+    seen = replace(seen, extra=probe.evidence(states))
+    wanted = replay(rule, seen.at(range(1, 5) if checks is None else checks)).layer.tolist()
+    assert decoding.accounts[0].layers[1:] == wanted[1:]
+    assert 2 <= min(wanted[1:]) < 5
+    assert len(set(wanted[1:])) > 1
+
+
+def test_a_task_rule_without_its_probe_cannot_run_live(llama):
+    transformer, bank = llama
+    with pytest.raises(BadSettings, match=r"TaskProbe\.rule"):
+        write(transformer, decoder(bank, rule=Task(0.5), transformer=transformer))
+
+
+def test_a_saved_task_rule_leaves_its_probe_out(llama):
+    rule = made_probe(llama[0]).rule(0.25)
+    assert rule.to_dict() == {"name": "task", "threshold": 0.25}
+    assert from_dict(rule.to_dict()) == rule

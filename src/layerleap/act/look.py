@@ -55,7 +55,7 @@ class Looks:
             self._columns[name].append(found[name])
         self._extra["size"].append(sizes)
         for name, make in self.extra.items():
-            self._extra[name].append(make(h, layer).float().cpu())
+            self._extra[name].append(make(h, layer).cpu())  # as precise as a replay has it
         return bool(self.rule.stops(self.evidence())[0, -1])
 
     def _read(self, state: Tensor) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ thresholds of a rule can be swept at once and exactly: see `replay.sweep`.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -223,6 +223,13 @@ class Similarity(Scored):
         return f"exit if cos(h[l], h[l-1]) > {self.threshold:g}"
 
 
+class Watcher(Protocol):
+    """Looks at states of a live run: `task_probe.TaskProbe`."""
+
+    def later(self, h: Tensor, layer: int) -> Tensor:
+        """How likely rank 2 or later is being decided: (row, d_model) -> (row,)."""
+
+
 @dataclass(frozen=True)
 class Task(Scored):
     """Exit where a probe of the state says that rank 2 or later is being decided.
@@ -231,9 +238,12 @@ class Task(Scored):
     threshold on the probability. The probe is a `task_probe.TaskProbe`; what it says of every row
     and layer is extra evidence `task`, 0 at layers that it was not trained on. A check costs a few
     products with the state, of which `Cost` counts one.
+
+    A live run has no finished evidence, and asks `probe` on its way; a replay does not need it.
     """
 
     threshold: float
+    probe: "Watcher | None" = field(default=None, compare=False, repr=False)  # saved on its own
     name: ClassVar[str] = "task"
     needs: ClassVar[Needs] = "state"
     knob: ClassVar[str] = "threshold"
@@ -248,9 +258,18 @@ class Task(Scored):
         if self.name not in evidence.extra:
             raise BadSettings(
                 "rule 'task' needs extra evidence 'task', the probabilities of a task probe; "
-                "make it with TaskProbe.evidence"
+                "make it with TaskProbe.evidence, or live with the rule that TaskProbe.rule gives"
             )
         return evidence.extra[self.name].double().clamp_max(1)
+
+    @property
+    def watches(self) -> dict[str, Callable[[Tensor, int], Tensor]]:
+        """What a live run has to look at on its way: (h[layer], layer) -> one number per row."""
+        return {} if self.probe is None else {self.name: self.probe.later}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; the probe is saved on its own."""
+        return {"name": self.name, self.knob: self.threshold}
 
     def __str__(self) -> str:
         return f"exit if P(rank 2 or later is being decided) > {self.threshold:g}"

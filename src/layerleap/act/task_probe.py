@@ -162,6 +162,10 @@ class TaskProbe:
             return torch.zeros(len(h), dtype=torch.float64, device=h.device)
         return 1 - self.probabilities(h)[:, 0]
 
+    def rule(self, threshold: float) -> Task:
+        """The rule with this probe in it, so that a decoder can ask it live."""
+        return Task(threshold, self)
+
     def evidence(self, states: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """Extra evidence for the rule `Task` from h[layer] by layer, as a live run has them."""
         columns = [self.later(h, layer) for layer, h in sorted(states.items())]

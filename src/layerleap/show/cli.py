@@ -13,6 +13,7 @@ import layerleap
 from layerleap.show.commands import fit, look, study, tune
 from layerleap.show.commands.generate import generate
 from layerleap.show.commands.saturation import saturation
+from layerleap.show.commands.study_saturation import study_saturation
 from layerleap.show.commands.suitability import suitability
 from layerleap.show.terminal import out
 
@@ -31,6 +32,7 @@ app = typer.Typer(
       layerleap read smollm2 "The capital of France is"    every layer's guess
       layerleap saturation smollm2 "Once upon a time"      where each guess is settled
       layerleap study shortcuts smollm2 --quick -o report  a report to look at
+      layerleap study saturation smollm2 --quick -o report does it settle in order?
       layerleap suitability smollm2                        is early exit worth it?
       layerleap generate smollm2 "Once upon a time"        faster, and exactly
 
@@ -56,6 +58,7 @@ LOOKING = (look.models, look.check, look.read, look.card)
 for command in (*LOOKING, fit.fit, fit.merge, tune.tune, saturation, suitability, generate):
     app.command()(command)
 study_app.command("shortcuts")(study.study_shortcuts)
+study_app.command("saturation")(study_saturation)
 import_app.command("mat")(fit.import_mat)
 import_app.command("tuned-lens")(fit.import_tuned_lens)
 

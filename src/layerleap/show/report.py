@@ -9,20 +9,23 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from layerleap.errors import BadArtifact
 from layerleap.extras import report_library
 from layerleap.files import whole_file
-from layerleap.show import page
+from layerleap.show import page, saturation_page
 from layerleap.show.data_files import csv_files
 from layerleap.show.hero import hero
 from layerleap.show.sections import sections
 from layerleap.show.select import Study, home, without_nan
 
 FORMAT = 1
+KINDS = ("shortcuts", "saturation")
 
 
 def write_report(study: Study, folder: Path) -> Path:
@@ -31,13 +34,15 @@ def write_report(study: Study, folder: Path) -> Path:
     NaN and infinity, which JSON does not have, become null and are shown as a dash.
     """
     study = without_nan(study)
+    is_saturation = study.get("kind") == "saturation"
+    tables = saturation_page.csv_files(study) if is_saturation else csv_files(study)
     contents = {
         "study.json": json.dumps(study, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-        **csv_files(study),
+        **tables,
         "findings.txt": "".join(f"{row['text']}\n" for row in study["findings"]),
         "report.html": report_html(study),
     }
-    pictured = hero(study)
+    pictured = None if is_saturation else hero(study)
     # Every file is complete on the disk, under a temporary name, before the first is renamed.
     with ExitStack() as all_files:
         for name, text in contents.items():
@@ -52,40 +57,55 @@ def write_report(study: Study, folder: Path) -> Path:
 
 def report_html(study: Study) -> str:
     """The page alone, as text: style, script and figures are inside it."""
-    if study.get("format") != FORMAT or study.get("kind") != "shortcuts":
+    if study.get("format") != FORMAT or study.get("kind") not in KINDS:
         found = f"{study.get('kind')}, format {study.get('format')}"
-        raise BadArtifact(f"the study is of kind {found}; wanted shortcuts, format {FORMAT}")
-    jinja2 = report_library("jinja2")
-    markup = report_library("markupsafe").Markup
+        wanted = " or ".join(KINDS)
+        raise BadArtifact(f"the study is of kind {found}; wanted {wanted}, format {FORMAT}")
     study = without_nan(study)
-    script = _asset("report.js")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    if study["kind"] == "saturation":
+        return _render("saturation.html.j2", study, saturation_page.values(study))
     fit, read = home(study)
     figures, more = page.figures_of(study), sections(study)
     shown = {"headline", *(figure.key for figure in figures)}
     shown |= {topic for section in more for topic in section.topics}
-    html: str = environment.from_string(_asset("report.html.j2")).render(
+    return _render(
+        "report.html.j2",
+        study,
+        {
+            "fit": fit,
+            "read": read,
+            "figures": figures,
+            "sections": more,
+            "also": page.unshown(study, shown),
+            "claims": page.claim_table(study),
+            "files": list(csv_files(study)),
+            "tiles": page.tiles(study),
+            "scores": page.score_table(study),
+            "transfer": page.transfer_table(study),
+            "fits": page.fit_table(study),
+            "data": page.data_table(study),
+        },
+    )
+
+
+def _render(template: str, study: Study, values: Mapping[str, Any]) -> str:
+    """The template laid out; style and script are our own files: trusted, not escaped."""
+    jinja2 = report_library("jinja2")
+    markup = report_library("markupsafe").Markup
+    script = _asset("report.js")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    text = _asset("macros.html.j2") + _asset(template)
+    html: str = environment.from_string(text).render(
         study=study,
         model=study["model"],
-        fit=fit,
-        read=read,
-        figures=figures,
-        sections=more,
-        also=page.unshown(study, shown),
-        claims=page.claim_table(study),
-        files=list(csv_files(study)),
         headlines=[row["text"] for row in study["findings"] if row["topic"] == "headline"],
-        tiles=page.tiles(study),
-        scores=page.score_table(study),
-        transfer=page.transfer_table(study),
-        fits=page.fit_table(study),
-        data=page.data_table(study),
-        style=markup(_asset("report.css")),  # our own files: trusted, not escaped
+        style=markup(_asset("report.css")),
         script=markup(script),
         script_hash=_hash(script),
         markup=markup,
+        **values,
     )
     return html
 

@@ -1,0 +1,134 @@
+"""The study of saturation on tiny models: every section, every refusal, every note."""
+
+import json
+from pathlib import Path
+
+import pytest
+from contract_bank import bank_of
+from media import seeing, sets
+from saturation_studies import made, settings, text_file
+from tiny_models import tiny
+
+from layerleap.errors import BadSettings, WrongModel
+from layerleap.stream.examples import Sampling
+from layerleap.study.saturation import SaturationSettings, default_sampling, study_saturation
+
+
+def test_every_section_is_there_and_plain_data():
+    study = made()
+    assert json.loads(json.dumps(study)) == study
+    assert study["kind"] == "saturation"
+    assert set(study["order"]) == {"id", "mat"}
+    assert set(study["probe"]) == {"id", "mat"}
+    assert study["intervention"]["identical"]
+    assert study["twin"]["order"]["n_layers"] == 8
+    assert {row["map"] for row in study["exits"]["curves"]} == {"id", "mat"}
+    assert [row["role"] for row in study["data"]] == ["fit", "read", "twin"]
+
+
+def test_every_rule_is_judged_on_the_same_rows():
+    exits = made()["exits"]
+    rules = {"task", "gap", "similarity", "patience", "learned", "fixed", "oracle"}
+    assert {row["rule"] for row in exits["curves"]} == rules
+    assert len({(row["rows"], row["documents"]) for row in exits["curves"]}) == 1
+    oracle = [row for row in exits["curves"] if row["rule"] == "oracle"]
+    assert all(row["agreement"] == 1 for row in oracle)
+    assert all(row["accuracy"] == exits["full"]["accuracy"] for row in oracle)
+
+
+def test_a_rule_that_never_exits_has_the_models_own_accuracy():
+    exits = made()["exits"]
+    whole = [row for row in exits["curves"] if row["saved"] == 0 and row["rule"] == "task"]
+    assert whole
+    assert {row["accuracy"] for row in whole} == {exits["full"]["accuracy"]}
+
+
+def test_claims_are_each_answered_or_said_to_be_untested():
+    rows = made()["claims"]
+    assert {row["agrees"] for row in rows} <= {"yes", "partly", "no", "not tested"}
+    assert all(row["seen"] for row in rows if row["agrees"] != "not tested")
+    assert all(row["why"] for row in rows)
+    assert len(rows) == 9
+
+
+def test_findings_say_something_on_every_topic():
+    topics = {row["topic"] for row in made()["findings"]}
+    assert topics >= {"headline", "places", "histogram", "tau", "probe", "intervention", "exits"}
+    assert made()["findings"][0]["topic"] == "headline"
+
+
+def test_the_same_settings_give_the_same_numbers(tmp_path):
+    few = settings(text_file(tmp_path), sections=("guesses",), n_read=60)
+    model = tiny("llama", seed=1, num_hidden_layers=8)
+    first, second = (study_saturation(model, few) for _ in range(2))
+    assert first["order"] == second["order"]
+    assert first["guesses"] == second["guesses"]
+
+
+def test_what_too_few_rows_do_not_allow_is_noted_and_not_made(tmp_path):
+    few = settings(text_file(tmp_path, 30), n_fit=20, n_read=8)
+    study = study_saturation(tiny("llama", seed=1, num_hidden_layers=8), few)
+    assert study["probe"] == {}
+    assert study["exits"] is None
+    said = " ".join(study["notes"])
+    assert "The task probe through id: left out" in said
+    assert "Early exit: left out" in said
+    answers = {row["claim"]: row["agrees"] for row in study["claims"]}
+    assert answers["Which rank is being decided can be told from a single state."] == "not tested"
+
+
+def test_sections_that_were_not_asked_for_are_left_out_without_a_note(tmp_path):
+    none = settings(text_file(tmp_path), sections=(), n_read=60)
+    study = study_saturation(tiny("llama", seed=1, num_hidden_layers=8), none)
+    assert study["guesses"] == study["probe"] == {}
+    assert study["intervention"] is study["exits"] is study["twin"] is None
+    assert not [note for note in study["notes"] if "left out" in note]
+
+
+def test_a_bank_that_is_given_is_used_and_none_is_fitted(tmp_path):
+    model = tiny("llama", seed=1, num_hidden_layers=8)
+    none = settings(text_file(tmp_path), sections=(), n_read=60)
+    study = study_saturation(model, none, bank=bank_of(model))
+    assert [row["role"] for row in study["data"]] == ["read"]
+    with pytest.raises(WrongModel):
+        study_saturation(model, none, bank=bank_of(tiny("gpt2")))
+
+
+def test_images_go_through_the_same_study(tmp_path):
+    model = seeing("vit", seed=1, num_hidden_layers=6)
+    few = settings(sets(tmp_path, 200), sampling=Sampling(held_out=0.6), sections=("guesses",))
+    study = study_saturation(model, few)
+    assert study["model"]["reads"] == "images"
+    assert study["data"][1]["rows"] > 60
+    assert set(study["order"]) | {note.split(":")[0] for note in study["notes"]}
+
+
+def test_masked_models_are_read_at_one_position_of_each_text():
+    assert default_sampling(tiny("bert")).positions == "one"
+    assert default_sampling(tiny("llama")).positions == "every:4"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"sections": ("magic",)}, "section 'magic'"), ({"text": "-"}, "standard input"),
+     ({"k": 2}, "3 or more"), ({"n_read": 0}, "n_read 0"), ({"draws": 5}, "19 or more"),
+     ({"walk_share": 0}, "walk_share"), ({"tolerance": 1}, "tolerance"), ({"pairs": 0}, "pairs"),
+     ({"text": "news", "starts": "x"}, "starts"),
+     ({"sampling": Sampling(held_out=0)}, "held_out")],
+)  # fmt: skip
+def test_settings_without_meaning_are_refused(changes, said):
+    with pytest.raises(BadSettings, match=said):
+        SaturationSettings(**changes)
+
+
+def test_more_ranks_than_outputs_and_a_single_layer_are_refused(tmp_path: Path):
+    text = text_file(tmp_path, 10)
+    with pytest.raises(BadSettings, match="outputs"):
+        study_saturation(tiny("llama"), settings(text, k=62))
+    with pytest.raises(BadSettings, match="2 layers or more"):
+        study_saturation(tiny("llama", num_hidden_layers=1), settings(text))
+
+
+def test_quick_is_smaller_and_never_larger():
+    quick = SaturationSettings(n_read=50).quickened()
+    assert (quick.n_fit, quick.n_read, quick.quick) == (600, 50, True)
