@@ -5,6 +5,8 @@ PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || ech
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.layerleap-is-installed
+# Two tests at a time, of one thread each; a module's tests stay together and share what they make.
+WORKERS ?= --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo paper test check bench results clean
@@ -25,13 +27,13 @@ paper: $(STAMP) ## Everything in "Jump to Conclusions" on the bundled model (mos
 	cp build/paper/claims.csv build/paper/exits_saved.csv build/paper/findings.txt docs/results/paper/
 
 test: $(STAMP) ## Run all tests, those on real models included
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 check: $(STAMP) ## Format, lint, types and all tests: what must pass before a commit
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 bench: $(STAMP) ## Measure every bar; the results are in build/bench.json
 	$(BIN)/python benchmarks/run.py
