@@ -6,15 +6,16 @@ from contract_bank import bank_of
 from families import build
 
 from layerleap.act.draft_table import DraftTable
-from layerleap.act.draft_tree import Chances, Drafter
+from layerleap.act.draft_tree import MOST, Chances, Drafted, Drafter
 from layerleap.act.lookup import Lookup
 from layerleap.act.pass_cost import PassCost, measure_passes
 from layerleap.act.shortlist import Shortlist
 from layerleap.errors import BadArtifact, BadSettings
 from layerleap.models.transformer import Transformer
+from layerleap.models.tree import Tree
 from layerleap.read.lens import Lens
 
-FREE = PassCost((1, 16), (1.0, 1.0001))
+FREE = PassCost((1, MOST), (1.0, 1.0001))
 DEAR = PassCost((1, 2), (1.0, 2.0))
 
 
@@ -71,7 +72,7 @@ def test_where_tokens_are_free_the_tree_is_full_and_where_they_are_dear_it_is_a_
     table = DraftTable(lens)
     free = Drafter(FREE, table)
     free.begin([5, 6, 5, 6])
-    assert len(free.draw(7, room=10).tree) == 16
+    assert len(free.draw(7, room=10).tree) == MOST
     dear = Drafter(DEAR, table)
     dear.begin([5, 6, 5, 6])
     assert dear.draw(7, room=10).tree.ids == (7,)
@@ -108,10 +109,37 @@ def test_chances_follow_what_was_right(lens):
     kind = drafted.kinds[1]
     before = drafter.chances.of(kind, 0.1)
     for _ in range(50):
-        drafter.learn(drafted, [0, 1])
+        drafter.learn(drafted, [0, 1], [0] * len(drafted.tree))
     assert drafter.chances.of(kind, 0.1) > before
     chances = Chances()
     assert chances.of(("table", 3), 0.25) == pytest.approx(0.25)
+
+
+def test_what_the_model_said_after_a_wrong_guess_is_tried_when_its_words_come_up_again(lens):
+    drafter = Drafter(FREE)  # nothing but the text itself
+    drafter.begin([5, 6])
+    assert drafter.draw(6, room=3).tree.ids == (6,)
+    drafter.learn(Drafted(Tree((6, 30), (-1, 0)), (None, ("table", 0)), (1.0, 0.5)), [0], [40, 50])
+    drafter.note(40)
+    assert drafter.draw(40, room=3).tree.ids == (40,)
+    drafter.note(30)  # after which the model had said 50, though it was not its turn
+    assert drafter.draw(30, room=3).tree.ids[:2] == (30, 50)
+    drafter.begin([5, 30])  # another text by the same model
+    assert drafter.draw(30, room=3).tree.ids[:2] == (30, 50)
+
+
+def test_paths_are_in_one_piece_and_the_likeliest_comes_first(lens):
+    drafter = Drafter(FREE, DraftTable(lens))
+    drafter.begin([5, 6])
+    drafted = drafter.draw(6, room=4)
+    parents, chances = drafted.tree.parents, drafted.chances
+    for node in range(1, len(parents)):
+        is_first = parents.index(parents[node]) == node
+        assert parents[node] == node - 1 if is_first else True
+        siblings = [n for n, parent in enumerate(parents) if parent == parents[node]]
+        assert [chances[n] for n in siblings] == sorted(
+            (chances[n] for n in siblings), reverse=True
+        )
 
 
 def test_the_cost_of_sizes_in_between_lies_between():

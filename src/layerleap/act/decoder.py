@@ -31,6 +31,7 @@ from layerleap.act.shortlist import Shortlist
 from layerleap.act.speculate import speculate, speculate_early
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
+from layerleap.models.packed import Packed
 from layerleap.models.transformer import Transformer
 from layerleap.models.walk import Walk
 from layerleap.models.walkable import find_axes
@@ -56,6 +57,7 @@ class Decoder:
         draft_layer: int | None = None,
         most_nodes: int = MOST,
         strict: bool = False,
+        packed: bool = True,
         compare: bool = False,
         transformer: Transformer | None = None,
         cost: PassCost | None = None,
@@ -78,6 +80,8 @@ class Decoder:
             most_nodes: tokens that a pass may hold.
             strict: in dtypes narrower than float32, where passes over several tokens round
                 otherwise, take one token at a time: identical, and no faster.
+            packed: where it is quicker, let exact decoding hold a second copy of the weights,
+                laid out for passes over a few tokens (float32 on CPUs, if memory allows).
             compare: afterwards, hold every token against the full model (one more pass over the
                 text), so that the account tells the agreement.
             transformer: the wrapped model, if there is one already; wrapping takes a second.
@@ -87,7 +91,7 @@ class Decoder:
         self.bank, self.rule, self.policy = bank, rule, policy
         self.checks, self.shortlist_ids = checks, shortlist
         self.drafts, self.draft_layer, self.most_nodes = tuple(drafts), draft_layer, most_nodes
-        self.strict, self.compare = strict, compare
+        self.strict, self.packed, self.compare = strict, packed, compare
         self.accounts: list[Account] = []
         self.writing: Account | None = None  # of the text under way
         self._cost, self._table = cost, table
@@ -173,7 +177,8 @@ class Decoder:
             None if self.rule is None else self.policy,
         )  # fmt: skip
         self.writing = account
-        walk = Walk(transformer, ready.axes, across=ready.drafter.cost.across)
+        sizes = ready.drafter.cost.packed
+        walk = Walk(transformer, ready.axes, packed=ready.packed, sizes=sizes)
         if cache is not None and (held := cache.get_seq_length()):
             walk.take(choice.text[:held], cache)
             if held >= n_prompt:
@@ -239,6 +244,7 @@ class _Ready:
         self.checks = tuple(wanted) if is_asked else ()
         short = decoder.shortlist_ids
         self.shortlist = None if short is None else Shortlist(self.transformer, short)
+        self.packed: Packed | None = None
         self.drafter = self._drafter(decoder)
 
     def _drafter(self, decoder: Decoder) -> Drafter:
@@ -248,8 +254,13 @@ class _Ready:
         table = None
         if "table" in decoder.drafts and decoder.bank is not None:
             table = decoder._table or DraftTable(self.lens)
+        if decoder.packed:
+            self.packed = Packed.of(self.transformer.model)
+        cost = decoder._cost or measure_passes(self.transformer, self.packed)
+        if not cost.packed:
+            self.packed = None  # not worth their memory
         return Drafter(
-            decoder._cost or measure_passes(self.transformer), table,
+            cost, table,
             lookup="lookup" in decoder.drafts, branches=self.axes.branches,
             most=decoder.most_nodes,
         )  # fmt: skip

@@ -19,10 +19,12 @@ from layerleap.act.lookup import Lookup
 from layerleap.act.pass_cost import PassCost
 from layerleap.models.tree import Tree
 
-MOST = 16  # nodes at most, beyond which passes were not measured
+MOST = 32  # nodes at most, beyond which passes were not measured
 WEIGHT = 4.0  # guesses that the chance assumed at first is worth
 DEEPEST = 10  # tokens that a lookup is followed for
 LOOKED_UP = {2: 0.35, 3: 0.5, 4: 0.6}  # chance assumed at first, by tokens that matched
+REMEMBERED_AT_MOST = 200_000  # such answers: some tens of megabytes
+REMEMBERED = {1: 0.3, 2: 0.5}  # the same, of what the model said after such tokens before
 
 Kind = tuple[str, int]  # a source, and how sure it is of the guess
 
@@ -89,9 +91,10 @@ class Drafter:
         self.cost, self.table, self.chances = cost, table, Chances()
         self.branches, self.most, self._looks = branches, most, lookup
         self.lookup = Lookup()
+        self._said: dict[tuple[int, ...], int] = {}  # after one token or two: the model's choice
 
     def begin(self, ids: Sequence[int]) -> None:
-        """A new text, as far as it is known."""
+        """A new text, as far as it is known; what the model said in others is remembered."""
         self.lookup = Lookup()
         if self._looks:
             self.lookup.extend(list(ids))
@@ -115,7 +118,8 @@ class Drafter:
         found, matched = self.lookup.find(min(DEEPEST, room)) if self._looks else ([], 0)
         if found:
             self._look(waiting, 0, 1.0, found, matched)
-        self._follow(waiting, 0, 1.0, token)
+        before = self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
+        self._follow(waiting, 0, 1.0, token, before)
         taken: dict[tuple[int, int], int] = {}
         while waiting and len(ids) < self.most:
             guess = heapq.heappop(waiting)
@@ -136,10 +140,9 @@ class Drafter:
             has_child.append(False)
             if guess.rest:
                 self._look(waiting, size, guess.chance, guess.rest, guess.matched)
-            self._follow(waiting, size, guess.chance, guess.token)
+            self._follow(waiting, size, guess.chance, guess.token, ids[guess.parent])
         best = self._worth(chances)  # likelier nodes came first, so any beginning is a tree
-        tree = Tree(tuple(ids[:best]), tuple(parents[:best]))
-        return Drafted(tree, tuple(kinds[:best]), tuple(chances[:best]))
+        return _in_rows(ids[:best], parents[:best], kinds[:best], chances[:best])
 
     def _worth(self, chances: Sequence[float]) -> int:
         """How many nodes make tokens per second largest."""
@@ -155,7 +158,13 @@ class Drafter:
         guess = _Guess(-own, own, parent, found[0], kind, found[1:], matched + 1)
         heapq.heappush(waiting, guess)
 
-    def _follow(self, waiting: list[_Guess], parent: int, chance: float, token: int) -> None:
+    def _follow(
+        self, waiting: list[_Guess], parent: int, chance: float, token: int, before: int
+    ) -> None:
+        """What may come after a token: what the model said there before, and the table."""
+        for run in ((before, token), (token,)):
+            if (said := self._said.get(run)) is not None:
+                self._push(waiting, parent, chance, said, ("said", len(run)), REMEMBERED[len(run)])
         if self.table is None:
             return
         if (
@@ -163,23 +172,64 @@ class Drafter:
         ):  # with those that may come next: they cost hardly more
             self.table.need([token, *(guess.token for guess in waiting[: self.most])])
         for follower, p in zip(*self.table.of(token), strict=True):
-            kind = ("table", _level(p))
-            own = chance * self.chances.of(kind, p)
-            heapq.heappush(waiting, _Guess(-own, own, parent, follower, kind))
+            self._push(waiting, parent, chance, follower, ("table", _level(p)), p)
 
-    def learn(self, drafted: Drafted, path: Sequence[int]) -> None:
-        """Which guesses were right.
+    def _push(
+        self,
+        waiting: list[_Guess],
+        parent: int,
+        chance: float,
+        token: int,
+        kind: Kind,
+        at_first: float,
+    ) -> None:
+        own = chance * self.chances.of(kind, at_first)
+        heapq.heappush(waiting, _Guess(-own, own, parent, token, kind))
+
+    def learn(self, drafted: Drafted, path: Sequence[int], said: Sequence[int]) -> None:
+        """Which guesses were right, and what the model would have said after all of them.
 
         Args:
             drafted: the tree that was tried.
             path: the nodes that were right, the certain one first.
+            said: by node, the likeliest token after it. After a wrong guess it is an answer to
+                another text, but often the same words come up again, and then it is at hand.
         """
+        if self._looks:
+            self._remember(drafted.tree, said)
         for node in path:
             right = next((n for n in path if drafted.tree.parents[n] == node), None)
             for child, parent in enumerate(drafted.tree.parents):
                 kind = drafted.kinds[child]
                 if parent == node and kind is not None:
                     self.chances.note(kind, child == right)
+
+    def _remember(self, tree: Tree, said: Sequence[int]) -> None:
+        if len(self._said) > REMEMBERED_AT_MOST:
+            self._said.clear()
+        before = self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
+        for token, parent, answer in zip(tree.ids, tree.parents, said, strict=True):
+            self._said[token,] = answer
+            self._said[tree.ids[parent] if parent >= 0 else before, token] = answer
+
+
+def _in_rows(
+    ids: Sequence[int],
+    parents: Sequence[int],
+    kinds: Sequence[Kind | None],
+    chances: Sequence[float],
+) -> Drafted:
+    """Each path in one piece, the likeliest first: if that is right, the cache is in order."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    order, waiting = [], [0]
+    while waiting:
+        order.append(waiting.pop())
+        waiting += reversed(children.get(order[-1], ()))
+    place = {node: new for new, node in enumerate(order)} | {-1: -1}
+    tree = Tree(tuple(ids[n] for n in order), tuple(place[parents[n]] for n in order))
+    return Drafted(tree, tuple(kinds[n] for n in order), tuple(chances[n] for n in order))
 
 
 def _level(p: float) -> int:

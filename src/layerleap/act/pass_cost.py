@@ -17,13 +17,14 @@ from weakref import WeakKeyDictionary
 import torch
 
 from layerleap.errors import BadSettings
+from layerleap.models.packed import Packed
 from layerleap.models.probe import probe_ids
 from layerleap.models.transformer import Transformer
 from layerleap.models.walk import Walk
 from layerleap.models.walkable import find_axes
 from layerleap.stream.examples import longest_input
 
-SIZES = (1, 2, 3, 4, 8, 16)
+SIZES = (1, 2, 3, 4, 8, 16, 32)
 CONTEXT = 64
 REPEATS = 5
 
@@ -34,7 +35,7 @@ class PassCost:
 
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
-    across: tuple[int, ...] = ()  # sizes for which products go the other way round (`models.thin`)
+    packed: tuple[int, ...] = ()  # sizes that are quicker with weights laid out for them
     context: int = 0  # tokens in the cache while measuring
     repeats: int = 1
 
@@ -60,18 +61,28 @@ class PassCost:
         return asdict(self)
 
 
-_MEASURED: "WeakKeyDictionary[Transformer, PassCost]" = WeakKeyDictionary()
+_MEASURED: "WeakKeyDictionary[Transformer, dict[bool, PassCost]]" = WeakKeyDictionary()
 
 
-def measure_passes(transformer: Transformer, *, repeats: int = REPEATS) -> PassCost:
-    """Measure once per model; sizes take turns, so that a slow moment hits all of them."""
-    if transformer not in _MEASURED:
-        _MEASURED[transformer] = _measure(transformer, repeats)
-    return _MEASURED[transformer]
+def measure_passes(
+    transformer: Transformer, packed: Packed | None = None, *, repeats: int = REPEATS
+) -> PassCost:
+    """Measure once per model; sizes take turns, so that a slow moment hits all of them.
+
+    Args:
+        transformer: a decoder.
+        packed: its weights, laid out for passes over a few tokens; used where that is quicker.
+        repeats: of which medians are taken.
+    """
+    known = _MEASURED.setdefault(transformer, {})
+    has_copies = packed is not None
+    if has_copies not in known:
+        known[has_copies] = _measure(transformer, packed, repeats)
+    return known[has_copies]
 
 
 @torch.no_grad()
-def _measure(transformer: Transformer, repeats: int) -> PassCost:
+def _measure(transformer: Transformer, packed: Packed | None, repeats: int) -> PassCost:
     context = min(CONTEXT, longest_input(transformer) - SIZES[-1])
     if context < 1:
         raise BadSettings(
@@ -80,9 +91,11 @@ def _measure(transformer: Transformer, repeats: int) -> PassCost:
         )
     ids = probe_ids(transformer.model, 1, context + SIZES[-1], seed=41)[0].tolist()
     seconds: dict[tuple[int, bool], list[float]] = {}
+    ways = (False,) if packed is None else (False, True)
     for turn in range(repeats + 1):  # the first one warms up
-        for across in (False, True):
-            walk = Walk(transformer, find_axes(transformer), across=SIZES[1:] if across else ())
+        for way in ways:
+            copies = packed if way else None
+            walk = Walk(transformer, find_axes(transformer), packed=copies, sizes=SIZES[1:])
             with walk:
                 walk.run(ids[:context])
                 for size in SIZES:
@@ -90,12 +103,15 @@ def _measure(transformer: Transformer, repeats: int) -> PassCost:
                     _wait(transformer.logits(walk.run(ids[context : context + size]).h))
                     if turn:
                         took = time.perf_counter() - started
-                        seconds.setdefault((size, across), []).append(took)
+                        seconds.setdefault((size, way), []).append(took)
                     walk.cut(context)
     medians = {key: statistics.median(values) for key, values in seconds.items()}
-    one = min(medians[1, False], medians[1, True])  # nothing is done otherwise for one token
-    best = [one, *(min(medians[size, way] for way in (False, True)) for size in SIZES[1:])]
-    wins = [size for size in SIZES[1:] if medians[size, True] < medians[size, False]]
+    one = min(medians[1, way] for way in ways)  # nothing is done otherwise for one token
+    best = [one, *(min(medians[size, way] for way in ways) for size in SIZES[1:])]
+    wins = [
+        size for size in SIZES[1:]
+        if packed is not None and medians[size, True] < medians[size, False]
+    ]  # fmt: skip
     return PassCost(SIZES, tuple(best), _filled(wins), context, repeats)
 
 

@@ -42,15 +42,20 @@ def speculate(
         room = max(0, min(account.room(len(choice.chosen)), most_length - walk.length - 1))
         drafted = drafter.draw(token, room)
         ran = walk.run(drafted.tree)
-        path = judge(walk, choice, ran, drafted.tree, account)
-        drafter.learn(drafted, path)
+        path, said = judge(walk, choice, ran, drafted.tree, account)
+        drafter.learn(drafted, path, said)
         for node in path[1:]:
             drafter.note(drafted.tree.ids[node])
         token = choice.chosen[-1]
 
 
-def judge(walk: Walk, choice: Choice, ran: Ran, tree: Tree, account: Account) -> list[int]:
-    """Choose along the tree as long as guesses are right; only what is right stays in the cache."""
+def judge(
+    walk: Walk, choice: Choice, ran: Ran, tree: Tree, account: Account
+) -> tuple[list[int], list[int]]:
+    """Choose along the tree as long as guesses are right; only what is right stays in the cache.
+
+    Returns the nodes that were right, and by node the token that is likeliest after it.
+    """
     logits = walk.transformer.logits(ran.h[len(ran.h) - len(tree) :])
     path = [0]
     while True:
@@ -61,7 +66,7 @@ def judge(walk: Walk, choice: Choice, ran: Ran, tree: Tree, account: Account) ->
         path.append(child)
     walk.keep(path, tree)
     account.passed(tokens=len(path), tried=len(tree) - 1, layer=ran.layer)
-    return path
+    return path, logits.argmax(-1).tolist()
 
 
 def _choose(walk: Walk, choice: Choice, ran: Ran, tried: int, account: Account) -> int:

@@ -6,7 +6,8 @@ coloured by the layer that it was read at.
 
 import html
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from colorsys import hls_to_rgb
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,31 +47,38 @@ class Written:
 
     def _repr_html_(self) -> str:
         """Every token on the colour of its layer; guessed ones are underlined."""
-        n = self.account.n_layers
-        spans = []
-        for piece, layer, guessed in zip(
-            self.pieces, self.account.layers, self.account.guessed, strict=True
-        ):
-            title = f"layer {layer} of {n}" + (", guessed" if guessed else "")
-            line = "border-bottom:2px solid #555;" if guessed else ""
-            spans.append(
-                f'<span title="{title}" style="background:{colour(layer, n)};{line}">'
-                f"{html.escape(piece)}</span>"
-            )
-        return (
-            '<div style="font:15px/1.9 system-ui,sans-serif;max-width:46em;color:#1a1a1a;'
-            'background:#fff;padding:12px 16px;border-radius:6px">'
-            f'<div style="white-space:pre-wrap"><span style="color:#666">'
-            f"{html.escape(self.prompt)}</span>{''.join(spans)}</div>"
-            f'<div style="margin-top:10px;font-size:13px;color:#555">{_scale(n)} '
-            f"{html.escape(str(self.account))}.</div></div>"
+        return coloured(self.to_dict())
+
+
+def coloured(written: Mapping[str, Any]) -> str:
+    """What `Written.to_dict` holds, as HTML that needs no style sheet."""
+    account = written["account"]
+    n = account["n_layers"]
+    spans = []
+    for piece, layer, guessed in zip(
+        written["pieces"], account["layers"], account["guessed"], strict=True
+    ):
+        title = f"layer {layer} of {n}" + (", guessed" if guessed else "")
+        line = "border-bottom:2px solid #555;" if guessed else ""
+        spans.append(
+            f'<span title="{title}" style="background:{colour(layer, n)};{line}">'
+            f"{html.escape(piece)}</span>"
         )
+    return (
+        '<div style="font:15px/1.9 system-ui,sans-serif;max-width:46em;color:#1a1a1a;'
+        'background:#fff;padding:12px 16px;border-radius:6px">'
+        f'<div style="white-space:pre-wrap"><span style="color:#666">'
+        f"{html.escape(written['prompt'])}</span>{''.join(spans)}</div>"
+        f'<div style="margin-top:10px;font-size:13px;color:#555">{_scale(n)} '
+        f"{html.escape(written['says'])}.</div></div>"
+    )
 
 
 def colour(layer: int, n_layers: int) -> str:
-    """From warm (left early) to white (ran to the end)."""
+    """From warm (left early) to white (ran to the end), as pages and terminals read it."""
     share = layer / n_layers
-    return f"hsl({20 + 30 * share:.0f} 90% {62 + 38 * share:.0f}%)"
+    rgb = hls_to_rgb((20 + 30 * share) / 360, 0.62 + 0.38 * share, 0.9)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
 
 
 def _scale(n_layers: int) -> str:
@@ -128,6 +136,11 @@ class _Display:
         shown = replace(account, layers=account.layers[:n], guessed=account.guessed[:n])
         pieces = _pieces(self.decode, self.ids[:n])
         self._handle.update(Written(self.prompt, pieces, self.ids[:n], shown))
+
+    def end(self, written: Written) -> None:
+        """All of it, with the last token and the closing line."""
+        if self._handle is not None:
+            self._handle.update(written)
 
 
 def _blank() -> Account:
@@ -190,7 +203,10 @@ def write(
         account.guessed = [False] * len(new)
     else:
         account = decoder.accounts[0]
-    return Written(prompt, _pieces(decode, new), new, account, ids)
+    written = Written(prompt, _pieces(decode, new), new, account, ids)
+    if isinstance(tell, _Display):
+        tell.end(written)
+    return written
 
 
 def _encode(tokenizer: Any, prompt: str, chat: bool) -> list[int]:

@@ -35,8 +35,7 @@ class Layer(DynamicLayer):
         for room, new in zip(self._room, (key_states, value_states), strict=True):
             room[..., self.length : total, :] = new
         self.set_length(total)
-        keys, values = (room[..., :total, :] for room in self._room)
-        return keys, values
+        return self.keys, self.values
 
     def _grow(self, new: tuple[Tensor, Tensor], total: int) -> None:
         size = max(64, 2 * total)

@@ -26,9 +26,9 @@ from transformers import Cache
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.axes import Axes, Fit
+from layerleap.models.packed import Packed
 from layerleap.models.probe import accepts
 from layerleap.models.ragged import Kept, RaggedCache
-from layerleap.models.thin import thin_products
 from layerleap.models.trace import Shape, shape_of, state_given, state_place
 from layerleap.models.transformer import Transformer
 from layerleap.models.tree import Tree
@@ -66,16 +66,19 @@ class Walk:
         transformer: Transformer,
         axes: Axes | None = None,
         *,
-        across: Collection[int] = (),
+        packed: Packed | None = None,
+        sizes: Collection[int] = (),
     ) -> None:
         """An empty text.
 
         Args:
             transformer: a decoder.
             axes: from `walkable.find_axes`; without them nothing can wait or branch.
-            across: sizes of passes whose products are quicker the other way round (`thin`).
+            packed: weights laid out for passes over a few tokens.
+            sizes: of the passes that use them.
         """
-        self.transformer, self.axes, self.across = transformer, axes, across
+        self.transformer, self.axes = transformer, axes
+        self._packed, self._sizes = packed, sizes
         self.cache = RaggedCache(transformer.n_layers)
         self.ids: list[int] = []  # tokens whose positions were entered
         self.called: list[Fit] = []  # what the blocks of the last pass were called with
@@ -88,7 +91,8 @@ class Walk:
     def __enter__(self) -> Self:
         model = self.transformer.model
         self._undo.enter_context(_LOCKS.setdefault(model, threading.RLock()))
-        self._undo.enter_context(thin_products(model, self.across))
+        if self._packed is not None:
+            self._undo.enter_context(self._packed.at(self._sizes))
         for path in dict.fromkeys(self.transformer.blocks):
             own = model.get_submodule(path).__dict__
             # In the instance's own dictionary, where accelerate may keep a forward already.
@@ -198,14 +202,17 @@ class Walk:
         self._block += 1
         block, (place, given) = self._block, _state_of(args, kwargs)
         if block == 1:  # tokens that wait were embedded only so that positions come out right
-            self._h = given[:, given.shape[1] - self._new :]
+            wait = given.shape[1] - self._new
+            self._h = given[:, wait:] if wait else given
         if self._left is not None:
             return self._pass_by(original, args, kwargs, place, given)
         if (rows := self._waiting.pop(block - 1, None)) is not None:
             self._h = torch.cat([rows, self._h.to(rows.device)], 1)
         if not self._h.shape[1]:
             return self._shapes[block](given)
-        args, kwargs = self._fitted(block, args, kwargs, place, self._h)
+        plain = self._tree is None and self.axes is not None
+        if not (plain and self._h is given and given.shape[1] == self._queries):
+            args, kwargs = self._fitted(block, args, kwargs, place, self._h)
         before = self._h[0, -self._new :].clone() if block in self._checks else None
         output = original(*args, **kwargs)  # some blocks add in place, hence the copy
         state = state_given(output)

@@ -1,0 +1,85 @@
+"""Weights laid out for a few rows: the same numbers, never stale, never left in the model."""
+
+import pytest
+import torch
+from families import build
+
+from layerleap.models import packed as packing
+from layerleap.models.packed import Packed
+from layerleap.models.transformer import Transformer
+from layerleap.models.walk import Walk
+from layerleap.models.walkable import find_axes
+
+IDS = [5, 9, 7, 11, 23, 6, 40, 8]
+SIZES = range(2, 17)
+
+
+@pytest.fixture
+def llama():
+    return Transformer.wrap(build("llama"))
+
+
+def run(transformer, packed):
+    with Walk(transformer, find_axes(transformer), packed=packed, sizes=SIZES) as walk:
+        return walk.run(IDS).h
+
+
+def packed_or_none(transformer):
+    """None, as it must be, where there is no MKL to pack weights."""
+    packed = Packed.of(transformer.model)
+    assert (packed is not None) == torch.backends.mkl.is_available()
+    return packed
+
+
+def test_the_numbers_are_the_same_and_the_copies_are_used(llama, monkeypatch):
+    expected, packed = run(llama, None), packed_or_none(llama)
+    if packed is None:
+        return
+    assert set(SIZES) <= set(packed.sizes)
+    torch.testing.assert_close(run(llama, packed), expected)
+    for one in packed._copies:  # what is used is seen by what happens if it is another
+        one.layout = packing._laid_out(torch.nn.Linear(*one.module.weight.shape[::-1]))
+    assert not torch.allclose(run(llama, packed), expected)
+
+
+def test_weights_that_change_behind_our_back_are_packed_anew(llama):
+    packed = packed_or_none(llama)
+    llama.model.model.layers[1].mlp.up_proj.weight.data *= -1  # autograd does not notice
+    torch.testing.assert_close(run(llama, packed), run(llama, None))
+
+
+def test_a_product_that_comes_out_wrong_is_not_used(llama, monkeypatch):
+    """Layouts are asked, not trusted: one that is right for five rows only is used for five."""
+    right = packing._forward
+
+    def wrong(weight, bias, layout, sizes, x):
+        return right(weight, bias, layout, sizes, x) * (1 if x.shape[-2] == 5 else 1.01)
+
+    monkeypatch.setattr(packing, "_forward", wrong)
+    packed = packed_or_none(llama)
+    assert packed is None or packed.sizes == (5,)
+
+
+def test_weights_are_not_copied_without_plenty_of_memory(llama, monkeypatch):
+    monkeypatch.setattr(packing, "_free", lambda: 1000.0)
+    assert Packed.of(llama.model) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_only_float32_weights_are_packed(llama, dtype):
+    assert Packed.of(llama.model.to(dtype)) is None
+
+
+def test_under_autocast_products_are_left_alone(llama):
+    packed = packed_or_none(llama)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(run(llama, packed), run(llama, None))
+
+
+def test_the_model_is_as_before_even_after_an_error(llama):
+    before = [dict(module.__dict__) for module in llama.model.modules()]
+    packed = packed_or_none(llama)
+    walking = Walk(llama, find_axes(llama), packed=packed, sizes=SIZES)
+    with pytest.raises(ZeroDivisionError), walking:
+        raise ZeroDivisionError
+    assert [dict(module.__dict__) for module in llama.model.modules()] == before
