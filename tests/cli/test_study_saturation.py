@@ -33,6 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_prints_tables_and_writes_a_report(place: Path, tmp_path: Path) -> None:
     words = ("--text", place / "text.jsonl", "-o", tmp_path / "report", *SMALL)
+    words += ("--sections", "guesses,intervention")
     result = run("study", "saturation", place / "model", *words)
     assert result.exit_code == 0, result.output
     assert "where each rank of the prediction settles" in result.stdout

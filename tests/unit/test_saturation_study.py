@@ -66,7 +66,7 @@ def test_the_same_settings_give_the_same_numbers(tmp_path):
 
 
 def test_what_too_few_rows_do_not_allow_is_noted_and_not_made(tmp_path):
-    few = settings(text_file(tmp_path, 30), n_fit=20, n_read=8)
+    few = settings(text_file(tmp_path, 30), n_fit=20, n_read=3)
     study = study_saturation(tiny("llama", seed=1, num_hidden_layers=8), few)
     assert study["probe"] == {}
     assert study["exits"] is None

@@ -16,7 +16,7 @@ from layerleap.show.saturation_figures import (
     tau_figure,
 )
 from layerleap.show.section_tables import calibrated_table, saved_table
-from layerleap.show.sections import Section, TableOf
+from layerleap.show.sections import Section, TableOf, texts_of
 from layerleap.show.select import Row, Study
 from layerleap.show.task_figures import (
     auc_figure,
@@ -275,24 +275,33 @@ def _exits(study: Study) -> Section | None:
         tables.append(TableOf("calibrated-table", caption, table, "dense"))
     if found["live"]:
         caption = "The same rules live, against the clock (one text at a time, on this machine)"
-        tables.append(TableOf("live-table", caption, _live(found["live"])))
+        tables.append(TableOf("live-table", caption, _live(found)))
     seen = f"{said(study, 'calibrated')} {said(study, 'live')}".strip()
     title = "Exiting by task"
-    return Section("exits", title, "Exits", lead, seen, tuple(figures), tuple(tables))
+    return Section(
+        "exits", title, "Exits", lead, seen, tuple(figures), tuple(tables), texts_of(found)
+    )
 
 
-def _live(rows: list[Row]) -> Table:
+def _live(exits: Row) -> Table:
+    """Live texts have no right answers; those are of the same rule, replayed."""
     head = ["map, rule", "speed (never exiting = 1)", "tokens a second", "layers", "agreement (%)"]
-    head += ["tokens"]
+    head += ["right, replayed (%)", "tokens"]
+    right = {"never": exits["full"]["accuracy"], **exits["right"]}
+    rows = [
+        (row["rule"] if row["map"] == "-" else f"{row['map']}, {row['rule']}", row)
+        for row in exits["live"]
+    ]
     cells = [
         [
-            Cell(row["rule"] if row["map"] == "-" else f"{row['map']}, {row['rule']}"),
+            Cell(name),
             value_cell(row["speed"], row["low"], row["high"], "{:.2f}"),
             number_cell(row["tokens_per_second"], "{:.1f}"), number_cell(row["layers"], "{:.1f}"),
             value_cell(row["agreement"], None, None, "{:.1f}", 100),
+            value_cell(right[name], None, None, "{:.1f}", 100),
             number_cell(row["tokens"], "{:.0f}"),
         ]
-        for row in rows
+        for name, row in rows
     ]  # fmt: skip
     return head, cells
 

@@ -5,8 +5,9 @@ that the study does not have (absent or None) has no section.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from layerleap.act.write import coloured
 from layerleap.show.calibrated_figure import calibrated_figure
 from layerleap.show.data_files import calibrated_rows
 from layerleap.show.exit_figures import exit_figure, exit_flops_figure, exit_rule_figure
@@ -35,6 +36,21 @@ class TableOf:
 
 
 @dataclass(frozen=True)
+class Text:
+    """A text whose tokens left early, coloured."""
+
+    title: str
+    html: str
+
+
+def texts_of(exits: Study) -> tuple[Text, ...]:
+    """What rules wrote, if anything."""
+    return tuple(
+        Text(f"{row['map']}, {row['rule']}", coloured(row)) for row in exits.get("texts") or ()
+    )
+
+
+@dataclass(frozen=True)
 class Section:
     """One optional section; `seen` are findings on the section as a whole."""
 
@@ -45,6 +61,7 @@ class Section:
     seen: str
     figures: tuple[Figure, ...]
     tables: tuple[TableOf, ...]
+    texts: tuple[Text, ...] = ()
 
     @property
     def topics(self) -> set[str]:
@@ -153,7 +170,8 @@ def _exits(study: Study) -> Section:
     )
     table = TableOf("saved-table", caption, saved_table(study), "dense")
     lead = ("A token that is sure early can leave early.", _costs(study))
-    return _section(study, "exits", "Early exit", "Early exit", lead, figures, [table])
+    made = _section(study, "exits", "Early exit", "Early exit", lead, figures, [table])
+    return replace(made, texts=texts_of(found))
 
 
 def _costs(study: Study) -> str:

@@ -3,8 +3,9 @@
 In: a model, rules by lens, and texts to go on from. Out: plain rows: tokens a second beside those
 of the same decoder that never exits, layers run, agreement with the full model.
 
-Every rule writes its own text from the same prompts, keys and values of skipped layers computed
-later (`recompute`), checks and all. The first run of all warms up and does not count.
+Every rule writes its own text from the same prompts, right after the decoder that never exits has;
+keys and values of skipped layers are computed later (`recompute`), checks and all. The first run of
+all warms up and does not count.
 """
 
 from collections.abc import Iterable, Mapping
@@ -66,13 +67,14 @@ def live_exits(
     if transformer.kind != "next-token":
         raise BadSettings(f"{transformer.identity.name} does not write text token by token")
     _write(transformer, None, Never(), prompts[:1], tokens)
-    full = _write(transformer, None, Never(), prompts, tokens)
-    rows = [_row("-", "never", full, full)]
+    rows, never = [], []
     for number, ((lens, name), rule) in enumerate(rules.items(), 1):
         maps = bank if lens == "mat" else None
+        full = _write(transformer, None, Never(), prompts, tokens)  # anew: a machine has its moods
         rows.append(_row(lens, name, _write(transformer, maps, rule, prompts, tokens), full))
+        never += full
         progress("decoding", number, len(rules), "rules")
-    return rows
+    return [_row("-", "never", never, never), *rows] if rows else []
 
 
 def _write(

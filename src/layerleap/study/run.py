@@ -205,6 +205,19 @@ class Run:
         source, sampling = self._source(text)
         return self._census(source, sampling, "held-out", self.settings.n_read)
 
+    def beginning(self, text: str, n: int) -> list[int]:
+        """The first tokens of a held-out text that is longer than they are; none if there is none.
+
+        Args:
+            text: of which.
+            n: tokens.
+        """
+        source, sampling = self._source(text)
+        examples = iter_examples(
+            self.transformer, source, sampling, side="held-out", n_texts=self.settings.n_read
+        )
+        return next((list(one.ids[:n]) for one in examples if len(one.ids) > n), [])
+
     def read(
         self,
         text: str,

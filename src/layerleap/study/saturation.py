@@ -35,6 +35,7 @@ from layerleap.recipes import default_text, enough, finish, fit_bank, resolve_te
 from layerleap.stream.batches import batches_of, reads
 from layerleap.stream.examples import Batch, Census, Sampling, require_text
 from layerleap.study.donors import Plan
+from layerleap.study.early_texts import early_texts
 from layerleap.study.guesses import GuessSettings, guesses
 from layerleap.study.intervention import intervene
 from layerleap.study.live_exits import live_exits, prompts_of
@@ -298,15 +299,22 @@ class _Run:
         found, rules = made
         if found["calibrated"] is None:
             self.notes.append(f"Exits with a promise: left out. {found['not_calibrated']}.")
-        found["live"] = self._attempt("Exits live", lambda: self._live(seen, bank, rules))
+        found["live"], found["texts"] = self._attempt(
+            "Exits live", lambda: self._live(seen, bank, rules)
+        ) or ([], [])
         return found
 
     def _live(
         self, seen: Seen, bank: ShortcutBank, rules: Mapping[tuple[str, str], Rule]
-    ) -> list[Row]:
-        require_text(seen.transformer)
+    ) -> tuple[list[Row], list[Row]]:
+        """Speeds of all rules, and a text by each of those that look at states."""
+        transformer = seen.transformer
+        require_text(transformer)
         prompts = prompts_of(seen.batches(), self.settings.prompts, PROMPT)
-        return live_exits(seen.transformer, bank, rules, prompts, progress=self.progress)
+        rows = live_exits(transformer, bank, rules, prompts, progress=self.progress)
+        shown = {key: rule for key, rule in rules.items() if key[1] in ("task", "similarity")}
+        maps = {"id": None, "mat": bank}
+        return rows, early_texts(transformer, maps, shown, prompts[0][0].tolist())
 
     def _costs(self, bank: ShortcutBank) -> dict[str, Cost]:
         found = {}

@@ -29,7 +29,8 @@ from layerleap.read.scores import Scores
 from layerleap.recipes import default_text
 from layerleap.stream.examples import Sampling
 from layerleap.study.claims import claims
-from layerleap.study.exits import calibrated_tables, exit_tables, lensed, same_rows
+from layerleap.study.early_texts import early_texts
+from layerleap.study.exits import Lensed, calibrated_tables, exit_tables, lensed, same_rows
 from layerleap.study.findings import findings, half_layers, laws
 from layerleap.study.inside import Inside, kinds_of
 from layerleap.study.kept_rows import fit_sample, train
@@ -39,6 +40,8 @@ from layerleap.study.run import Fitted, Run
 FORMAT = 1
 DEFAULT_OTHER = "news"
 SECTIONS = ("parts", "alternation", "exits", "tuned")
+SHOWN_AT = 0.95  # the agreement of the rules that texts are written by
+BEGINNING = 12  # tokens from which they go on
 SAME_SIZE = 1.1  # fits whose row counts differ by less than this factor are compared as they are
 
 
@@ -229,12 +232,38 @@ def _exits(
         return {"exits": None, "calibrated": None}
     if lenses["id"].train is None:
         notes.append("No rule is learned: there are too few documents to train it on some alone.")
+    maps = {"id": None, "mat": banks.get(main), "tuned": banks.get("tuned")}
+    exits["texts"] = _texts(run, maps, lenses, exits["saved"], main)
     try:
         promised = calibrated_tables(lenses, main, settings.tolerance, settings.delta)
     except BadSettings as error:
         notes.append(f"Exits with a promise are left out: {error}.")
         return {"exits": exits, "calibrated": None}
     return {"exits": exits, "calibrated": promised}
+
+
+def _texts(
+    run: Run,
+    maps: Mapping[str, ShortcutBank | None],
+    lenses: Mapping[str, Lensed],
+    saved: list[dict[str, Any]],
+    text: str,
+) -> list[dict[str, Any]]:
+    """What the rule writes that saves most through each lens, at an agreement of `SHOWN_AT`."""
+    rules = {}
+    for lens, rows in lenses.items():
+        known = [
+            row for row in saved
+            if (row["map"], row["target"]) == (lens, SHOWN_AT) and row["knob"] is not None
+        ]  # fmt: skip
+        if known:
+            best = max(known, key=lambda row: row["saved"])
+            rules[lens, best["rule"]] = rows.families[best["rule"]].at(best["knob"])
+    try:
+        return early_texts(run.transformer, maps, rules, run.beginning(text, BEGINNING))
+    except (BadSettings, ModelRefused) as error:  # of a kind that cannot be decoded here
+        run.notes.append(f"No text is written by leaving early: {error}.")
+        return []
 
 
 def _settled(transformer: Transformer, settings: ShortcutSettings) -> ShortcutSettings:

@@ -79,6 +79,10 @@ def task_exits(
         for row in tables["saved"]
         if row["target"] == TARGET and row["knob"] is not None
     }
+    more["right"] = {
+        f"{name}, {rule}": _accuracy([one], known[name].rest, gold[name])[0]["accuracy"]
+        for (name, rule), one in rules.items()
+    }
     return {**tables, **more}, rules
 
 

@@ -80,24 +80,18 @@ def generate(
     with clean_errors():
         import torch
 
-        from layerleap import ShortcutBank, decoder
+        from layerleap import decoder
         from layerleap.act.write import write
-        from layerleap.recipes import default_bank
 
         prompt = sys.stdin.read() if prompt == "-" else prompt
         rule, plan = _rule(exit)
         bank = bank or plan.get("bank")
         transformer = load_model(model, blocks, tail, revision, dtype)
-        with TerminalProgress() as progress:
-            if no_bank or plan.get("map") == "id":
-                found = None
-            elif bank is not None:
-                found = ShortcutBank.from_pretrained(bank)
-            else:
-                found = default_bank(transformer, tell=tell, progress=progress)
+        is_bare = no_bank or plan.get("map") == "id"
         decoding = decoder(
-            found, rule=rule, checks=_layers(checks) or plan.get("layers"), policy=policy,
-            strict=strict, compare=compare, transformer=transformer,
+            None if is_bare else _bank(transformer, bank), rule=rule,
+            checks=_layers(checks) or plan.get("layers"), policy=policy, strict=strict,
+            compare=compare, transformer=transformer,
         )  # fmt: skip
         torch.manual_seed(seed)
         options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if sample else {}
@@ -115,6 +109,17 @@ def generate(
             tell(f"page: {write_page(written._repr_html_(), prompt, html)}")
         if json:
             print_json(written.to_dict())
+
+
+def _bank(transformer: Any, name: str | None) -> Any:
+    """The bank of that name, or the model's own, fitted now if it is not yet."""
+    from layerleap import ShortcutBank
+    from layerleap.recipes import default_bank
+
+    if name is not None:
+        return ShortcutBank.from_pretrained(name)
+    with TerminalProgress() as progress:
+        return default_bank(transformer, tell=tell, progress=progress)
 
 
 def _against(
@@ -144,14 +149,12 @@ class _Painter:
         out.print(prompt, end="", style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def __call__(self, piece: str) -> None:
+        from layerleap.act.write import colour
+
         account = self.decoding.writing
         layer = self.n_layers if account is None else account.reading or self.n_layers
-        share = layer / self.n_layers
-        style = (
-            ""
-            if share >= 1
-            else f"black on rgb(255,{round(130 + 100 * share)},{round(80 + 150 * share)})"
-        )
+        is_early = layer < self.n_layers
+        style = f"black on {colour(layer, self.n_layers)}" if is_early else ""
         out.print(piece, end="", style=style, markup=False, highlight=False, soft_wrap=True)
 
     def end(self, said: str) -> None:
