@@ -144,7 +144,7 @@ def test_no_function_but_those_of_tensors_is_even_looked_up(llama, tmp_path, nam
         3.5,
         np.array([object()], dtype=object),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_a_pickle_of_something_else_is_refused(llama, tmp_path, value):
     dump(tmp_path / "0_3.pickle", value)
