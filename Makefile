@@ -9,7 +9,7 @@ STAMP := $(VENV)/.layerleap-is-installed
 WORKERS ?= --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo paper test check bench results clean
+.PHONY: help setup demo paper saturation test check bench results clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
@@ -25,6 +25,14 @@ paper: $(STAMP) ## Everything in "Jump to Conclusions" on the bundled model (mos
 	$(BIN)/layerleap study shortcuts smollm2 --out build/paper
 	mkdir -p docs/results/paper
 	cp build/paper/claims.csv build/paper/exits_saved.csv build/paper/findings.txt docs/results/paper/
+
+saturation: $(STAMP) ## Everything in "Looking Beyond the Top-1" on language, images and speech (an hour); in build/saturation
+	for model in smollm2 dinov2-mnist vit-mnist whisper-tiny; do \
+	  $(BIN)/layerleap study saturation $$model --out build/saturation/$$model || exit 1; \
+	  mkdir -p docs/results/saturation/$$model || exit 1; \
+	  cp build/saturation/$$model/claims.csv build/saturation/$$model/findings.txt \
+	    docs/results/saturation/$$model/ || exit 1; \
+	done
 
 test: $(STAMP) ## Run all tests, those on real models included
 	$(BIN)/python -m pytest $(WORKERS)

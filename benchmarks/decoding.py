@@ -13,25 +13,18 @@ from typing import Any
 
 import torch
 from common import BUILD, MODEL, Row, median
+from early_rule import early_rule
 
 from layerleap import Lens, ShortcutBank, Transformer, decoder, load
 from layerleap.act.draft_table import DraftTable
-from layerleap.act.evidence import Evidence
-from layerleap.act.families import family
 from layerleap.act.pass_cost import measure_passes
-from layerleap.act.replay import sweep
-from layerleap.act.rules import Never, Rule, Similarity
+from layerleap.act.rules import Never
 from layerleap.memory import peak_memory
 from layerleap.models.packed import Packed
-from layerleap.read.scores import score
 from layerleap.recipes import default_bank, resolve_text
-from layerleap.stream.examples import Sampling, iter_batches, iter_examples
+from layerleap.stream.examples import Sampling
 from layerleap.stream.texts import iter_documents
 
-AGREEMENT = 0.95
-CHECKS = tuple(
-    range(16, 30, 2)
-)  # where leaving early is asked about: a look costs little, not nothing
 EARLY_LAYER = 20  # the library's early-exit drafts: the best of 10, 15, 20, 25 when first tried
 LOOKUPS = (2, 10)  # tokens that the library looks up at a time: few suit this machine better
 INSTRUCTIONS = (
@@ -97,34 +90,19 @@ def _decoders(
             table.save(path)
     seconds = time.perf_counter() - started
     cost = measure_passes(transformer, Packed.of(transformer.model))
-    rule, saved = _rule(transformer, bank, 20 if smoke else 400)
+    rule, checks, tried = early_rule(transformer, bank, 60 if smoke else 400)
     made = {
         "exact": decoder(bank, transformer=transformer, table=table, cost=cost),
         "loop": decoder(bank, transformer=transformer, rule=Never()),
-        "early": decoder(bank, transformer=transformer, rule=rule, checks=CHECKS, compare=True),
+        "early": decoder(bank, transformer=transformer, rule=rule, checks=checks, compare=True),
     }
-    said = {"rule": rule.to_dict(), "checks": CHECKS, "layers_saved_in_replay": saved}
+    said = {"rule": rule.to_dict(), "checks": checks, "tried": tried}
     return made, {
         "ours": list(made),
         "table_seconds": seconds,
         "pass_cost": cost.to_dict(),
         "early": said,
     }
-
-
-def _rule(transformer: Transformer, bank: ShortcutBank, texts: int) -> tuple[Rule, float]:
-    """The similarity rule that saves most of those that agree often enough on held-out text."""
-    source, sampling = resolve_text(transformer, "wikipedia", Sampling())
-    examples = iter_examples(transformer, source, sampling, side="held-out", n_texts=texts)
-    scores = score(
-        transformer, {"mat": Lens(transformer, bank)}, iter_batches(transformer, examples)
-    )
-    rules = family(Similarity)
-    knobs = torch.linspace(0.9, 1.0, 401).tolist()
-    swept = sweep(rules, Evidence.of(scores, "mat").at(CHECKS), knobs)
-    kept = [n for n in range(len(knobs)) if swept.exits(n).agreement >= AGREEMENT]
-    best = max(kept, key=lambda n: swept.exits(n).saved)
-    return rules.at(knobs[best]), swept.exits(best).saved
 
 
 def _sides(

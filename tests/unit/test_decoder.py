@@ -1,5 +1,6 @@
 """What a decoder refuses, leaves behind, and says of itself; rules live exit where replay says."""
 
+import time
 from dataclasses import replace
 from threading import Thread
 
@@ -355,6 +356,27 @@ def test_a_task_rule_without_its_probe_cannot_run_live(llama):
     transformer, bank = llama
     with pytest.raises(BadSettings, match=r"TaskProbe\.rule"):
         write(transformer, decoder(bank, rule=Task(0.5), transformer=transformer))
+
+
+def test_a_probe_of_another_model_is_refused(llama):
+    rule = made_probe(wrapped(num_hidden_layers=6)).rule(0.5)
+    with pytest.raises(WrongModel):
+        write(llama[0], decoder(llama[1], rule=rule, transformer=llama[0]))
+
+
+def test_what_is_left_to_run_at_the_end_is_on_the_clock(llama, monkeypatch):
+    transformer, bank = llama
+    slow = Walk.run
+
+    def run(self, new, **options):
+        if not new:
+            time.sleep(0.3)
+        return slow(self, new, **options)
+
+    monkeypatch.setattr(Walk, "run", run)
+    early = decoder(bank, rule=Fixed(2), transformer=transformer)
+    write(transformer, early)
+    assert early.accounts[0].seconds >= 0.3
 
 
 def test_a_saved_task_rule_leaves_its_probe_out(llama):

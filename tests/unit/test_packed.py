@@ -1,5 +1,7 @@
 """Weights laid out for a few rows: the same numbers, never stale, never left in the model."""
 
+from threading import Thread
+
 import pytest
 import torch
 from families import build
@@ -52,8 +54,8 @@ def test_a_product_that_comes_out_wrong_is_not_used(llama, monkeypatch):
     """Layouts are asked, not trusted: one that is right for five rows only is used for five."""
     right = packing._forward
 
-    def wrong(weight, bias, layout, sizes, x):
-        return right(weight, bias, layout, sizes, x) * (1 if x.shape[-2] == 5 else 1.01)
+    def wrong(weight, bias, layout, sizes, thread, x):
+        return right(weight, bias, layout, sizes, thread, x) * (1 if x.shape[-2] == 5 else 1.01)
 
     monkeypatch.setattr(packing, "_forward", wrong)
     packed = packed_or_none(llama)
@@ -68,6 +70,43 @@ def test_weights_are_not_copied_without_plenty_of_memory(llama, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_only_float32_weights_are_packed(llama, dtype):
     assert Packed.of(llama.model.to(dtype)) is None
+
+
+def test_passes_of_other_threads_and_with_gradients_are_left_alone(llama, monkeypatch):
+    packed, ids, found = packed_or_none(llama), torch.tensor([IDS]), []
+    expected = llama.model(ids).logits
+    for one in packed._copies if packed else ():  # were a copy used, it would be seen
+        one.layout = packing._laid_out(torch.nn.Linear(*one.module.weight.shape[::-1]))
+    with Walk(llama, find_axes(llama), packed=packed, sizes=SIZES):
+        with torch.no_grad():
+            other = Thread(target=lambda: found.append(llama.model(ids).logits))
+            other.start()
+            other.join()
+        with torch.enable_grad():
+            loss = llama.model(ids).logits.sum()
+            loss.backward()
+    assert torch.equal(found[0], expected)
+    assert llama.model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+
+
+def test_weights_cast_later_are_left_alone(llama):
+    packed = packed_or_none(llama)
+    llama.model.to(torch.float64)
+    torch.testing.assert_close(run(llama, packed), run(llama, None))
+
+
+def test_a_walk_that_cannot_be_entered_leaves_the_model_to_others(llama, monkeypatch):
+    packed = packed_or_none(llama) or Packed([])
+    before = [dict(module.__dict__) for module in llama.model.modules()]
+    monkeypatch.setattr(Packed, "at", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), Walk(llama, packed=packed, sizes=SIZES):
+        raise AssertionError
+    assert [dict(module.__dict__) for module in llama.model.modules()] == before
+    done = []
+    other = Thread(target=lambda: done.append(run(llama, None)), daemon=True)
+    other.start()
+    other.join(20)
+    assert done  # the lock was given back
 
 
 def test_under_autocast_products_are_left_alone(llama):

@@ -4,14 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from contract_bank import bank_of
 from media import seeing, sets
 from saturation_studies import made, settings, text_file
 from tiny_models import tiny
 
 from layerleap.errors import BadSettings, WrongModel
+from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
+from layerleap.study.live_exits import prompts_of
 from layerleap.study.saturation import SaturationSettings, default_sampling, study_saturation
+from layerleap.study.saturation_findings import _beside
 
 
 def test_every_section_is_there_and_plain_data():
@@ -92,6 +96,34 @@ def test_a_bank_that_is_given_is_used_and_none_is_fitted(tmp_path):
     assert [row["role"] for row in study["data"]] == ["read"]
     with pytest.raises(WrongModel):
         study_saturation(model, none, bank=bank_of(tiny("gpt2")))
+
+
+@pytest.mark.parametrize(
+    ("task", "other", "said"),
+    [((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "no rule saves any"),
+     ((1.0, 0.9, 1.1), (1.0, 0.9, 1.1), "gap saves 1.0"),
+     ((1.1, 0.9, 1.3), (1.0, 0.8, 1.2), "but not clearly (gap 1.0)"),
+     ((2.0, 1.9, 2.1), (1.0, 0.8, 1.2), "clearly more than any other")],
+)  # fmt: skip
+def test_a_lead_is_called_one_only_if_it_is(task, other, said):
+    row = lambda rule, ends: dict(zip(("rule", "saved", "low", "high"), (rule, *ends), strict=True))  # noqa: E731
+    assert said in _beside(row("task", task), [row("gap", other)])
+
+
+def test_prompts_are_drawn_from_texts_of_any_length_and_from_no_document_left_out(tmp_path):
+    model, path = tiny("llama"), text_file(tmp_path, 80)
+    how = Sampling(positions="every:2", held_out=0.6)
+    batches = list(batches_of(model, path, how, side="held-out", n_texts=60))
+    every = {int(one) for batch in batches for one in batch.documents}
+    found = prompts_of(batches, 100, 4, without=[min(every)])
+    assert len(found) == len(every) - 1
+    assert {prompt.shape for prompt in found} == {(1, 4)}
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(
+            found, prompts_of(batches, 100, 4, without=[min(every)], seed=1), strict=True
+        )
+    )
 
 
 def test_images_go_through_the_same_study(tmp_path):

@@ -54,6 +54,10 @@ class Account:
         self.layers += [layer] * tokens
         self.guessed += [False] + [True] * (tokens - 1)
 
+    def closed(self) -> None:
+        """What was left to run has been run: it belongs to the time that the text took."""
+        self.seconds = time.perf_counter() - self._started
+
     def compare(self, agreed: int, compared: int) -> None:
         """Early readings were held against what the full model says."""
         self.agreed, self.compared = self.agreed + agreed, self.compared + compared

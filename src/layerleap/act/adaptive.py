@@ -78,6 +78,7 @@ def adapt(
         account.passed(tokens=1, layer=ran.layer)
     if walk.waiting:
         walk.run([])  # so that the cache is whole, whoever uses it next
+        account.closed()
 
 
 def _logits(lens: Lens, look: Looks, h: Tensor, layer: int) -> Tensor:

@@ -29,9 +29,11 @@ from layerleap.act.request import check, check_positions, check_rows, padding, r
 from layerleap.act.rules import Rule
 from layerleap.act.shortlist import Shortlist
 from layerleap.act.speculate import speculate, speculate_early
+from layerleap.act.task_probe import TaskProbe
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.packed import Packed
+from layerleap.models.probe import vocabulary_size
 from layerleap.models.transformer import Transformer
 from layerleap.models.walk import Walk
 from layerleap.models.walkable import find_axes
@@ -119,8 +121,9 @@ class Decoder:
             raise BadSettings(f"most_nodes {self.most_nodes}; a pass holds at least one token")
         if self.rule is not None and self.rule.name == "oracle":
             raise BadSettings("the oracle knows the answer beforehand, so it can only be replayed")
-        if self.rule is not None and self.rule.name == "task" and not hasattr(self.rule, "watches"):
-            raise BadSettings("rule 'task' rests on a probe, which a live run does not have yet")
+        is_task = self.rule is not None and self.rule.name == "task"
+        if is_task and not getattr(self.rule, "watches", None):
+            raise BadSettings("rule 'task' asks a probe; TaskProbe.rule gives one that has it")
 
     def __call__(
         self,
@@ -234,6 +237,9 @@ class _Ready:
         self.transformer = known if known is not None and is_own else Transformer.wrap(model)
         self.axes = find_axes(self.transformer)  # refuses what cannot be walked
         self.lens = Lens(self.transformer, decoder.bank)  # refuses a bank of another model
+        probe = getattr(decoder.rule, "probe", None)
+        if isinstance(probe, TaskProbe):
+            probe.check_model(self.transformer)
         last = self.transformer.n_layers
         wanted = range(1, last) if decoder.checks is None else sorted(set(decoder.checks))
         if wanted and not 1 <= min(wanted) <= max(wanted) < last:
@@ -262,7 +268,7 @@ class _Ready:
         return Drafter(
             cost, table,
             lookup="lookup" in decoder.drafts, branches=self.axes.branches,
-            most=decoder.most_nodes,
+            most=decoder.most_nodes, d_vocab=vocabulary_size(self.transformer.model),
         )  # fmt: skip
 
 

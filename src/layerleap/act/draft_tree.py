@@ -10,6 +10,7 @@ largest: (1 + sum of their chances) / seconds of a pass over them.
 
 import heapq
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -78,6 +79,7 @@ class Drafter:
         lookup: bool = True,
         branches: bool = True,
         most: int = MOST,
+        d_vocab: int | None = None,
     ) -> None:
         """Nothing learned yet.
 
@@ -87,7 +89,9 @@ class Drafter:
             lookup: also look for what followed the same tokens earlier in the text.
             branches: False if the model cannot look at several guesses for one place.
             most: nodes at most, the certain one included.
+            d_vocab: tokens that the model can be given; some heads have more.
         """
+        self._d_vocab = d_vocab or sys.maxsize
         self.cost, self.table, self.chances = cost, table, Chances()
         self.branches, self.most, self._looks = branches, most, lookup
         self.lookup = Lookup()
@@ -209,6 +213,8 @@ class Drafter:
             self._said.clear()
         before = self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
         for token, parent, answer in zip(tree.ids, tree.parents, said, strict=True):
+            if answer >= self._d_vocab:
+                continue
             self._said[token,] = answer
             self._said[tree.ids[parent] if parent >= 0 else before, token] = answer
 

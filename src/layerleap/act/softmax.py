@@ -12,6 +12,9 @@ from torch import Tensor
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 
+# Inverse of the penalty. States have hundreds of features and cells are few: with much less of a
+# penalty the probe learns cells by heart, and takes ten times as long.
+STRENGTH = 0.01
 ARRAYS = ("mean", "scale", "coefficients", "intercepts")
 
 
@@ -46,7 +49,9 @@ class Softmax:
         pipeline = learn_library("sklearn.pipeline").make_pipeline(
             scaling.StandardScaler(), linear.LogisticRegression(C=strength, max_iter=2000)
         )
-        pipeline.fit(x.numpy(), task.numpy())
+        # For so few numbers, threads of the linear algebra take longer than they save.
+        with learn_library("threadpoolctl").threadpool_limits(1):
+            pipeline.fit(x.numpy(), task.numpy())
         scaler, model = pipeline[0], pipeline[1]
         weight, bias = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
         if n_tasks == 2:  # scikit-learn then keeps the log odds of the second alone

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from layerleap.act.evidence import Evidence
 from layerleap.act.rules import Task
-from layerleap.act.softmax import ARRAYS, Softmax, require_strength
+from layerleap.act.softmax import ARRAYS, STRENGTH, Softmax, require_strength
 from layerleap.act.task_cells import Cells, Choice, cells_of
 from layerleap.errors import BadArtifact, BadSettings, NotFinite
 from layerleap.maps.artifact import Artifact, require_identity
@@ -117,7 +117,7 @@ class TaskProbe:
         states: States,
         *,
         choice: Choice | None = None,
-        strength: float = 1.0,
+        strength: float = STRENGTH,
         space: Space = "raw",
         quality: Iterable[Mapping[str, Any]] = (),
     ) -> "TaskProbe":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from layerleap.act.random_states import RandomStates
-from layerleap.act.softmax import Softmax, require_strength
+from layerleap.act.softmax import STRENGTH, Softmax, require_strength
 from layerleap.act.task_cells import By, Cells, Choice, ambiguous, cells_of
 from layerleap.act.task_probe import Space, States, features, require_aligned
 from layerleap.errors import BadSettings
@@ -70,7 +70,7 @@ def held_out(
     choice: Choice | None = None,
     *,
     by: By = "document",
-    strength: float = 1.0,
+    strength: float = STRENGTH,
     space: Space = "raw",
 ) -> HeldOut:
     """Probes of all folds but one, each asked about the one left out.
@@ -172,7 +172,7 @@ def score_probe(
     states: States,
     choice: Choice | None = None,
     *,
-    strength: float = 1.0,
+    strength: float = STRENGTH,
     space: Space = "raw",
     permutations: int = 39,
     resamples: int = 1000,
@@ -224,7 +224,7 @@ def _table(
     nothing, nothing_ends = control.measures(), control.intervals(resamples, seed)
     ends = torch.tensor([TAIL, 1 - TAIL], dtype=torch.float64)
     null_ends = torch.quantile(null, ends, dim=0)
-    p = ((null >= value).sum(0) + 1) / (len(null) + 1)
+    p = ((null >= value).sum(0) + 1).double() / (len(null) + 1)  # 1/20 must be 0.05, not above
     for place in range(len(value)):
         yield {
             "measure": "AUC" if place else "balanced accuracy",

@@ -9,16 +9,19 @@ copies take as much memory as the weights, so they are made only where there is 
 """
 
 import os
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 MOST_ROWS = 32  # sizes up to here are tried
+LIMITS = ("max", "current")  # of the memory of a container
 
 
 @dataclass(eq=False)
@@ -45,8 +48,7 @@ class Packed:
         found = [
             module
             for module in model.modules()
-            if type(module) is nn.Linear and "forward" not in module.__dict__
-            and module.weight.device.type == "cpu" and module.weight.dtype == torch.float32
+            if type(module) is nn.Linear and "forward" not in module.__dict__ and _is_plain(module)
         ]  # fmt: skip
         needed = sum(module.weight.numel() * 4 for module in found)
         if not found or needed > _free() / 2:
@@ -66,15 +68,24 @@ class Packed:
             chosen = frozenset()
         with ExitStack() as undo, torch.no_grad():
             for one in self._copies if chosen else ():
+                if not _is_plain(one.module):
+                    continue  # it has been moved or cast since
                 if not torch.equal(mark := _mark(one.module), one.mark):
                     one.layout, one.mark = _laid_out(one.module), mark
                 own = one.module.__dict__
                 if "forward" in own:
                     continue  # somebody else's by now
                 weight, bias = one.module.weight, one.module.bias
-                own["forward"] = partial(_forward, weight, bias, one.layout, chosen)
+                thread = threading.get_ident()
+                own["forward"] = partial(_forward, weight, bias, one.layout, chosen, thread)
                 undo.callback(own.pop, "forward")
             yield
+
+
+def _is_plain(module: nn.Linear) -> bool:
+    weight = module.weight
+    is_own = type(weight) is nn.Parameter  # and no subclass, which would know better
+    return is_own and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def _laid_out(module: nn.Linear) -> Tensor:
@@ -92,25 +103,37 @@ def _agrees(one: _Copy, n: int) -> bool:
     module = one.module
     rows = torch.randn(n, module.in_features, generator=torch.Generator().manual_seed(n))
     wanted = nn.functional.linear(rows, module.weight, module.bias)
-    found = _forward(module.weight, module.bias, one.layout, frozenset([n]), rows[None])[0]
+    size, thread = frozenset([n]), threading.get_ident()
+    found = _forward(module.weight, module.bias, one.layout, size, thread, rows[None])[0]
     error = (found - wanted).norm()
     return bool(error <= 1e-5 * wanted.norm())
 
 
 def _forward(
-    weight: Tensor, bias: Tensor | None, layout: Tensor, sizes: frozenset[int], x: Tensor
+    weight: Tensor,
+    bias: Tensor | None,
+    layout: Tensor,
+    sizes: frozenset[int],
+    thread: int,
+    x: Tensor,
 ) -> Tensor:
     n = x.numel() // x.shape[-1]
-    if n not in sizes or x.dtype != torch.float32:
+    is_ours = thread == threading.get_ident() and not torch.is_grad_enabled()
+    if n not in sizes or not is_ours or x.dtype != torch.float32:
         return nn.functional.linear(x, weight, bias)
     made: Tensor = torch.ops.mkl._mkl_linear.default(x, layout, weight, bias, n)
     return made
 
 
 def _free() -> float:
-    """Bytes of memory that nobody uses; unlimited where it cannot be asked."""
-    asked: Any = getattr(os, "sysconf", None)
+    """Bytes of memory that nobody uses, by machine and by container; 0 if it cannot be told."""
     try:
-        return float(asked("SC_AVPHYS_PAGES")) * float(asked("SC_PAGE_SIZE"))
+        pages: Any = getattr(os, "sysconf", None)
+        free = float(pages("SC_AVPHYS_PAGES")) * float(pages("SC_PAGE_SIZE"))
     except (TypeError, ValueError, OSError):
-        return float("inf")
+        return 0.0
+    try:
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in LIMITS)
+        return free if limit.strip() == "max" else min(free, float(limit) - float(used))
+    except (OSError, ValueError):  # no container, or none that says so
+        return free

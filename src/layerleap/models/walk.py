@@ -89,6 +89,14 @@ class Walk:
         self._takes_positions = accepts(transformer.model, "position_ids")
 
     def __enter__(self) -> Self:
+        try:
+            self._enter()
+        except BaseException:  # nobody calls __exit__ for a `with` that was not entered
+            self._undo.close()
+            raise
+        return self
+
+    def _enter(self) -> None:
         model = self.transformer.model
         self._undo.enter_context(_LOCKS.setdefault(model, threading.RLock()))
         if self._packed is not None:
@@ -102,7 +110,6 @@ class Walk:
             else:
                 self._undo.callback(own.pop, "forward")
             own["forward"] = partial(self._forward, original)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()

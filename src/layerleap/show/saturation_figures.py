@@ -112,11 +112,16 @@ def histogram_figure(study: Study) -> str | None:
             grid[0][column].set_title(f"Through {NAMES.get(name, name)}")
             grid[-1][column].set_xlabel("saturation layer")
         said = "; ".join(
-            f"{name}: "
-            + ", ".join(f"rank {h['rank']} at {h['mean_layer']:.1f}" for h in one["histogram"])
+            f"{name}: " + ", ".join(f"rank {h['rank']} at {_mean(h)}" for h in one["histogram"])
             for name, one in found.items()
         )
-        return to_svg(figure, "histogram", f"Mean saturation layers. Through {said}")
+        said = f"Mean saturation layers of what settles. Through {said}"
+        return to_svg(figure, "histogram", said)
+
+
+def _mean(histogram: Row) -> str:
+    mean = histogram["mean_layer"]
+    return "none" if mean is None else f"{mean:.1f}"
 
 
 def _histogram(axes: Any, histogram: Row, one: Row, colour: str) -> None:

@@ -252,8 +252,9 @@ def _exits(study: Study) -> Section | None:
         return None
     one = found["saved"][0]
     n = (
-        f"n = {one['rows']:,} positions of {one['documents']:,} documents that neither maps, probe "
-        "nor learned rule have seen; 95 % bands, bootstrap over documents."
+        f"n = {one['rows']:,} positions of {one['documents']:,} documents that neither probe nor "
+        "learned rule have seen; 95 % bands, bootstrap over documents. Settings for a wanted "
+        "agreement are chosen on these positions."
     )
     lead = (
         "If the probe says that rank 2 or later is being decided, the top token is settled and one "
@@ -285,7 +286,13 @@ def _exits(study: Study) -> Section | None:
 
 def _live(exits: Row) -> Table:
     """Live texts have no right answers; those are of the same rule, replayed."""
-    head = ["map, rule", "speed (never exiting = 1)", "tokens a second", "layers", "agreement (%)"]
+    head = [
+        "map, rule",
+        "speed (never exiting = 1)",
+        "tokens a second",
+        "read at layer",
+        "agreement (%)",
+    ]
     head += ["right, replayed (%)", "tokens"]
     right = {"never": exits["full"]["accuracy"], **exits["right"]}
     rows = [

@@ -17,7 +17,7 @@ def order_table(study: Study) -> RenderableType | None:
         return None
     table = new_table(Text("where each rank of the prediction settles"))
     table.add_column("map", no_wrap=True)
-    for title in ("rank", "mean layer", "never", "mean place", "in a random walk"):
+    for title in ("rank", "mean layer if so", "never", "mean place", "in a random walk"):
         table.add_column(title, justify="right", no_wrap=True)
     for name, one in found.items():
         places = {row["rank"]: row for row in one["places"] if not row["filtered"]}
@@ -25,13 +25,18 @@ def order_table(study: Study) -> RenderableType | None:
         for row in one["histogram"]:
             rank = row["rank"]
             table.add_row(
-                Text(name), Text(str(rank)), Text(f"{row['mean_layer']:.1f}"),
+                Text(name), Text(str(rank)), _layer(row["mean_layer"]),
                 Text(f"{row['never']:.0%}"), _place(places.get(rank)), _place(walks.get(rank)),
             )  # fmt: skip
     one = next(iter(found.values()))
     said = f"{one['rows']:,} positions of {one['documents']:,} documents, {one['n_layers']} layers"
     note = f"{said}. Place 1 settles first; intervals are 95 %, over documents."
     return Group(table, Text(note, style="dim"))
+
+
+def _layer(mean: float | None) -> Text:
+    """Of those that settle."""
+    return Text("-", style="dim") if mean is None else Text(f"{mean:.1f}")
 
 
 def _place(row: Row | None) -> Text:

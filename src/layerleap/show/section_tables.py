@@ -95,7 +95,8 @@ def calibrated_table(study: Study) -> Table:
         rows.append([
             Cell(f"{row['map']}, {row['rule']}", row["method"]), _setting(row),
             Cell(row.get("text") or DASH), Cell("yes" if row.get("promised") else "no"),
-            _kept(row), value_cell(*ends, "{:.2f}", 100), number_cell(row.get("saved"), "{:.1f}"),
+            _kept(row, study["calibrated"]["tolerance"]),
+            value_cell(*ends, "{:.2f}", 100), number_cell(row.get("saved"), "{:.1f}"),
             number_cell(row.get("flops"), "{:.2f}"), number_cell(row.get("rows"), "{:,.0f}"),
         ])  # fmt: skip
     return head, rows
@@ -106,12 +107,13 @@ def _setting(row: Row) -> Cell:
     return Cell("exits nowhere", note) if knob is None else Cell(f"{knob:.3g}", note)
 
 
-def _kept(row: Row) -> Cell:
+def _kept(row: Row, tolerance: float) -> Cell:
     """A promise broken is a failure; too much disagreement where none was made is not."""
     if row.get("holds") is None:
         return Cell(DASH)
     if row["holds"]:
-        return Cell("within", verdict="holds")
+        is_within = row["disagreement"] <= tolerance
+        return Cell("within" if is_within else "not refuted", verdict="holds")
     return Cell("BROKEN", verdict="fails") if row["promised"] else Cell("above", verdict="partly")
 
 

@@ -41,16 +41,16 @@ def confusion_figure(study: Study) -> str | None:
             counts = numpy.array(one["confusion"], dtype=float)
             shares = counts / numpy.maximum(counts.sum(1, keepdims=True), 1)
             axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="none")
-            _write_shares(axes, shares)
+            _write_shares(axes, shares, has_more=one["tasks"] < study["settings"]["k"])
             axes.set_title(f"Labels through {NAMES.get(name, name)}")
             axes.set(xlabel="task named by the probe", ylabel="true task")
         said = "; ".join(f"{name}: {one['confusion']}" for name, one in found.items())
         return to_svg(figure, "confusion", f"Counts by true and named task. {said}")
 
 
-def _write_shares(axes: Any, shares: Any) -> None:
+def _write_shares(axes: Any, shares: Any, *, has_more: bool) -> None:
     n = len(shares)
-    labels = [*(str(task) for task in range(1, n)), f"{n}+"]
+    labels = [*(str(task) for task in range(1, n)), f"{n}+" if has_more else str(n)]
     axes.set_xticks(range(n), labels)
     axes.set_yticks(range(n), labels)
     for row in range(n):

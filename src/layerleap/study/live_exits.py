@@ -1,14 +1,15 @@
 """Exit rules asked live, against the clock: what replay says they save, in seconds.
 
 In: a model, rules by lens, and texts to go on from. Out: plain rows: tokens a second beside those
-of the same decoder that never exits, layers run, agreement with the full model.
+of the same decoder that never exits, layers that tokens are read at, agreement with the full model.
 
 Every rule writes its own text from the same prompts, right after the decoder that never exits has;
 keys and values of skipped layers are computed later (`recompute`), checks and all. The first run of
 all warms up and does not count.
 """
 
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,27 +22,39 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.read.metrics import finite, mean_interval
+from layerleap.read.metrics import resample
 from layerleap.stream.examples import Batch, require_text
 
 Row = dict[str, Any]
 SHORTEST = 4  # tokens of a prompt
+RESAMPLES = 2000
 
 
-def prompts_of(batches: Iterable[Batch], n: int, length: int) -> list[Tensor]:
-    """The beginnings of some texts, each of another document: (1, token) each."""
-    found: dict[int, Tensor] = {}
+def prompts_of(
+    batches: Iterable[Batch], n: int, length: int, *, without: Collection[int] = (), seed: int = 0
+) -> list[Tensor]:
+    """The beginnings of some texts, each of another document: (1, token) each.
+
+    Args:
+        batches: sorted by length or not: texts are drawn from all of them.
+        n: beginnings at most.
+        length: tokens of each.
+        without: documents to leave out.
+        seed: of the draw.
+    """
+    found: dict[int, list[Tensor]] = {}
     for batch in batches:
         texts = batch.keep.nonzero()[:, 0].tolist()
         for text, document in zip(texts, batch.documents.tolist(), strict=True):
             real = int(batch.mask[text].sum())
-            if real >= max(SHORTEST, length):
-                found.setdefault(document, batch.inputs["input_ids"][text : text + 1, :length])
-        if len(found) >= n:
-            break
+            if real >= max(SHORTEST, length) and document not in without:
+                beginning = batch.inputs["input_ids"][text : text + 1, :length]
+                found.setdefault(document, []).append(beginning)
     if not found:
         raise BadText(f"no text has {max(SHORTEST, length)} tokens to go on from; read longer ones")
-    return list(found.values())[:n]
+    draw = random.Random(seed)
+    chosen = draw.sample(sorted(found), min(n, len(found)))
+    return [draw.choice(found[document]) for document in chosen]
 
 
 def live_exits(
@@ -67,14 +80,13 @@ def live_exits(
     if transformer.kind != "next-token":
         raise BadSettings(f"{transformer.identity.name} does not write text token by token")
     _write(transformer, None, Never(), prompts[:1], tokens)
-    rows, never = [], []
+    rows: list[Row] = []
     for number, ((lens, name), rule) in enumerate(rules.items(), 1):
         maps = bank if lens == "mat" else None
         full = _write(transformer, None, Never(), prompts, tokens)  # anew: a machine has its moods
         rows.append(_row(lens, name, _write(transformer, maps, rule, prompts, tokens), full))
-        never += full
         progress("decoding", number, len(rules), "rules")
-    return [_row("-", "never", never, never), *rows] if rows else []
+    return [_row("-", "never", full, full), *rows] if rows else []
 
 
 def _write(
@@ -98,15 +110,23 @@ def _write(
 
 
 def _row(lens: str, name: str, found: list[Account], full: list[Account]) -> Row:
-    """Speed relative to the full model, text by text: their mean with an interval over texts."""
-    pairs = zip(found, full, strict=True)
-    ratio = [(a.per_second or 0.0) / (b.per_second or 1.0) for a, b in pairs]
-    speed = mean_interval(torch.tensor(ratio)[:, None], torch.arange(len(ratio)))[0]
-    agreed = [a.agreement for a in found if a.agreement is not None]
+    """Speed relative to the full model: of all texts together, with an interval over texts."""
+    seconds, wanted = (
+        torch.tensor([one.seconds for one in side], dtype=torch.float64) for side in (found, full)
+    )
+    drawn = resample(len(found), RESAMPLES, 0)
+    low, high = torch.quantile(
+        drawn @ wanted / (drawn @ seconds), torch.tensor([0.025, 0.975], dtype=torch.float64)
+    ).tolist()
+    # The first token of each text is the prompt's, and always read at the end.
+    after = sum(one.tokens - 1 for one in found)
+    wrong = sum(one.compared - one.agreed for one in found)
+    known = all(one.agreement is not None for one in found)
     return {
-        "map": lens, "rule": name, "speed": speed.value, "low": finite(speed.low),
-        "high": finite(speed.high), "texts": len(found), "tokens": sum(a.tokens for a in found),
-        "tokens_per_second": sum(a.tokens - 1 for a in found) / sum(a.seconds for a in found),
-        "layers": sum(sum(a.layers) for a in found) / sum(a.tokens for a in found),
-        "agreement": sum(agreed) / len(agreed) if agreed else None,
+        "map": lens, "rule": name, "speed": float(wanted.sum() / seconds.sum()),
+        "low": low if len(found) > 1 else None, "high": high if len(found) > 1 else None,
+        "texts": len(found), "tokens": after,
+        "tokens_per_second": after / float(seconds.sum()),
+        "layers": sum(sum(one.layers[1:]) for one in found) / after,
+        "agreement": 1 - wrong / after if known else None,
     }  # fmt: skip

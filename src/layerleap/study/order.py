@@ -150,10 +150,16 @@ def _histogram(saturation: Saturation) -> list[Row]:
     return [
         {
             "rank": rank + 1, "counts": row, "never": row[-1] / len(saturation),
-            "mean_layer": sum(layer * n for layer, n in enumerate(row)) / len(saturation),
+            "mean_layer": _mean_layer(row),
         }
         for rank, row in enumerate(counts)
     ]  # fmt: skip
+
+
+def _mean_layer(counts: list[int]) -> float | None:
+    """Of the rows that settle before the last block, if any do."""
+    settled = sum(counts[:-1])
+    return sum(n * layer for layer, n in enumerate(counts[:-1])) / settled if settled else None
 
 
 def _tau(saturation: Saturation, walk: Walk | None, settings: OrderSettings, cell: Cell) -> Row:

@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 import layerleap
 from layerleap.act.cost import Cost, measure
 from layerleap.act.rules import Rule
@@ -44,7 +46,7 @@ from layerleap.study.saturated_rows import Seen, see
 from layerleap.study.saturation_claims import claims
 from layerleap.study.saturation_findings import findings
 from layerleap.study.saturation_settings import SaturationSettings, default_sampling
-from layerleap.study.task_exits import task_exits
+from layerleap.study.task_exits import task_exits, training_documents
 
 __all__ = ["SaturationSettings", "default_sampling", "study_saturation"]
 
@@ -249,7 +251,9 @@ class _Run:
         saturation, settings = seen.saturation[name], self.settings
         why = ""
         for tasks in range(settings.k, 1, -1):
-            choice = Choice(tasks=tasks, limit=settings.cells, seed=self.sampling.seed)
+            # With all ranks told apart, layers at which none is open are nobody's task.
+            apart = None if tasks == settings.k else tasks
+            choice = Choice(tasks=apart, limit=settings.cells, seed=self.sampling.seed)
             try:
                 found = score_probe(
                     saturation, seen.states, choice, permutations=settings.permutations,
@@ -299,22 +303,32 @@ class _Run:
         found, rules = made
         if found["calibrated"] is None:
             self.notes.append(f"Exits with a promise: left out. {found['not_calibrated']}.")
-        found["live"], found["texts"] = self._attempt(
-            "Exits live", lambda: self._live(seen, bank, rules)
-        ) or ([], [])
+        prompts = self._attempt("Exits live", lambda: self._prompts(seen))
+        found["live"], found["texts"] = [], []
+        if prompts:
+            live, texts = partial(live_exits, progress=self.progress), partial(self._texts, bank)
+            model = seen.transformer
+            found["live"] = self._attempt("Exits live", lambda: live(model, bank, rules, prompts))
+            found["texts"] = self._attempt("Texts", lambda: texts(model, rules, prompts)) or []
         return found
 
-    def _live(
-        self, seen: Seen, bank: ShortcutBank, rules: Mapping[tuple[str, str], Rule]
-    ) -> tuple[list[Row], list[Row]]:
-        """Speeds of all rules, and a text by each of those that look at states."""
-        transformer = seen.transformer
-        require_text(transformer)
-        prompts = prompts_of(seen.batches(), self.settings.prompts, PROMPT)
-        rows = live_exits(transformer, bank, rules, prompts, progress=self.progress)
+    def _prompts(self, seen: Seen) -> list[Tensor]:
+        require_text(seen.transformer)
+        known = training_documents(seen, self.sampling.seed)
+        return prompts_of(
+            seen.batches(), self.settings.prompts, PROMPT, without=known, seed=self.sampling.seed
+        )
+
+    def _texts(
+        self,
+        bank: ShortcutBank,
+        model: Transformer,
+        rules: Mapping[tuple[str, str], Rule],
+        prompts: list[Tensor],
+    ) -> list[Row]:
+        """What the rules write that look at states only."""
         shown = {key: rule for key, rule in rules.items() if key[1] in ("task", "similarity")}
-        maps = {"id": None, "mat": bank}
-        return rows, early_texts(transformer, maps, shown, prompts[0][0].tolist())
+        return early_texts(model, {"id": None, "mat": bank}, shown, prompts[0][0].tolist())
 
     def _costs(self, bank: ShortcutBank) -> dict[str, Cost]:
         found = {}

@@ -33,8 +33,12 @@ def _order(study: Study) -> Found:
             "histogram",
             (
                 f"Through {name}, the top token of {settled:.0%} of {found['rows']:,} positions "
-                f"stands before the last block; on average it does so from layer "
-                f"{found['histogram'][0]['mean_layer']:.1f} of {found['n_layers']}."
+                "stands before the last block"
+                + (
+                    "."
+                    if (mean := found["histogram"][0]["mean_layer"]) is None
+                    else f"; there, on average, from layer {mean:.1f} of {found['n_layers']} on."
+                )
             ),
         )
         yield "tau", f"Through {name}: {found['verdict'][0]}"  # other selections are in the table
@@ -137,11 +141,8 @@ def _exits(study: Study) -> Found:
                 f"average: {listed}."
             ),
         )
-        task, best = found["task"], ranked[0]
-        first = best["rule"] == "task"
-        rest = "more than any other rule tried" if first else (
-            f"{best['rule']} saves {best['saved']:.1f}"
-        )  # fmt: skip
+        task = found["task"]
+        rest = _beside(task, [row for row in ranked if row is not task])
         yield (
             "headline",
             (
@@ -162,6 +163,18 @@ def _exits(study: Study) -> Found:
     yield from _live(study)
 
 
+def _beside(task: Row, others: list[Row]) -> str:
+    """How exiting by task compares with the best of the other rules, best first."""
+    best = others[0]
+    if best["saved"] >= task["saved"]:
+        return f"{best['rule']} saves {best['saved']:.1f}" if best["saved"] else "no rule saves any"
+    if None in (task["low"], best["high"]) or task["low"] <= best["high"]:
+        return (
+            f"more than any other rule tried, but not clearly ({best['rule']} {best['saved']:.1f})"
+        )
+    return "clearly more than any other rule tried"
+
+
 def _promises(study: Study) -> Found:
     if study["exits"]["calibrated"] is None:
         return
@@ -169,8 +182,10 @@ def _promises(study: Study) -> Found:
     fresh = [(row, row["fresh"][0]) for row in rows]
     broken = [f"{row['rule']} through {row['map']}" for row, seen in fresh if not seen["holds"]]
     silent = sum(row["knob"] is None for row in rows)
-    text = f"Calibrated thresholds kept their promise in {len(fresh) - len(broken)} of {len(fresh)}"
-    text += f" cases on fresh rows; in {silent} that means exiting nowhere."
+    text = (
+        f"Of {len(fresh)} promises of calibrated thresholds, {silent} are to exit nowhere; of the "
+    )
+    text += f"others, {len(fresh) - silent - len(broken)} are not refuted on fresh rows."
     yield "calibrated", text + (f" Broken by {', '.join(broken)}." if broken else "")
 
 
@@ -181,12 +196,14 @@ def _live(study: Study) -> Found:
     best = max(rows, key=lambda row: row["speed"])
     task = {row["map"]: row for row in rows if row["rule"] == "task"}
     text = (
-        f"Live, at settings that agree in {TARGET:.0%} of replayed positions, the fastest rule "
-        f"({best['rule']} through {best['map']}) writes {best['speed']:.2f} times as fast as the "
-        "model that never exits"
+        f"Live, at settings that agree in {TARGET:.0%} of replayed positions, the fastest of "
+        f"{len(rows)} rules ({best['rule']} through {best['map']}) writes {best['speed']:.2f}"
+        f"{_span(best)} times as fast as the model that never exits"
     )
+    if best["low"] is None or best["low"] <= 1:
+        text += ", which is not clearly faster"
     for name, row in task.items():
-        text += f"; task through {name} {row['speed']:.2f} times, at {row['layers']:.1f} layers"
+        text += f"; task through {name} {row['speed']:.2f}{_span(row)} times"
     yield "live", f"{text}."
 
 

@@ -91,6 +91,12 @@ def _one(known: Mapping[str, Lensed], gold: Mapping[str, Tensor]) -> tuple[Evide
     return known[name].rest, gold[name]
 
 
+def training_documents(seen: Seen, seed: int) -> set[int]:
+    """Documents that the probe and the learned rule are trained on; the same for every lens."""
+    train, _ = split(next(iter(seen.evidence.values())), (1 / 3, 2 / 3), seed=seed)
+    return set(train.document.tolist())
+
+
 def _lensed(
     seen: Seen, name: str, cost: Cost, cells: int, seed: int
 ) -> tuple[Lensed, Tensor, TaskProbe]:

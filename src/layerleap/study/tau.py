@@ -138,4 +138,4 @@ def _difference(real: Tensor, double: Tensor) -> Tensor:
 def p_value(null: Tensor, seen: Tensor) -> float:
     """The share of draws at least as high as what was seen, which itself is one of them."""
     reached = ~(null < seen - ROUNDING)  # a draw without any row, NaN, counts against us
-    return float((reached.sum() + 1) / (len(null) + 1))
+    return (int(reached.sum()) + 1) / (len(null) + 1)
