@@ -200,7 +200,7 @@ def score_probe(
     null = []
     for number, exchanged in enumerate(_exchanged(saturation, permutations, choice.seed), 1):
         null.append(held_out(exchanged, states, choice, **options).measures())
-        progress("exchanging labels", number, permutations)
+        progress("exchanging labels", number, permutations, "times")
     rows = _table(real, control, torch.stack(null), resamples, choice.seed)
     return ProbeScores(
         tuple(rows), real.confusion(), real.cells.layers, len(real.cells),

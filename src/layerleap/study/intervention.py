@@ -116,7 +116,7 @@ def intervene(
         if here.any():
             runner.run(batch, here.nonzero()[:, 0], row)
             done += int(here.sum())
-            progress("putting states in", done, len(pairs))
+            progress("putting states in", done, len(pairs), "pairs")
         row += len(batch.documents)
     if row != len(saturation.documents):
         raise BadText(
