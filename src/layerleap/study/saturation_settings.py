@@ -27,7 +27,7 @@ class SaturationSettings:
     permutations: int = 39  # of the probe's labels
     cells: int = 3000  # (row, layer) that a probe is trained on, at most
     pairs: int = 100  # of the intervention, at most
-    prompts: int = 6  # that exit rules go on from live, against the clock
+    prompts: int = 4  # that exit rules go on from live, against the clock
     tolerance: float = 0.05  # largest disagreement that calibrated exits may have
     delta: float = 0.05  # how often that promise may be broken
     quick: bool = False  # a first look: far less of everything
