@@ -5,6 +5,7 @@ and can be saved as tensors.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,8 +39,14 @@ class Softmax:
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Of each task: (row, feature) -> (row, task)."""
-        mean, scale, coefficients, intercepts = (getattr(self, n).to(x.device) for n in ARRAYS)
-        return (((x - mean) / scale) @ coefficients.T + intercepts).softmax(-1)
+        weight, bias = (part.to(x.device) for part in self._folded)
+        return torch.addmm(bias, x.to(weight.dtype), weight).softmax(-1)
+
+    @cached_property
+    def _folded(self) -> tuple[Tensor, Tensor]:
+        """Standardising and the regression in one product, for it is asked at every layer."""
+        weight = self.coefficients / self.scale
+        return weight.T.contiguous(), self.intercepts - weight @ self.mean
 
     @classmethod
     def fit(cls, x: Tensor, task: Tensor, n_tasks: int, strength: float) -> "Softmax":
