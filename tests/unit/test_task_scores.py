@@ -190,7 +190,7 @@ def test_progress_counts_the_exchanges():
     score_probe(
         of, Knowing(of), permutations=2, resamples=10, progress=lambda *said: told.append(said)
     )
-    assert told == [("exchanging labels", 1, 2), ("exchanging labels", 2, 2)]
+    assert told == [("exchanging labels", 1, 2, "times"), ("exchanging labels", 2, 2, "times")]
 
 
 def test_what_cannot_be_scored_is_refused():

@@ -45,7 +45,7 @@ class Softmax:
     @cached_property
     def _folded(self) -> tuple[Tensor, Tensor]:
         """Standardising and the regression in one product, for it is asked at every layer."""
-        weight = self.coefficients / self.scale
+        weight = self.coefficients.contiguous() / self.scale
         return weight.T.contiguous(), self.intercepts - weight @ self.mean
 
     @classmethod
