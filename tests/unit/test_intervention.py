@@ -288,5 +288,5 @@ def test_too_few_rows_are_refused_before_anything_runs():
 def test_progress_counts_pairs():
     told = []
     intervene(*pass_over("gpt2"), PLAN, progress=lambda *said: told.append(said))
-    assert told[-1] == ("putting states in", done("gpt2").pairs, done("gpt2").pairs)
+    assert told[-1] == ("putting states in", done("gpt2").pairs, done("gpt2").pairs, "pairs")
     assert [n for _, n, _ in told] == sorted(n for _, n, _ in told)
