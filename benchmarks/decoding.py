@@ -90,7 +90,7 @@ def _decoders(
             table.save(path)
     seconds = time.perf_counter() - started
     cost = measure_passes(transformer, Packed.of(transformer.model))
-    rule, checks, tried = early_rule(transformer, bank, 60 if smoke else 400)
+    rule, checks, tried = early_rule(transformer, bank, 60 if smoke else 400, cost.of(1))
     made = {
         "exact": decoder(bank, transformer=transformer, table=table, cost=cost),
         "loop": decoder(bank, transformer=transformer, rule=Never()),

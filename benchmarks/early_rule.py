@@ -1,59 +1,81 @@
-"""Which exit rule to decode with, and at which layers to ask it: chosen by replay and by the clock.
+"""Which exit rule to decode with, and at which layers to ask it: from replay and measured costs.
 
 In: a model, a bank, held-out text. Out: of the rules that look at states only, each at a few sets
-of layers and at the boldest setting that agrees often enough on held-out text, the one that writes
-fastest on prompts of its own. Rules that read tokens pay the head at every check, which costs this
-model eight blocks, so they are not tried.
+of layers and at the boldest setting that agrees often enough on held-out text, the one that saves
+most once its checks are paid for: the time of a check and of a block are measured. Rules that read
+tokens pay the head at every check, which costs this model eight blocks, so they are not tried.
 """
 
+import statistics
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from common import BUILD
 
-from layerleap import Lens, ShortcutBank, Transformer, decoder
+from layerleap import Lens, ShortcutBank, Transformer
 from layerleap.act.evidence import Evidence, split
 from layerleap.act.families import Family, family
-from layerleap.act.replay import sweep
-from layerleap.act.rules import Never, Rule, Similarity, Task
+from layerleap.act.look import Looks
+from layerleap.act.replay import Exits, sweep
+from layerleap.act.rules import Rule, Similarity, Task
 from layerleap.act.task_cells import Choice
 from layerleap.act.task_probe import TaskProbe
 from layerleap.recipes import resolve_text
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
-from layerleap.study.live_exits import prompts_of
 from layerleap.study.saturated_rows import SomeStates, numbers, see
 
 AGREEMENT = 0.95
-CHECKS = {
-    "one": (24,), "three": (20, 24, 28), "every other": tuple(range(16, 30, 2)),
-    "from 16 on": tuple(range(16, 30)),
-}  # fmt: skip
-PROMPTS, TOKENS = 4, 32  # that candidates are timed on
+CHECKS = ((24,), (20, 24, 28), tuple(range(16, 30, 2)), tuple(range(16, 30)))
 
 
 def early_rule(
-    transformer: Transformer, bank: ShortcutBank, texts: int
+    transformer: Transformer, bank: ShortcutBank, texts: int, one_token: float
 ) -> tuple[Rule, tuple[int, ...], list[dict[str, Any]]]:
-    """The rule, the layers to ask it at, and how all candidates did."""
-    families, rest, prompts = _evidence(transformer, bank, texts)
+    """The rule, the layers to ask it at, and how all candidates did.
+
+    Args:
+        transformer: a decoder.
+        bank: what states are read through.
+        texts: held-out ones to replay.
+        one_token: seconds of a pass over one token.
+    """
+    families, rest = _evidence(transformer, bank, texts)
     tried = []
     for name, rules in families.items():
-        for checks in CHECKS.values():
-            rule, saved, agreed = _boldest(rules, rest.at(checks))
-            speed = _speed(transformer, bank, rule, checks, prompts) if saved else 0.0
-            never = _speed(transformer, bank, Never(), (), prompts)  # anew, right after it
-            row = {"rule": name, "checks": list(checks), "layers_saved": saved, "agreement": agreed}
-            tried.append((speed / never, rule, checks, {**row, "speed": speed / never}))
+        for checks in CHECKS:
+            rule, exits = _boldest(rules, rest.at(checks))
+            asked = sum(int((exits.layer >= layer).sum()) for layer in checks) / len(exits.layer)
+            price = asked * _check_seconds(transformer, bank, rule, checks) * transformer.n_layers
+            row = {
+                "rule": name, "checks": list(checks), "layers_saved": exits.saved,
+                "agreement": exits.agreement, "checks_in_layers": price / one_token,
+            }  # fmt: skip
+            tried.append((exits.saved - price / one_token, rule, checks, row))
     best = max(tried, key=lambda one: one[0])
     return best[1], best[2], [one[3] for one in tried]
 
 
+def _check_seconds(
+    transformer: Transformer, bank: ShortcutBank, rule: Rule, checks: tuple[int, ...]
+) -> float:
+    """Median seconds of asking the rule once."""
+    look = Looks(Lens(transformer, bank), rule, 0, extra=getattr(rule, "watches", None))
+    h, seconds = torch.randn(2, 1, transformer.d_model), []
+    with torch.inference_mode():
+        for _ in range(200):
+            started = time.perf_counter()
+            look(checks[0], h[0], h[1])
+            seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
 def _evidence(
     transformer: Transformer, bank: ShortcutBank, texts: int
-) -> tuple[Mapping[str, Family], Evidence, list[torch.Tensor]]:
-    """Kinds of rules, rows that none was trained on, and beginnings of texts."""
+) -> tuple[Mapping[str, Family], Evidence]:
+    """Kinds of rules, and rows that none was trained on."""
     source, sampling = resolve_text(transformer, "wikipedia", Sampling(positions="every:4"))
     lens = Lens(transformer, bank)
 
@@ -71,34 +93,13 @@ def _evidence(
     )  # fmt: skip
     rest = probe.attach(whole.rows(others), SomeStates(seen.states, others))
     families = {"task": family(Task, probe=probe), "similarity": family(Similarity)}
-    return families, rest, prompts_of(batches(), PROMPTS, 8)
+    return families, rest
 
 
-def _boldest(rules: Family, evidence: Evidence) -> tuple[Rule, float, float]:
+def _boldest(rules: Family, evidence: Evidence) -> tuple[Rule, Exits]:
+    """The setting that saves most of those that agree often enough; 1 never exits."""
     swept = sweep(rules, evidence, n=400)
     found = [(swept.exits(n), knob) for n, knob in enumerate(swept.knobs)]
-    exits, knob = max(
-        (one for one in found if one[0].agreement >= AGREEMENT), key=lambda one: one[0].saved
-    )
-    return rules.at(knob), exits.saved, exits.agreement
-
-
-def _speed(
-    transformer: Transformer,
-    bank: ShortcutBank,
-    rule: Rule,
-    checks: tuple[int, ...],
-    prompts: list[torch.Tensor],
-) -> float:
-    """Tokens a second over all prompts."""
-    asked = {"checks": checks} if checks else {}
-    decoding = decoder(bank, transformer=transformer, rule=rule, **asked)
-    model: Any = transformer.model
-    accounts = []
-    for ids in prompts:
-        model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, temperature=None,
-            top_p=None, max_new_tokens=TOKENS, min_new_tokens=TOKENS, custom_generate=decoding,
-        )  # fmt: skip
-        accounts += decoding.accounts
-    return sum(one.tokens - 1 for one in accounts) / sum(one.seconds for one in accounts)
+    enough = [one for one in found if one[0].agreement >= AGREEMENT]
+    exits, knob = max(enough, key=lambda one: one[0].saved)
+    return rules.at(knob), exits
