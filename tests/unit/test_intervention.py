@@ -289,4 +289,4 @@ def test_progress_counts_pairs():
     told = []
     intervene(*pass_over("gpt2"), PLAN, progress=lambda *said: told.append(said))
     assert told[-1] == ("putting states in", done("gpt2").pairs, done("gpt2").pairs, "pairs")
-    assert [n for _, n, _ in told] == sorted(n for _, n, _ in told)
+    assert [said[1] for said in told] == sorted(said[1] for said in told)

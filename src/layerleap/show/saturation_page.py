@@ -151,7 +151,9 @@ def _order(study: Study) -> Section | None:
                  "not in order; ties count as not in order, so chance lies below 0.", n),
     ]  # fmt: skip
     twin = said(study, "twin")
-    table = TableOf("tau-table", "Strict tau and its two nulls, by selection", _taus(study))
+    table = TableOf(
+        "tau-table", "Strict tau and its two nulls, by selection", _taus(study), "dense"
+    )
     title = "Do ranks settle in order?"
     return Section("order", title, "Order", lead, twin, tuple(figures), (table,))
 
@@ -199,20 +201,24 @@ def _guesses(study: Study) -> Section | None:
     lead = (
         "Among positions whose top token is wrong: is the token at rank 2, 3 or 4 right more often "
         "if it settled early than if only the last block put it there?",
+        said(study, "guesses"),
     )
-    table = TableOf("guesses-table", "Right answers among runners-up", (head, rows))
-    seen = said(study, "guesses")
-    return Section("guesses", "Better guesses", "Guesses", lead, seen, (), (table,))
+    caption = "Right answers among runners-up; a dash: too few of them to test"
+    table = TableOf("guesses-table", caption, (head, rows))
+    return Section("guesses", "Better guesses", "Guesses", lead, "", (), (table,))
 
 
 def _probe(study: Study) -> Section | None:
     found = study["probe"]
     if not found:
         return None
-    one = next(iter(found.values()))
+    seen = "; ".join(
+        f"{name} {one['cells']:,} (position, layer) of {one['documents']:,} documents"
+        for name, one in found.items()
+    )
     n = (
-        f"n = {one['cells']:,} (position, layer) of {one['documents']:,} documents, balanced in "
-        "each layer; folds by document; 95 % intervals, bootstrap over documents."
+        f"n = {seen}, balanced in each layer; folds by document; 95 % intervals, bootstrap over "
+        "documents."
     )
     lead = (
         "A layer between the saturation layers of two ranks is said to work on the next rank. A "
