@@ -5,7 +5,7 @@ and what the verdict rests on. Every verdict is computed; what a study has no da
 tested", with the reason. The paper's models were GPT-2 and BERT: another model may well differ.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -45,8 +45,15 @@ def claims(study: Study) -> list[dict[str, str]]:
          else "Next-token models of different size have the same curve over relative depth.",
          _sizes),
         ("To human readers, shortcuts' guesses are more plausible than the logit lens's.",
-         lambda _: _untested("plausibility needs human readers")),
+         lambda _: untested("plausibility needs human readers")),
     ]  # fmt: skip
+    return answered(tested, study)
+
+
+def answered(
+    tested: Iterable[tuple[str, Callable[[Study], Verdict]]], study: Study
+) -> list[dict[str, str]]:
+    """One row per claim, with what its test says of the study."""
     found = []
     for claim, test in tested:
         seen, agrees, why = test(study)
@@ -54,7 +61,8 @@ def claims(study: Study) -> list[dict[str, str]]:
     return found
 
 
-def _untested(reason: str) -> Verdict:
+def untested(reason: str) -> Verdict:
+    """No verdict, and why."""
     return "", "not tested", reason
 
 
@@ -95,7 +103,7 @@ def _r2(study: Study) -> Verdict:
     by = {(row["map"], row["src"], row["dst"]): row["r2"] for row in study["r2"]}
     pairs = [key[1:] for key in by if key[0] == "mat" and None not in (by[key], by["id", *key[1:]])]
     if not pairs:
-        return _untested("no pair of layers has an R2 here: too few rows were read")
+        return untested("no pair of layers has an R2 here: too few rows were read")
     wins = sum(by["mat", *pair] > by["id", *pair] for pair in pairs)
     failed = sum(by["id", *pair] <= 0 for pair in pairs)
     return (
@@ -152,7 +160,7 @@ def _quarter(study: Study) -> Verdict:
 def _id_fails(study: Study) -> Verdict:
     rows = [row["r2"] for row in study["r2"] if row["map"] == "id" and row["r2"] is not None]
     if not rows:
-        return _untested("no pair of layers has an R2 here: too few rows were read")
+        return untested("no pair of layers has an R2 here: too few rows were read")
     failed = sum(value <= 0 for value in rows)
     return (
         f"R2 is 0 or below in {failed} of {len(rows)} pairs",
@@ -189,7 +197,7 @@ _MASKED: list[tuple[str, Callable[[Study], Verdict]]] = [
 def _exit(study: Study) -> Verdict:
     exits = study.get("exits")
     if not exits:
-        return _untested("this study has no early exits")
+        return untested("this study has no early exits")
     rows = {row["map"]: row for row in picked(exits["saved"], rule="gap", target=0.95)}
     mat, plain = rows["mat"], rows["id"]
     times = f", {mat['saved'] / plain['saved']:.1f} times as many" if plain["saved"] else ""
@@ -204,7 +212,7 @@ def _exit(study: Study) -> Verdict:
 def _fixed(study: Study) -> Verdict:
     exits = study.get("exits")
     if not exits:
-        return _untested("this study has no early exits")
+        return untested("this study has no early exits")
     better = compared = 0
     for name in ("id", "mat"):
         points = picked(exits["curves"], map=name, rule="fixed")
@@ -217,7 +225,7 @@ def _fixed(study: Study) -> Verdict:
                 compared += 1
                 better += row["agreement"] > level
     if not compared:
-        return _untested("no threshold of the paper's grid exits anywhere in between")
+        return untested("no threshold of the paper's grid exits anywhere in between")
     return (
         f"at {better} of {compared} thresholds, through id and mat",
         _graded(better / compared),
@@ -236,7 +244,7 @@ def _between(points: Sequence[tuple[float, float]], x: float) -> float | None:
 def _transfer(study: Study) -> Verdict:
     text, other = study["settings"]["text"], study["settings"]["other"]
     if other is None:
-        return _untested("only one text was given")
+        return untested("only one text was given")
     fits, last, changes = study["summary"]["equal_fits"], study["model"]["n_layers"], []
     for read, away in ((text, other), (other, text)):
         home, guest = (
@@ -269,7 +277,7 @@ def _means(study: Study, start: float = 0.0) -> dict[str, float]:
 def _attention(study: Study) -> Verdict:
     means = _means(study) if study.get("parts") else {}
     if len(means) < 2 or "attn" not in means:
-        return _untested(_no_parts(study))
+        return untested(_no_parts(study))
     said = ", ".join(f"{kind} {value:.0%}" for kind, value in means.items())
     return (
         f"mean agreement that is left: {said}",
@@ -281,7 +289,7 @@ def _attention(study: Study) -> Verdict:
 def _parts_beat_jumps(study: Study) -> Verdict:
     means = _means(study, EARLY) if study.get("parts") else {}
     if not means:
-        return _untested(_no_parts(study))
+        return untested(_no_parts(study))
     mat = _curve(study, "mat", "precision@1")
     jump = sum(later := mat[-(-len(mat) // 3) :]) / len(later)
     above = [kind for kind, value in means.items() if value > jump]
@@ -297,7 +305,7 @@ def _norms(study: Study) -> Verdict:
     rows = picked((study.get("parts") or {}).get("scores") or [], map="norms",
                   metric="precision@1", bias=False)  # fmt: skip
     if not rows:
-        return _untested(_no_parts(study))
+        return untested(_no_parts(study))
     last = study["model"]["n_layers"]
     values = [row["value"] for row in sorted(rows, key=lambda r: r["layer"]) if row["layer"] < last]
     steps = [b - a for a, b in pairwise(values)]
@@ -320,7 +328,7 @@ def _no_parts(study: Study) -> str:
 def _turns(study: Study) -> Verdict:
     better, compared, _ = _against_jumps(study, "round robin")
     if not compared:
-        return _untested("this study ran no schedules")
+        return untested("this study ran no schedules")
     rows = picked(study["schedules"], metric="precision@1")
     single = {row["blocks"]: row for row in picked(rows, kind="single jump")}
     clear = sum(
@@ -337,12 +345,12 @@ def _turns(study: Study) -> Verdict:
 def _best_r2(study: Study) -> Verdict:
     _, compared, leads = _against_jumps(study, "best R2")
     if not compared:
-        return _untested("this study ran no schedules")
+        return untested("this study ran no schedules")
     half = study["model"]["n_layers"] / 2
     few = [lead for blocks, lead in leads if blocks <= half]
     many = [lead for blocks, lead in leads if blocks > half]
     if not few or not many:
-        return _untested("schedules of few and of many blocks are needed to compare")
+        return untested("schedules of few and of many blocks are needed to compare")
     means = [100 * sum(part) / len(part) for part in (few, many)]
     return (
         f"against single jumps {means[0]:+.1f} points with up to half of the blocks, "
@@ -370,7 +378,7 @@ def _sizes(study: Study) -> Verdict:
     for row in rows:
         curves.setdefault(row["model"], []).append((row["layer"] / row["n_layers"], row["value"]))
     if len(curves) < 2:
-        return _untested("it needs models of one family in several sizes; one model was studied")
+        return untested("it needs models of one family in several sizes; one model was studied")
     tenths = [n / 10 for n in range(10)]
     heights = [[_between(sorted(points), x) or 0.0 for x in tenths] for points in curves.values()]
     widest = 100 * max(max(column) - min(column) for column in zip(*heights, strict=True))

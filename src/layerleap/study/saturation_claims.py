@@ -4,14 +4,13 @@ In: the result of a study of saturation. Out: one row per claim: what was seen, 
 ("yes", "partly", "no" or "not tested"), and how that was decided. The paper's models are larger.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from layerleap.study.claims import Study, Verdict, answered, untested
 from layerleap.study.saturation_findings import TARGET, reads_tasks, saved
 
-Study = Mapping[str, Any]
 Row = dict[str, Any]
-Verdict = tuple[str, str, str]  # seen, agrees, why
 
 
 def claims(study: Study) -> list[dict[str, str]]:
@@ -30,21 +29,13 @@ def claims(study: Study) -> list[dict[str, str]]:
          _guesses),
         ("In speech, only the first three ranks settle in order.", _speech),
     ]  # fmt: skip
-    found = []
-    for claim, test in tested:
-        seen, agrees, why = test(study)
-        found.append({"claim": claim, "seen": seen, "agrees": agrees, "why": why})
-    return found
-
-
-def _untested(reason: str) -> Verdict:
-    return "", "not tested", reason
+    return answered(tested, study)
 
 
 def _order(study: Study) -> Verdict:
     found = study["order"].get("id")
     if found is None or found["tau"][0]["value"] is None:
-        return _untested("too few positions have a rank settled; see the notes")
+        return untested("too few positions have a rank settled; see the notes")
     tau = found["tau"][0]
     seen = f"strict tau {tau['value']:+.3f}"
     if tau["exchangeable"]:
@@ -71,7 +62,7 @@ def clear_ranks(order: Row) -> int:
 def _places(study: Study) -> Verdict:
     found = study["order"].get("id")
     if found is None:
-        return _untested("too few positions have a rank settled; see the notes")
+        return untested("too few positions have a rank settled; see the notes")
     places = [row for row in found["places"] if not row["filtered"] and row["value"] is not None]
     seen = "mean places " + ", ".join(f"{row['value']:.2f}" for row in places)
     clear = clear_ranks(found)
@@ -90,23 +81,23 @@ def _first_three(order: Row) -> Verdict:
 def _untrained(study: Study) -> Verdict:
     twin = study["twin"]
     if twin is None or twin["order"] is None:
-        return _untested("there is no untrained twin here, or too few of its ranks settle")
+        return untested("there is no untrained twin here, or too few of its ranks settle")
     return _first_three(twin["order"])
 
 
 def _speech(study: Study) -> Verdict:
     if study["model"]["reads"] != "sound" or "id" not in study["order"]:
-        return _untested("this model does not hear")
+        return untested("this model does not hear")
     return _first_three(study["order"]["id"])
 
 
 def _probe(study: Study) -> Verdict:
     if not study["probe"]:
-        return _untested("too few rows for a probe; see the notes")
+        return untested("too few rows for a probe; see the notes")
     name, found = next(iter(study["probe"].items()))
     row = found["rows"][0]
     if row["permutations"] < 19:
-        return _untested(f"{row['permutations']} exchanges cannot give p <= 0.05; 19 or more can")
+        return untested(f"{row['permutations']} exchanges cannot give p <= 0.05; 19 or more can")
     return (
         f"balanced accuracy {row['value']:.3f} of {found['tasks']} tasks through {name}, exchanged "
         f"labels {row['null']:.3f}, states that know nothing {row['control']:.3f}",
@@ -122,11 +113,11 @@ def _shares(found: Row) -> dict[tuple[str, int], Row]:
 def _step(study: Study) -> Verdict:
     found = study["intervention"]
     if found is None:
-        return _untested("too few pairs of rows for an intervention; see the notes")
+        return untested("too few pairs of rows for an intervention; see the notes")
     shares = _shares(found)
     before, at = shares.get(("donor", -1)), shares.get(("donor", 0))
     if before is None or at is None:
-        return _untested("no pair has both offsets")
+        return untested("no pair has both offsets")
     return (
         f"{before['share']:.0%} one layer before, {at['share']:.0%} at it, {found['pairs']} pairs",
         "yes" if at["low"] > before["high"] else "no",
@@ -138,7 +129,7 @@ def _settled(study: Study) -> Verdict:
     found = study["intervention"]
     at = next((row for row in (found or {}).get("contrasts", []) if row["offset"] == 0), None)
     if at is None or at["low"] is None:
-        return _untested("no states to compare donors with, or too few documents")
+        return untested("no states to compare donors with, or too few documents")
     seen = (
         f"stays in {at['donor']:.0%} of {at['pairs']} pairs, in {at['control']:.0%} with a state "
         f"that reads as the same token as surely and is not settled (p = {at['p']:.2g})"
@@ -156,7 +147,7 @@ def _settled(study: Study) -> Verdict:
 def _exit(study: Study) -> Verdict:
     found = saved(study, "id")
     if not found:
-        return _untested("early exit could not be studied; see the notes")
+        return untested("early exit could not be studied; see the notes")
     task, others = found["task"], [found[rule] for rule in ("gap", "similarity")]
     seen = f"layers saved at {TARGET:.0%} agreement through id: " + ", ".join(
         f"{row['rule']} {row['saved']:.2f} ({row['flops']:+.0%} FLOPs saved)"
@@ -173,10 +164,10 @@ def _exit(study: Study) -> Verdict:
 def _guesses(study: Study) -> Verdict:
     found = study["guesses"].get("id")
     if found is None:
-        return _untested("no rows with a known answer that the model gets wrong")
+        return untested("no rows with a known answer that the model gets wrong")
     made = [row for row in found["tests"] if row["p"] is not None]
     if not made:
-        return _untested("too few rows to test; the findings say how many are needed")
+        return untested("too few rows to test; the findings say how many are needed")
     better = [row["rank"] for row in made if row["early_are"] == "right more often"]
     seen = "; ".join(
         f"rank {row['rank']}: {row['early']['value']:.1%} early, {row['late']['value']:.1%} late "

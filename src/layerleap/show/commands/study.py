@@ -5,10 +5,11 @@ In: arguments. Out: a report, its data and a bank.
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from layerleap.show.commands.studied import clear, show, words
 from layerleap.show.options import (
     Blocks,
     Dtype,
@@ -28,7 +29,7 @@ from layerleap.show.options import (
     load_model,
     parse_ridge,
 )
-from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.show.terminal import TerminalProgress, clean_errors, tell
 
 
 def study_shortcuts(
@@ -115,7 +116,7 @@ def study_shortcuts(
             text=text, other=None if other == "none" else other, n_fit=fit_texts,
             n_read=read_texts, pairs=pairs, intercept=intercept, ridge=number,
             starts=starts, sampling=sampling, part_texts=part_texts, tolerance=tolerance,
-            delta=delta, sections=tuple(_words(sections)),
+            delta=delta, sections=tuple(words(sections)),
         )  # fmt: skip
         if quick:
             settings = settings.quickened()
@@ -130,35 +131,9 @@ def study_shortcuts(
                 result = with_sizes(result, others, settings, work=work, progress=progress)
             page = write_report(result, out_folder)
             bank.save_pretrained(out_folder / "bank")
-        _clear(work)
-    _show_study(result, page, json)
-
-
-def _words(text: str) -> list[str]:
-    """Words with commas between them; 'none' is none."""
-    return [] if text == "none" else [word.strip() for word in text.split(",")]
-
-
-def _clear(folder: Path) -> None:
-    """Remove the checkpoints of a study that has finished."""
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _show_study(result: dict[str, Any], page: Path, json: bool) -> None:
-    if json:
-        print_json(result)
-        return
+        clear(work)
     from layerleap.show.exit_tables import claims_table, exits_table
     from layerleap.show.tables import study_table
 
-    out.print(study_table(result))
-    for more in (exits_table(result), claims_table(result)):
-        if more is not None:
-            out.print(more)
-    for finding in result["findings"]:
-        if finding["topic"] == "headline":
-            out.print(f"- {finding['text']}", highlight=False)
-    out.print(f"\nreport: {page}", highlight=False, soft_wrap=True)
-    out.print(f"bank:   {page.parent / 'bank'}", highlight=False, soft_wrap=True)
+    tables = (study_table(result), exits_table(result), claims_table(result))
+    show(result, tables, {"report": page, "bank": page.parent / "bank"}, json=json)

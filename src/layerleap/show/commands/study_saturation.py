@@ -4,10 +4,11 @@ In: arguments. Out: a report and its data.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from layerleap.show.commands.studied import clear, show, words
 from layerleap.show.options import (
     Blocks,
     Dtype,
@@ -24,7 +25,7 @@ from layerleap.show.options import (
     Unit,
     load_model,
 )
-from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.show.terminal import TerminalProgress, clean_errors, out, tell
 
 
 def study_saturation(
@@ -93,9 +94,8 @@ def study_saturation(
         from layerleap.study.saturation import SaturationSettings, default_sampling
         from layerleap.study.saturation import study_saturation as run
 
-        chosen = [] if sections == "none" else [word.strip() for word in sections.split(",")]
         settings = SaturationSettings(
-            text=text, n_fit=fit_texts, n_read=read_texts, k=ranks, sections=tuple(chosen),
+            text=text, n_fit=fit_texts, n_read=read_texts, k=ranks, sections=tuple(words(sections)),
             permutations=permutations, pairs=pairs, tolerance=tolerance, delta=delta, starts=starts,
         )  # fmt: skip
         if quick:
@@ -116,30 +116,12 @@ def study_saturation(
         with TerminalProgress() as progress:
             result = run(transformer, settings, bank=given, work=work, progress=progress)
             page = write_report(result, out_folder)
-        _clear(work)
-    _show(result, page, json)
-
-
-def _clear(folder: Path) -> None:
-    """Remove the states and checkpoints of a study that has finished."""
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _show(result: dict[str, Any], page: Path, json: bool) -> None:
-    if json:
-        print_json(result)
-        return
+        clear(work)
     from layerleap.show.exit_tables import claims_table, exits_table
     from layerleap.show.saturation_table import order_table
 
-    for table in (order_table(result), exits_table(result), claims_table(result)):
-        if table is not None:
-            out.print(table)
-    for finding in result["findings"]:
-        if finding["topic"] == "headline":
-            out.print(f"- {finding['text']}", highlight=False)
-    for note in result["notes"]:
-        out.print(f"note: {note}", highlight=False, style="dim")
-    out.print(f"\nreport: {page}", highlight=False, soft_wrap=True)
+    tables = (order_table(result), exits_table(result), claims_table(result))
+    show(result, tables, {"report": page}, json=json)
+    if not json:
+        for note in result["notes"]:
+            out.print(f"note: {note}", highlight=False, style="dim")
