@@ -94,6 +94,7 @@ class Drafter:
         self._d_vocab = d_vocab or sys.maxsize
         self.cost, self.table, self.chances = cost, table, Chances()
         self.branches, self.most, self._looks = branches, most, lookup
+        self._seconds = [cost.of(n) for n in range(1, most + 1)]
         self.lookup = Lookup()
         self._said: dict[tuple[int, ...], int] = {}  # after one token or two: the model's choice
 
@@ -125,7 +126,10 @@ class Drafter:
         before = self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
         self._follow(waiting, 0, 1.0, token, before)
         taken: dict[tuple[int, int], int] = {}
+        expected, fastest = 1.0, 1 / self._seconds[0]  # tokens, and tokens per second
         while waiting and len(ids) < self.most:
+            if not self._may_pay(len(ids), expected, waiting[0].chance, fastest):
+                break
             guess = heapq.heappop(waiting)
             if (node := taken.get((guess.parent, guess.token))) is not None:
                 if guess.rest:  # the same guess from elsewhere: only what follows is news
@@ -142,16 +146,24 @@ class Drafter:
             chances.append(guess.chance)
             depth.append(depth[guess.parent] + 1)
             has_child.append(False)
+            expected += guess.chance
+            fastest = max(fastest, expected / self._seconds[size])
             if guess.rest:
                 self._look(waiting, size, guess.chance, guess.rest, guess.matched)
             self._follow(waiting, size, guess.chance, guess.token, ids[guess.parent])
         best = self._worth(chances)  # likelier nodes came first, so any beginning is a tree
         return _in_rows(ids[:best], parents[:best], kinds[:best], chances[:best])
 
+    def _may_pay(self, size: int, expected: float, likeliest: float, fastest: float) -> bool:
+        """False if no larger tree can be faster, even if all its nodes were that likely."""
+        return any(
+            expected + more * likeliest > fastest * seconds
+            for more, seconds in enumerate(self._seconds[size:], start=1)
+        )
+
     def _worth(self, chances: Sequence[float]) -> int:
         """How many nodes make tokens per second largest."""
-        expected = accumulate(chances)
-        rates = [tokens / self.cost.of(n) for n, tokens in enumerate(expected, start=1)]
+        rates = [tokens / s for tokens, s in zip(accumulate(chances), self._seconds, strict=False)]
         return rates.index(max(rates)) + 1
 
     def _look(
