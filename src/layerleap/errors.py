@@ -4,6 +4,7 @@
     |-- ModelRefused      a model broke a law of the self-check, so it is not wrapped
     |-- UnknownModel      no model of that name, folder or file
     |-- BadText           a text source is missing, empty, unreadable or too small
+    |   `-- NothingToFit  not one position of it is there to fit on
     |-- BadMedia          an image or a sound is missing, unreadable, or of the wrong shape or rate
     |-- BadSettings       a setting outside its meaning: a layer that does not exist, rank 0
     |-- NotFinite         NaN or infinite states, or sums of them
@@ -30,6 +31,10 @@ class UnknownModel(LayerleapError):
 
 class BadText(LayerleapError):
     """A text source is missing, empty, unreadable or too small."""
+
+
+class NothingToFit(BadText):
+    """Not one position of a text is there to fit on."""
 
 
 class BadMedia(LayerleapError):

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from layerleap.errors import BadArtifact, BadSettings, BadText, CannotWrite, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, CannotWrite, NothingToFit, WrongModel
 from layerleap.files import cache_root
 from layerleap.maps.bank import ShortcutBank, check_target
 from layerleap.maps.linear import LinearMap, check_solving, solve
@@ -30,6 +30,7 @@ from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, 
 from layerleap.stream.batches import batches_of, reads
 from layerleap.stream.drawn import Drawing, drawn
 from layerleap.stream.examples import Census, Sampling
+from layerleap.stream.spoken import PROGRAM as SPEAKER
 
 DRAWN_BY_DEFAULT = ("rxnfp", "rxnmapper", "mgm")  # bundled, and not speaking English
 TOKENS_PER_BATCH = 1024
@@ -75,10 +76,12 @@ def enough(n_texts: int, share: float) -> int:
 def default_text(transformer: Transformer) -> str:
     """Wikipedia, or for bundled models that do not speak English, what they write themselves.
 
-    Image classifiers get the bundled digits, speech models the bundled recording.
+    Image classifiers get the bundled digits. Speech models get sentences that espeak-ng speaks;
+    where that is not installed, the bundled recording, which is too short to fit on.
     """
     if (kind := reads(transformer)) != "text":
-        return {"images": "mnist", "sound": "beckett"}[kind]
+        heard = "spoken" if shutil.which(SPEAKER) else "beckett"
+        return {"images": "mnist", "sound": heard}[kind]
     return "drawn" if transformer.identity.name in DRAWN_BY_DEFAULT else "wikipedia"
 
 
@@ -157,7 +160,7 @@ def collect(
     tally.about = {**about, "data": census.to_dict()}
     reduce_tally(tally)
     if tally.fit.n == 0 and not shard:
-        raise BadText(
+        raise NothingToFit(
             "no position to fit on: the text is empty, every piece is too short, or every document "
             "fell to the held-out side; give more documents"
         )

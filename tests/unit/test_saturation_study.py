@@ -8,11 +8,12 @@ import torch
 from contract_bank import bank_of
 from media import seeing, sets
 from saturation_studies import made, settings, text_file
-from tiny_models import tiny
+from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, WrongModel
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
+from layerleap.study import saturation as studying
 from layerleap.study.live_exits import prompts_of
 from layerleap.study.saturation import SaturationSettings, default_sampling, study_saturation
 from layerleap.study.saturation_findings import _beside
@@ -96,6 +97,49 @@ def test_a_bank_that_is_given_is_used_and_none_is_fitted(tmp_path):
     assert [row["role"] for row in study["data"]] == ["read"]
     with pytest.raises(WrongModel):
         study_saturation(model, none, bank=bank_of(tiny("gpt2")))
+
+
+def test_an_interrupted_study_goes_on_with_the_parts_that_were_done(tmp_path, monkeypatch):
+    few = settings(text_file(tmp_path), sections=("guesses", "probe"), n_read=60)
+    model, work = tiny("llama", seed=1, num_hidden_layers=8), tmp_path / "work"
+    whole = study_saturation(model, few, work=tmp_path / "another")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(studying, "score_probe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            study_saturation(model, few, work=work)
+    with monkeypatch.context() as patch:
+        patch.setattr(studying, "order", interrupted)  # done already: it is not made again
+        study = study_saturation(model, few, work=work)
+    assert (
+        "Taken over from an earlier run that was interrupted: order, guesses" in study["notes"][-1]
+    )
+    assert study["notes"][:-1] == whole["notes"]
+    for part in ("order", "guesses", "probe", "claims", "findings"):
+        assert study[part] == whole[part]
+
+
+def test_parts_of_another_study_are_not_taken_over(tmp_path):
+    model, work = tiny("llama", seed=1, num_hidden_layers=8), tmp_path / "work"
+    text = text_file(tmp_path)
+    study_saturation(model, settings(text, sections=(), n_read=60, k=5), work=work)
+    assert (work / "order.json").exists()
+    study = study_saturation(model, settings(text, sections=(), n_read=60, k=4), work=work)
+    assert study["order"]["id"]["k"] == 4
+    assert not any("Taken over" in note for note in study["notes"])
+
+
+def test_with_nothing_to_fit_on_all_is_read_through_the_logit_lens(tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"text": " ".join(sentences(80))}), encoding="utf8")
+    one = settings(path, sampling=Sampling(held_out=0.99, per_document=None))
+    study = study_saturation(tiny("llama", seed=1, num_hidden_layers=8), one)
+    assert set(study["order"]) == {"id"}
+    assert [row["role"] for row in study["data"]] == ["read", "twin"]
+    assert "the logit lens alone, and all of it: no position to fit on" in study["notes"][0]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def prompts_of(
 
 def live_exits(
     transformer: Transformer,
-    bank: ShortcutBank,
+    bank: ShortcutBank | None,
     rules: Mapping[tuple[str, str], Rule],
     prompts: list[Tensor],
     *,
@@ -70,7 +70,7 @@ def live_exits(
 
     Args:
         transformer: a decoder.
-        bank: of the lens "mat".
+        bank: of the lens "mat", if rules read through it.
         rules: by lens and name.
         prompts: what to go on from.
         tokens: to write after each.

@@ -25,7 +25,15 @@ from layerleap.act.cost import Cost, measure
 from layerleap.act.rules import Rule
 from layerleap.act.task_cells import Choice
 from layerleap.act.task_scores import score_probe
-from layerleap.errors import BadMedia, BadSettings, BadText, CannotFetch, ModelRefused, NotFinite
+from layerleap.errors import (
+    BadMedia,
+    BadSettings,
+    BadText,
+    CannotFetch,
+    ModelRefused,
+    NotFinite,
+    NothingToFit,
+)
 from layerleap.maps.bank import ShortcutBank
 from layerleap.memory import peak_memory
 from layerleap.models.transformer import Transformer
@@ -36,10 +44,12 @@ from layerleap.read.saturation import Saturation, require_ranks
 from layerleap.recipes import default_text, enough, finish, fit_bank, resolve_text
 from layerleap.stream.batches import batches_of, reads
 from layerleap.stream.examples import Batch, Census, Sampling, require_text
+from layerleap.stream.pieces import Side
 from layerleap.study.donors import Plan
 from layerleap.study.early_texts import early_texts
 from layerleap.study.guesses import GuessSettings, guesses
 from layerleap.study.intervention import intervene
+from layerleap.study.kept import Kept
 from layerleap.study.live_exits import live_exits, prompts_of
 from layerleap.study.order import OrderSettings, order
 from layerleap.study.saturated_rows import Seen, see
@@ -121,6 +131,7 @@ class _Run:
         self.data: list[Row] = []
         self.notes: list[str] = []
         self.tokens = 1  # of a text, on average
+        self.side: Side = "held-out"
 
     def study(self, bank: ShortcutBank | None) -> Row:
         transformer, settings = self.transformer, self.settings
@@ -130,8 +141,11 @@ class _Run:
             self.notes.append(
                 "The bank was given: what it was fitted on may hold documents that are read here."
             )
-        lenses = {"id": Lens(transformer), "mat": Lens(transformer, bank)}
+        lenses = {"id": Lens(transformer)}
+        if bank is not None:
+            lenses["mat"] = Lens(transformer, bank)
         seen = self._see(transformer, lenses, "read")
+        kept, notes = self._kept(bank), self.notes
         result: Row = {
             "format": FORMAT, "kind": "saturation", "version": layerleap.__version__,
             "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -141,13 +155,21 @@ class _Run:
                 "d_model": transformer.d_model, "d_vocab": transformer.d_vocab,
             },
             "settings": settings.to_dict(), "data": self.data, "notes": self.notes,
-            "order": self._each("Order of saturation", seen, self._order),
-            "guesses": self._wanted("guesses", "Guesses", seen, self._guesses),
-            "probe": self._wanted("probe", "The task probe", seen, self._probe),
-            "intervention": self._intervention(seen),
-            "exits": self._exits(seen, bank),
-            "twin": self._twin(),
+            "order": kept.part("order", notes, lambda: self._each(
+                "Order of saturation", seen, self._order)),
+            "guesses": kept.part("guesses", notes, lambda: self._wanted(
+                "guesses", "Guesses", seen, self._guesses)),
+            "probe": kept.part("probe", notes, lambda: self._wanted(
+                "probe", "The task probe", seen, self._probe)),
+            "intervention": kept.part("intervention", notes, lambda: self._intervention(seen)),
+            "exits": kept.part("exits", notes, lambda: self._exits(seen, bank)),
+            "twin": kept.part("twin", notes, self._twin),
         }  # fmt: skip
+        if kept.found:
+            notes.append(
+                f"Taken over from an earlier run that was interrupted: {', '.join(kept.found)}. "
+                "The time taken is that of the last run alone."
+            )
         result["claims"] = claims(result)
         result["findings"] = findings(result)
         finish(self.folder / CHECKPOINT)  # until here an interrupted study need not fit again
@@ -174,12 +196,30 @@ class _Run:
     ) -> dict[str, Row]:
         return self._each(what, seen, make) if section in self.settings.sections else {}
 
-    def _fit(self) -> ShortcutBank:
+    def _kept(self, bank: ShortcutBank | None) -> Kept:
+        """Where finished parts are kept: for this model, these settings, these rows, this bank."""
+        data = [{key: row[key] for key in row if key != "seconds"} for row in self.data]
+        about: Row = {
+            "version": layerleap.__version__, "model": self.transformer.identity.fingerprint,
+            "settings": self.settings.to_dict(), "data": data,
+            "bank": None if bank is None else [bank.settings, bank.data],
+        }  # fmt: skip
+        return Kept(self.folder, about)
+
+    def _fit(self) -> ShortcutBank | None:
+        """The bank; None if there is nothing to fit one on, and then everything is read."""
         started, checkpoint = time.monotonic(), self.folder / CHECKPOINT
-        bank = fit_bank(
-            self.transformer, self.text, self.sampling, n_texts=self.settings.n_fit,
-            starts=self.settings.starts, checkpoint=checkpoint, progress=self.progress,
-        )  # fmt: skip
+        try:
+            bank = fit_bank(
+                self.transformer, self.text, self.sampling, n_texts=self.settings.n_fit,
+                starts=self.settings.starts, checkpoint=checkpoint, progress=self.progress,
+            )  # fmt: skip
+        except NothingToFit as error:
+            self.side = "both"
+            self.notes.append(
+                f"Everything is read through the logit lens alone, and all of it: {error}."
+            )
+            return None
         self._account("fit", self.text, bank.data, self.settings.n_fit, started)
         deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
         if deficient:
@@ -202,7 +242,7 @@ class _Run:
 
         def batches(count: Census | None = None) -> Iterator[Batch]:
             return batches_of(
-                transformer, source, sampling, side="held-out", n_texts=self.settings.n_read,
+                transformer, source, sampling, side=self.side, n_texts=self.settings.n_read,
                 census=count,
             )  # fmt: skip
 
@@ -210,8 +250,8 @@ class _Run:
             pass
         if not census.texts:
             raise BadText(
-                f"no document of {self.text!r} fell to the held-out side: give more, or another "
-                "seed"
+                f"no document of {self.text!r} can be read, or none fell to the held-out side: "
+                "give more, or another seed"
             )
         seen = see(
             transformer, lenses, batches, self.folder / f"{role}.rows", k=self.settings.k,
@@ -287,7 +327,7 @@ class _Run:
             return None
         return self._attempt("The intervention", lambda: self._intervene(seen))
 
-    def _exits(self, seen: Seen, bank: ShortcutBank) -> Row | None:
+    def _exits(self, seen: Seen, bank: ShortcutBank | None) -> Row | None:
         s = self.settings
         if "exits" not in s.sections:
             return None
@@ -321,7 +361,7 @@ class _Run:
 
     def _texts(
         self,
-        bank: ShortcutBank,
+        bank: ShortcutBank | None,
         model: Transformer,
         rules: Mapping[tuple[str, str], Rule],
         prompts: list[Tensor],
@@ -330,9 +370,9 @@ class _Run:
         shown = {key: rule for key, rule in rules.items() if key[1] in ("task", "similarity")}
         return early_texts(model, {"id": None, "mat": bank}, shown, prompts[0][0].tolist())
 
-    def _costs(self, bank: ShortcutBank) -> dict[str, Cost]:
+    def _costs(self, bank: ShortcutBank | None) -> dict[str, Cost]:
         found = {}
-        for name, maps in (("id", None), ("mat", bank)):
+        for name, maps in {"id": None, **({"mat": bank} if bank else {})}.items():
             cost = measure(self.transformer, tokens=self.tokens, bank=maps)
             if self.transformer.kind != "next-token":  # one answer takes the whole input
                 blocks = tuple(cost.context * block for block in cost.blocks)
