@@ -1,86 +1,123 @@
-"""Which exit rule to decode with, and at which layers to ask it: from replay and measured costs.
+"""Which exit rule to decode with, and at which layers to ask it: by replay, by clock, then live.
 
-In: a model, a bank, held-out text. Out: of the rules that look at states only, each at a few sets
-of layers and at the boldest setting that agrees often enough on held-out text, the one that saves
-most once its checks are paid for: the time of a check and of a block are measured. Rules that read
-tokens pay the head at every check, which costs this model eight blocks, so they are not tried.
+In: a model, a bank, the beginnings of documents. Out: `Chosen`: of a few rules at a few sets of
+layers, the one that saves most in a replay once its checks are paid for, as bold as still agrees
+often enough when it writes itself.
+
+Replay is over what the model writes by itself, for that is what it will be asked about; checks are
+timed inside the loop, where they find cold caches. A text written with exits drifts from the one
+replayed, so how bold the rule may be is decided live, on documents of their own. Rules that read
+tokens look at the commonest ones only: the whole head costs this model eight blocks.
 """
 
-import statistics
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common import BUILD
+from common import BUILD, median
 
-from layerleap import Lens, ShortcutBank, Transformer
+from layerleap import Lens, ShortcutBank, Transformer, decoder
 from layerleap.act.evidence import Evidence, split
 from layerleap.act.families import Family, family
-from layerleap.act.look import Looks
 from layerleap.act.replay import Exits, sweep
-from layerleap.act.rules import Rule, Similarity, Task
+from layerleap.act.rules import Gap, Never, Rule, Similarity, Task
+from layerleap.act.shortlist import Shortlist
 from layerleap.act.task_cells import Choice
 from layerleap.act.task_probe import TaskProbe
-from layerleap.recipes import resolve_text
-from layerleap.stream.batches import batches_of
-from layerleap.stream.examples import Sampling
+from layerleap.stream.examples import Batch, Example, collate
 from layerleap.study.saturated_rows import SomeStates, numbers, see
 
 AGREEMENT = 0.95
-CHECKS = ((24,), (20, 24, 28), tuple(range(16, 30, 2)), tuple(range(16, 30)))
+BOLDNESS = (0.95, 0.965, 0.98, 0.99)  # agreements in replay, tried live until one agrees enough
+CHECKS = ((22,), (24,), (26,), (20, 24), (20, 24, 28))
+TOKENS, PER_BATCH, COMMON, LIVE_EVERY = 96, 16, 2048, 8
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A rule, the layers at which it is asked, the tokens it reads; how it was come by."""
+
+    rule: Rule
+    checks: tuple[int, ...]
+    shortlist: list[int] | None
+    tried: list[dict[str, Any]]
+    live: list[dict[str, Any]]
 
 
 def early_rule(
-    transformer: Transformer, bank: ShortcutBank, texts: int, one_token: float
-) -> tuple[Rule, tuple[int, ...], list[dict[str, Any]]]:
-    """The rule, the layers to ask it at, and how all candidates did.
+    transformer: Transformer, bank: ShortcutBank, documents: list[torch.Tensor], one: float
+) -> Chosen:
+    """Choose among the rules.
 
     Args:
         transformer: a decoder.
         bank: what states are read through.
-        texts: held-out ones to replay.
-        one_token: seconds of a pass over one token.
+        documents: (1, token) beginnings to write on from; every eighth is for trying live.
+        one: seconds of a pass over one token.
     """
-    families, rest = _evidence(transformer, bank, texts)
-    tried = []
+    aside = documents[::LIVE_EVERY]
+    written = _written(transformer, [ids for n, ids in enumerate(documents) if n % LIVE_EVERY])
+    common = Shortlist.common(transformer, [list(text.ids) for text in written], COMMON)
+    families, rest = _evidence(transformer, bank, written)
+    tried, best = [], (-float("inf"), "", CHECKS[0])
     for name, rules in families.items():
+        short = common.ids.tolist() if name == "gap" else None
+        check = _check_layers(transformer, bank, rules, rest, short, documents[0], one)
         for checks in CHECKS:
-            rule, exits = _boldest(rules, rest.at(checks))
+            _, exits = _boldest(rules, rest.at(checks), AGREEMENT)
             asked = sum(int((exits.layer >= layer).sum()) for layer in checks) / len(exits.layer)
-            price = asked * _check_seconds(transformer, bank, rule, checks) * transformer.n_layers
-            row = {
-                "rule": name, "checks": list(checks), "layers_saved": exits.saved,
-                "agreement": exits.agreement, "checks_in_layers": price / one_token,
-            }  # fmt: skip
-            tried.append((exits.saved - price / one_token, rule, checks, row))
-    best = max(tried, key=lambda one: one[0])
-    return best[1], best[2], [one[3] for one in tried]
+            tried.append(
+                {
+                    "rule": name, "checks": list(checks), "layers_saved": exits.saved,
+                    "agreement": exits.agreement, "checks_in_layers": asked * check,
+                }
+            )  # fmt: skip
+            best = max(best, (exits.saved - asked * check, name, checks))
+    _, name, checks = best
+    short = common.ids.tolist() if name == "gap" else None
+    live: list[dict[str, Any]] = []
+    for wanted in BOLDNESS:
+        rule, exits = _boldest(families[name], rest.at(checks), wanted)
+        made = decoder(
+            bank, transformer=transformer, rule=rule, checks=checks, shortlist=short, compare=True
+        )
+        accounts = [_write(transformer, made, ids) for ids in aside]
+        agreed = sum(account.agreement for account in accounts) / len(accounts)
+        live.append({"replay": exits.agreement, "layers_saved": exits.saved, "live": agreed})
+        if agreed >= AGREEMENT:
+            break
+    return Chosen(rule, checks, short, tried, live)
 
 
-def _check_seconds(
-    transformer: Transformer, bank: ShortcutBank, rule: Rule, checks: tuple[int, ...]
-) -> float:
-    """Median seconds of asking the rule once."""
-    look = Looks(Lens(transformer, bank), rule, 0, extra=getattr(rule, "watches", None))
-    h, seconds = torch.randn(2, 1, transformer.d_model), []
-    with torch.inference_mode():
-        for _ in range(200):
-            started = time.perf_counter()
-            look(checks[0], h[0], h[1])
-            seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
+def _written(transformer: Transformer, documents: list[torch.Tensor]) -> list[Example]:
+    """What the model goes on with, greedily; read wherever it chose a token."""
+    model, found = transformer.model, []
+    for start in range(0, len(documents), PER_BATCH):
+        some = documents[start : start + PER_BATCH]
+        longest = max(ids.shape[1] for ids in some)
+        ids = torch.cat([torch.nn.functional.pad(one, (longest - one.shape[1], 0)) for one in some])
+        real = torch.stack([torch.arange(longest) >= longest - one.shape[1] for one in some]).long()
+        out = model.generate(
+            ids, attention_mask=real, do_sample=False, temperature=None, top_p=None,
+            max_new_tokens=TOKENS, pad_token_id=0,
+        )  # fmt: skip
+        for row, one in zip(out, some, strict=True):
+            n = one.shape[1]
+            text = row[longest - n : -1].tolist()
+            found.append(Example(len(found), tuple(text), tuple(range(n - 1, len(text), 2))))
+    return found
 
 
 def _evidence(
-    transformer: Transformer, bank: ShortcutBank, texts: int
-) -> tuple[Mapping[str, Family], Evidence]:
+    transformer: Transformer, bank: ShortcutBank, written: list[Example]
+) -> tuple[dict[str, Family], Evidence]:
     """Kinds of rules, and rows that none was trained on."""
-    source, sampling = resolve_text(transformer, "wikipedia", Sampling(positions="every:4"))
     lens = Lens(transformer, bank)
 
-    def batches() -> Any:
-        return batches_of(transformer, source, sampling, side="held-out", n_texts=texts)
+    def batches() -> Iterator[Batch]:
+        for number, start in enumerate(range(0, len(written), 8)):
+            yield collate(transformer, written[start : start + 8], number)
 
     seen = see(transformer, {"mat": lens}, batches, BUILD / "decoding.rows", k=3, walk_share=0.01)
     whole = seen.evidence["mat"]
@@ -92,14 +129,52 @@ def _evidence(
         choice=Choice(tasks=2, limit=3000, seed=0),
     )  # fmt: skip
     rest = probe.attach(whole.rows(others), SomeStates(seen.states, others))
-    families = {"task": family(Task, probe=probe), "similarity": family(Similarity)}
+    length = 1 + whole.position.double().mean().item()
+    families = {
+        "task": family(Task, probe=probe), "similarity": family(Similarity),
+        "gap": family(Gap, length=length),
+    }  # fmt: skip
     return families, rest
 
 
-def _boldest(rules: Family, evidence: Evidence) -> tuple[Rule, Exits]:
-    """The setting that saves most of those that agree often enough; 1 never exits."""
+def _check_layers(
+    transformer: Transformer,
+    bank: ShortcutBank,
+    rules: Family,
+    rest: Evidence,
+    short: list[int] | None,
+    ids: torch.Tensor,
+    one: float,
+) -> float:
+    """What a check costs in layers: the loop with a rule that is asked often and never exits."""
+    swept = sweep(rules, rest, n=400)
+    never = next(k for n, k in enumerate(swept.knobs) if swept.exits(n).saved == 0)
+    checks = range(transformer.n_layers // 2, transformer.n_layers)
+    asked = decoder(
+        bank, transformer=transformer, rule=rules.at(never), checks=checks, shortlist=short
+    )
+    plain = decoder(bank, transformer=transformer, rule=Never())
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(6):
+        account = _write(transformer, asked if turn % 2 else plain, ids, 24)
+        times[bool(turn % 2)].append(account.seconds / 23)
+    per_check = (median(times[True]) - median(times[False])) / len(checks)
+    return max(0.0, per_check) * transformer.n_layers / one
+
+
+def _write(transformer: Transformer, made: Any, ids: torch.Tensor, tokens: int = TOKENS) -> Any:
+    model: Any = transformer.model
+    model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, temperature=None, top_p=None,
+        max_new_tokens=tokens, custom_generate=made,
+    )  # fmt: skip
+    return made.accounts[0]
+
+
+def _boldest(rules: Family, evidence: Evidence, agreement: float) -> tuple[Rule, Exits]:
+    """The setting that saves most of those that agree often enough; some never exit."""
     swept = sweep(rules, evidence, n=400)
     found = [(swept.exits(n), knob) for n, knob in enumerate(swept.knobs)]
-    enough = [one for one in found if one[0].agreement >= AGREEMENT]
+    enough = [one for one in found if one[0].agreement >= agreement]
     exits, knob = max(enough, key=lambda one: one[0].saved)
     return rules.at(knob), exits

@@ -1,16 +1,19 @@
 """The study of saturation on tiny models: every section, every refusal, every note."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from contract_bank import bank_of
+from families import build
 from media import seeing, sets
 from saturation_studies import made, settings, text_file
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, WrongModel
+from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.study import saturation as studying
@@ -206,5 +209,20 @@ def test_more_ranks_than_outputs_and_a_single_layer_are_refused(tmp_path: Path):
 
 
 def test_quick_is_smaller_and_never_larger():
-    quick = SaturationSettings(n_read=50).quickened()
+    quick = SaturationSettings(n_read=50).quickened().settled(tiny("llama"))
     assert (quick.n_fit, quick.n_read, quick.quick) == (600, 50, True)
+    whole = SaturationSettings().settled(tiny("llama"))
+    assert (whole.n_fit, whole.n_read) == (3000, 800)
+
+
+def test_of_speech_fewer_clips_are_taken_and_all_of_their_positions():
+    hearing = Transformer.wrap(build("whisper"))
+    chosen = SaturationSettings(text="beckett").settled(hearing)
+    assert (chosen.n_fit, chosen.n_read) == (200, 120)
+    assert chosen.sampling.positions == "all"
+
+
+@pytest.mark.parametrize(("is_installed", "text"), [(True, "spoken"), (False, "beckett")])
+def test_speech_is_spoken_where_that_can_be_done(monkeypatch, is_installed, text):
+    monkeypatch.setattr(shutil, "which", lambda _: "/bin/espeak-ng" if is_installed else None)
+    assert SaturationSettings().settled(Transformer.wrap(build("whisper"))).text == text

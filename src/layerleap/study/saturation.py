@@ -41,7 +41,7 @@ from layerleap.models.untrained import untrained
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import Saturation, require_ranks
-from layerleap.recipes import default_text, enough, finish, fit_bank, resolve_text
+from layerleap.recipes import enough, finish, fit_bank, resolve_text
 from layerleap.stream.batches import batches_of, reads
 from layerleap.stream.examples import Batch, Census, Sampling, require_text
 from layerleap.stream.pieces import Side
@@ -86,7 +86,7 @@ def study_saturation(
         work: a folder for states and the checkpoint of the fit, which goes on from there.
         progress: told about every batch.
     """
-    settings = _settled(transformer, settings or SaturationSettings())
+    settings = (settings or SaturationSettings()).settled(transformer)
     require_ranks(transformer, settings.k)
     if bank is not None:
         bank.check_model(transformer)
@@ -97,15 +97,6 @@ def study_saturation(
     seconds = round(time.monotonic() - started, 1)
     result["summary"] = {"run": {"seconds": seconds, "peak_mib": peak_memory()}}
     return result
-
-
-def _settled(transformer: Transformer, settings: SaturationSettings) -> SaturationSettings:
-    """The settings with text and sampling decided."""
-    text = "drawn" if settings.text is None and settings.starts is not None else settings.text
-    return replace(
-        settings, text=text or default_text(transformer),
-        sampling=settings.sampling or default_sampling(transformer),
-    )  # fmt: skip
 
 
 @contextmanager
@@ -126,8 +117,11 @@ class _Run:
     ) -> None:
         assert settings.text is not None
         assert settings.sampling is not None
+        assert settings.n_fit is not None
+        assert settings.n_read is not None
         self.transformer, self.settings, self.folder = transformer, settings, folder
         self.text, self.sampling, self.progress = settings.text, settings.sampling, told
+        self.n_fit, self.n_read = settings.n_fit, settings.n_read
         self.data: list[Row] = []
         self.notes: list[str] = []
         self.tokens = 1  # of a text, on average
@@ -211,7 +205,7 @@ class _Run:
         started, checkpoint = time.monotonic(), self.folder / CHECKPOINT
         try:
             bank = fit_bank(
-                self.transformer, self.text, self.sampling, n_texts=self.settings.n_fit,
+                self.transformer, self.text, self.sampling, n_texts=self.n_fit,
                 starts=self.settings.starts, checkpoint=checkpoint, progress=self.progress,
             )  # fmt: skip
         except NothingToFit as error:
@@ -220,7 +214,7 @@ class _Run:
                 f"Everything is read through the logit lens alone, and all of it: {error}."
             )
             return None
-        self._account("fit", self.text, bank.data, self.settings.n_fit, started)
+        self._account("fit", self.text, bank.data, self.n_fit, started)
         deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
         if deficient:
             self.notes.append(
@@ -230,10 +224,10 @@ class _Run:
         return bank
 
     def _source(self) -> tuple[Any, Sampling]:
-        s, share = self.settings, self.sampling.held_out
-        n_drawn = max(enough(s.n_fit, 1 - share), enough(s.n_read, share))
+        share = self.sampling.held_out
+        n_drawn = max(enough(self.n_fit, 1 - share), enough(self.n_read, share))
         return resolve_text(
-            self.transformer, self.text, self.sampling, self.progress, s.starts, n_drawn
+            self.transformer, self.text, self.sampling, self.progress, self.settings.starts, n_drawn
         )
 
     def _see(self, transformer: Transformer, lenses: Mapping[str, Lens], role: str) -> Seen:
@@ -242,7 +236,7 @@ class _Run:
 
         def batches(count: Census | None = None) -> Iterator[Batch]:
             return batches_of(
-                transformer, source, sampling, side=self.side, n_texts=self.settings.n_read,
+                transformer, source, sampling, side=self.side, n_texts=self.n_read,
                 census=count,
             )  # fmt: skip
 
@@ -259,7 +253,7 @@ class _Run:
             total=census.texts, progress=self.progress,
             phase=f"reading {self.text}" if role == "read" else "reading (twin)",
         )  # fmt: skip
-        self._account(role, self.text, census.to_dict(), self.settings.n_read, started)
+        self._account(role, self.text, census.to_dict(), self.n_read, started)
         self.tokens = max(1, round(census.tokens / census.texts))
         return seen
 

@@ -8,8 +8,18 @@ from typing import Any
 
 from layerleap.errors import BadSettings
 from layerleap.models.transformer import Transformer
+from layerleap.recipes import default_text
+from layerleap.stream.batches import Reads, reads
 from layerleap.stream.examples import Sampling
 
+# What there is to fit on and to read by default: a clip has some twenty positions, all of them
+# read, and the encoder behind them takes as long as a page of text.
+SIZES: dict[Reads, tuple[int, int]] = {
+    "text": (3000, 800), "images": (3000, 800), "sound": (200, 120),
+}  # fmt: skip
+QUICK: dict[Reads, tuple[int, int]] = {
+    "text": (600, 120), "images": (600, 120), "sound": (60, 40),
+}  # fmt: skip
 SECTIONS = ("guesses", "probe", "intervention", "exits", "twin")
 
 
@@ -18,8 +28,8 @@ class SaturationSettings:
     """What the study does."""
 
     text: str | None = None  # None is what suits the model
-    n_fit: int = 3000  # texts, images or clips to fit maps on
-    n_read: int = 800  # held-out ones to read
+    n_fit: int | None = None  # texts, images or clips to fit maps on; None is what suits the model
+    n_read: int | None = None  # held-out ones to read
     k: int = 5  # ranks
     sections: tuple[str, ...] = SECTIONS  # what is studied besides order
     draws: int = 999  # of each null of order
@@ -52,7 +62,7 @@ class SaturationSettings:
 
     def _check_numbers(self) -> None:
         for name in ("n_fit", "n_read", "draws", "permutations", "cells", "pairs", "prompts"):
-            if getattr(self, name) < 1:
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise BadSettings(f"{name} {getattr(self, name)} is not a number from 1 on")
         if self.draws < 19:
             raise BadSettings(f"{self.draws} draws cannot give a p-value of 0.05; 19 or more")
@@ -67,10 +77,23 @@ class SaturationSettings:
     def quickened(self) -> "SaturationSettings":
         """A first look: far less to fit on and to read, all else as it was."""
         return replace(
-            self, n_fit=min(self.n_fit, 600), n_read=min(self.n_read, 120),
-            permutations=min(self.permutations, 19), cells=min(self.cells, 1500),
+            self, permutations=min(self.permutations, 19), cells=min(self.cells, 1500),
             pairs=min(self.pairs, 40), prompts=min(self.prompts, 3),
             walk_share=max(self.walk_share, 0.4), quick=True,
+        )  # fmt: skip
+
+    def settled(self, transformer: Transformer) -> "SaturationSettings":
+        """The same with everything decided that depends on the model."""
+        text = "drawn" if self.text is None and self.starts is not None else self.text
+        kind = reads(transformer)
+        few, many = QUICK[kind], SIZES[kind]
+        asked = [
+            given or usual for given, usual in zip((self.n_fit, self.n_read), many, strict=True)
+        ]
+        n_fit, n_read = map(min, asked, few) if self.quick else asked
+        return replace(
+            self, text=text or default_text(transformer), n_fit=n_fit, n_read=n_read,
+            sampling=self.sampling or default_sampling(transformer),
         )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,5 +104,7 @@ class SaturationSettings:
 
 
 def default_sampling(transformer: Transformer) -> Sampling:
-    """Several positions of each text; of a masked model one, which is hidden from it."""
+    """Several positions of each text, all of a clip; of a masked model one, which is hidden."""
+    if reads(transformer) == "sound":
+        return Sampling(positions="all")
     return Sampling(positions="one" if transformer.kind == "masked-token" else "every:4")

@@ -36,8 +36,13 @@ def study_saturation(
         str | None,
         typer.Option(help="Folder or hub name of a bank to read through; fitted when left out."),
     ] = None,
-    fit_texts: Annotated[int, typer.Option(help="Texts to fit shortcuts on.")] = 3000,
-    read_texts: Annotated[int, typer.Option(help="Held-out texts to read.")] = 800,
+    fit_texts: Annotated[
+        int | None,
+        typer.Option(help="Texts, images or clips to fit on. By default 3000, of speech 200."),
+    ] = None,
+    read_texts: Annotated[
+        int | None, typer.Option(help="Held-out ones to read. By default 800, of speech 120.")
+    ] = None,
     ranks: Annotated[int, typer.Option("--ranks", "-k", help="How many ranks.")] = 5,
     sections: Annotated[
         str,
@@ -61,8 +66,8 @@ def study_saturation(
     positions: Annotated[
         str | None,
         typer.Option(
-            help="'one' random position per text, 'all', or 'every:N'. By default every:4, and "
-            "one for masked models."
+            help="'one' random position per text, 'all', or 'every:N'. By default every:4, one "
+            "for masked models, and all of speech."
         ),
     ] = None,
     max_tokens: MaxTokens = 128,
