@@ -58,12 +58,14 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the detail says how the numbers came about, and where."""
-        return {
+        row = {
             "name": self.name, "ours": self.ours, "peer": self.peer, "unit": self.unit,
             "ratio": self.ratio, "bar": self.bar, "holds": self.holds,
-            "sense": self.sense, "judged": self.judged, "over": self.over,
-            **self.detail, "machine": machine(),
+            "sense": self.sense, "judged": self.judged, "over": self.over, "machine": machine(),
         }  # fmt: skip
+        if both := row.keys() & self.detail.keys():
+            raise ValueError(f"the detail of {self.name} would replace {', '.join(sorted(both))}")
+        return {**row, **self.detail}
 
 
 def machine() -> dict[str, Any]:

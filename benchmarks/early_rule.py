@@ -31,6 +31,7 @@ from layerleap.study.saturated_rows import SomeStates, numbers, see
 AGREEMENT = 0.95
 BOLDNESS = (0.95, 0.965, 0.98, 0.99)  # agreements in replay, tried live until one agrees enough
 CHECKS = ((22,), (24,), (26,), (20, 24), (20, 24, 28))
+NO_CHANCE = -1e4  # a logit; not minus infinity, whose entropy is not a number
 TOKENS, PER_BATCH, COMMON, LIVE_EVERY = 96, 16, 2048, 8
 
 
@@ -59,10 +60,10 @@ def early_rule(
     aside = documents[::LIVE_EVERY]
     written = _written(transformer, [ids for n, ids in enumerate(documents) if n % LIVE_EVERY])
     common = Shortlist.common(transformer, [list(text.ids) for text in written], COMMON)
-    families, rest = _evidence(transformer, bank, written)
+    families, known = _evidence(transformer, bank, written, common)
     tried, best = [], (-float("inf"), "", CHECKS[0])
     for name, rules in families.items():
-        short = common.ids.tolist() if name == "gap" else None
+        short, rest = common.ids.tolist() if name == "gap" else None, known[name]
         check = _check_layers(transformer, bank, rules, rest, short, documents[0], one)
         for checks in CHECKS:
             _, exits = _boldest(rules, rest.at(checks), AGREEMENT)
@@ -75,7 +76,7 @@ def early_rule(
             )  # fmt: skip
             best = max(best, (exits.saved - asked * check, name, checks))
     _, name, checks = best
-    short = common.ids.tolist() if name == "gap" else None
+    short, rest = common.ids.tolist() if name == "gap" else None, known[name]
     live: list[dict[str, Any]] = []
     for wanted in BOLDNESS:
         rule, exits = _boldest(families[name], rest.at(checks), wanted)
@@ -87,6 +88,8 @@ def early_rule(
         live.append({"replay": exits.agreement, "layers_saved": exits.saved, "live": agreed})
         if agreed >= AGREEMENT:
             break
+    else:
+        rule = Never()  # no setting keeps what was asked for
     return Chosen(rule, checks, short, tried, live)
 
 
@@ -110,16 +113,16 @@ def _written(transformer: Transformer, documents: list[torch.Tensor]) -> list[Ex
 
 
 def _evidence(
-    transformer: Transformer, bank: ShortcutBank, written: list[Example]
-) -> tuple[dict[str, Family], Evidence]:
-    """Kinds of rules, and rows that none was trained on."""
-    lens = Lens(transformer, bank)
+    transformer: Transformer, bank: ShortcutBank, written: list[Example], common: Shortlist
+) -> tuple[dict[str, Family], dict[str, Evidence]]:
+    """Kinds of rules, and for each the rows that none was trained on, as it will see them."""
+    lenses = {"mat": Lens(transformer, bank), "short": _Short(transformer, bank, common)}
 
     def batches() -> Iterator[Batch]:
         for number, start in enumerate(range(0, len(written), 8)):
             yield collate(transformer, written[start : start + 8], number)
 
-    seen = see(transformer, {"mat": lens}, batches, BUILD / "decoding.rows", k=3, walk_share=0.01)
+    seen = see(transformer, lenses, batches, BUILD / "decoding.rows", k=3, walk_share=0.01)
     whole = seen.evidence["mat"]
     train, _ = split(whole, (1 / 3, 2 / 3), seed=0)
     is_train = torch.isin(whole.document, train.document.unique())
@@ -134,7 +137,24 @@ def _evidence(
         "task": family(Task, probe=probe), "similarity": family(Similarity),
         "gap": family(Gap, length=length),
     }  # fmt: skip
-    return families, rest
+    short = seen.evidence["short"].rows(others)
+    return families, {"task": rest, "similarity": rest, "gap": short}
+
+
+class _Short(Lens):
+    """Gives all tokens but the common ones no chance, as a reading of a shortlist does."""
+
+    def __init__(self, transformer: Transformer, bank: ShortcutBank, common: Shortlist) -> None:
+        super().__init__(transformer, bank)
+        self._common = common
+
+    def logits(self, h: torch.Tensor, layer: int) -> torch.Tensor:
+        """(row, d_model) -> (row, d_vocab); of the last layer the model's own, to agree with."""
+        if layer == self.transformer.n_layers:
+            return super().logits(h, layer)
+        made = torch.full((len(h), self.transformer.d_vocab), NO_CHANCE)
+        made[:, self._common.ids] = self._common.logits(self.map(layer)(h))
+        return made
 
 
 def _check_layers(

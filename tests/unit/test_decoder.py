@@ -204,6 +204,41 @@ def test_in_a_narrow_dtype_strict_is_identical_and_says_so():
     assert loose.accounts[0].exactness == "rounded"
 
 
+@pytest.mark.parametrize("how", ["autocast", "cast", "mixed"])
+def test_strict_asks_at_every_call_how_products_are_made(how):
+    model = build("llama")
+    model.generation_config.eos_token_id = None
+    transformer = Transformer.wrap(model)
+    strict = decoder(None, transformer=transformer, cost=CHEAP, strict=True)
+    write(transformer, strict)
+    assert strict.accounts[0].tried > 0  # float32: guesses do no harm
+    if how == "cast":
+        model.bfloat16()
+    elif how == "mixed":  # as quantisers leave some parts in another dtype than the model's
+        mlp = model.model.layers[0].mlp.half()
+        mlp.register_forward_pre_hook(lambda _, args: (args[0].half(),))
+        mlp.register_forward_hook(lambda *made: made[2].float())
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
+        expected = model.generate(PROMPT, max_new_tokens=N, do_sample=False)
+        assert torch.equal(write(transformer, strict), expected)
+    assert (strict.accounts[0].exactness, strict.accounts[0].tried) == ("exact", 0)
+
+
+def test_early_drafts_never_try_a_token_that_the_embedding_does_not_know():
+    model = build("llama")
+    model.generation_config.eos_token_id = None
+    known, width = model.lm_head.weight.shape
+    head = torch.nn.Linear(width, known + 64, bias=False)
+    head.weight.data[:known] = model.lm_head.weight.data
+    head.weight.data[known:] = 3.0  # far the loudest
+    model.lm_head = head
+    transformer = Transformer.wrap(model)
+    only_known = [lambda _, scores: scores.index_fill(1, torch.arange(known, known + 64), -1e9)]
+    early = decoder(None, transformer=transformer, drafts=("early",), draft_layer=1)
+    plain = model.generate(PROMPT, max_new_tokens=N, do_sample=False, logits_processor=only_known)
+    assert torch.equal(write(transformer, early, logits_processor=only_known), plain)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

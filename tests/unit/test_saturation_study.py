@@ -103,7 +103,7 @@ def test_a_bank_that_is_given_is_used_and_none_is_fitted(tmp_path):
 
 
 def test_an_interrupted_study_goes_on_with_the_parts_that_were_done(tmp_path, monkeypatch):
-    few = settings(text_file(tmp_path), sections=("guesses", "probe"), n_read=60)
+    few = settings(text_file(tmp_path), sections=("guesses", "probe", "twin"), n_read=60)
     model, work = tiny("llama", seed=1, num_hidden_layers=8), tmp_path / "work"
     whole = study_saturation(model, few, work=tmp_path / "another")
 
@@ -111,18 +111,37 @@ def test_an_interrupted_study_goes_on_with_the_parts_that_were_done(tmp_path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(studying, "score_probe", interrupted)
+        patch.setattr(studying, "claims", interrupted)  # when all parts are done
         with pytest.raises(KeyboardInterrupt):
             study_saturation(model, few, work=work)
     with monkeypatch.context() as patch:
         patch.setattr(studying, "order", interrupted)  # done already: it is not made again
         study = study_saturation(model, few, work=work)
-    assert (
-        "Taken over from an earlier run that was interrupted: order, guesses" in study["notes"][-1]
-    )
+    assert "in the same folder: order, guesses, probe" in study["notes"][-1]
     assert study["notes"][:-1] == whole["notes"]
-    for part in ("order", "guesses", "probe", "claims", "findings"):
+    for part in ("order", "guesses", "probe", "twin", "claims", "findings"):
         assert study[part] == whole[part]
+    assert [_timeless(row) for row in study["data"]] == [_timeless(row) for row in whole["data"]]
+
+
+def _timeless(row):
+    return {key: row[key] for key in row if key != "seconds"}
+
+
+def test_parts_made_with_another_bank_or_dtype_are_made_anew(tmp_path):
+    few = settings(text_file(tmp_path), sections=(), n_read=60)
+    model, work = tiny("llama", seed=1, num_hidden_layers=8), tmp_path / "work"
+    first = study_saturation(model, few, bank=bank_of(model), work=work)
+    same = study_saturation(model, few, bank=bank_of(model), work=work)
+    assert same["order"] == first["order"]
+    assert "Taken over" in same["notes"][-1]
+    other = study_saturation(model, few, bank=bank_of(model, seed=2), work=work)
+    narrow = tiny("llama", seed=1, num_hidden_layers=8)
+    narrow.model.bfloat16()
+    cast = Transformer.wrap(narrow.model, tokenizer=narrow.tokenizer)
+    cast = study_saturation(cast, few, bank=bank_of(model), work=work)
+    for study in (other, cast):
+        assert not any("Taken over" in note for note in study["notes"])
 
 
 def test_parts_of_another_study_are_not_taken_over(tmp_path):

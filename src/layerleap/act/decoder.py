@@ -214,18 +214,31 @@ class Decoder:
                 most_length=limit,
             )  # fmt: skip
         else:
-            speculate(walk, choice, ready.drafter, account, most_length=limit)
+            is_single = self._one_by_one(ready.transformer)
+            drafter = _no_guesses() if is_single else ready.drafter
+            speculate(walk, choice, drafter, account, most_length=limit)
 
     def _one_by_one(self, transformer: Transformer) -> bool:
-        return self.strict and transformer.model.dtype not in WIDE
+        """Asked at every call: a model may be cast, and autocast be entered, in between."""
+        return self.strict and not _is_wide(transformer)
 
     def _exactness(self, transformer: Transformer) -> Exactness:
         if self.rule is not None and self.rule.name != "never":
             return "approximate"
-        dtypes = {p.dtype for p in transformer.model.parameters() if p.is_floating_point()}
-        is_wide = dtypes <= set(WIDE) and not torch.is_autocast_enabled("cpu")
-        exact = self.strict or self.rule is not None or is_wide
+        exact = self.strict or self.rule is not None or _is_wide(transformer)
         return "exact" if exact else "rounded"
+
+
+def _is_wide(transformer: Transformer) -> bool:
+    """True if products are made so precisely that passes of any size choose the same tokens."""
+    model = transformer.model
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return dtypes <= set(WIDE) and not torch.is_autocast_enabled(model.device.type)
+
+
+def _no_guesses() -> Drafter:
+    """One token to a pass."""
+    return Drafter(PassCost((1,), (1.0,)), lookup=False, most=1)
 
 
 class _Ready:
@@ -256,7 +269,7 @@ class _Ready:
     def _drafter(self, decoder: Decoder) -> Drafter:
         is_single = decoder._one_by_one(self.transformer)
         if decoder.rule is not None or is_single or decoder.most_nodes == 1:
-            return Drafter(PassCost((1,), (1.0,)), lookup=False, most=1)
+            return _no_guesses()
         table = None
         if "table" in decoder.drafts and decoder.bank is not None:
             table = decoder._table or DraftTable(self.lens)

@@ -15,6 +15,7 @@ import torch
 from layerleap.act.account import Account
 from layerleap.act.choose import Choice
 from layerleap.act.draft_tree import Drafter
+from layerleap.models.probe import vocabulary_size
 from layerleap.models.tree import Tree
 from layerleap.models.walk import Ran, Walk
 from layerleap.read.lens import Lens
@@ -99,6 +100,7 @@ def speculate_early(
         least_p: a guess less likely than this is not followed.
         most_length: positions that the model has.
     """
+    known = vocabulary_size(walk.transformer.model)  # some heads have more
     token = _choose(walk, choice, walk.run(choice.text[walk.length :]), 0, account)
     stop: Callable[..., bool] = lambda *_: True  # noqa: E731
     while not choice.is_finished:
@@ -108,7 +110,7 @@ def speculate_early(
             ran = walk.run(guesses[-1:], watch=stop, checks=[layer])
             if len(guesses) > room:
                 break
-            p, best = lens.logits(ran.h[-1:], layer)[0].float().softmax(-1).max(0)
+            p, best = lens.logits(ran.h[-1:], layer)[0].float().softmax(-1)[:known].max(0)
             if p < least_p:
                 break
             guesses.append(int(best))

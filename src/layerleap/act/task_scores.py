@@ -12,7 +12,7 @@ Control  the states are replaced by random walks, which know nothing; it must co
 The p-value is (number of exchanges at least as good + 1) / (number of exchanges + 1).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,13 +23,14 @@ from layerleap.act.random_states import RandomStates
 from layerleap.act.softmax import STRENGTH, Softmax, require_strength
 from layerleap.act.task_cells import By, Cells, Choice, ambiguous, cells_of
 from layerleap.act.task_probe import Space, States, features, require_aligned
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, BadText
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import finite, resample
 from layerleap.read.saturation import Saturation
 
 Row = dict[str, Any]
 TAIL = 0.025  # of 95 % intervals
+TRIES = 20  # of an exchange of labels, until one can be balanced
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,9 +198,10 @@ def score_probe(
     real = held_out(saturation, states, choice, **options)
     walks = RandomStates.like(states, seed=choice.seed)
     control = held_out(saturation, walks, choice, **options)
-    null = []
-    for number, exchanged in enumerate(_exchanged(saturation, permutations, choice.seed), 1):
-        null.append(held_out(exchanged, states, choice, **options).measures())
+    null: list[Tensor] = []
+    exchanges = _exchanged(saturation, choice.seed)
+    for number in range(1, permutations + 1):
+        null.append(_measured(exchanges, states, choice, options))
         progress("exchanging labels", number, permutations, "times")
     rows = _table(real, control, torch.stack(null), resamples, choice.seed)
     return ProbeScores(
@@ -209,10 +211,22 @@ def score_probe(
     )  # fmt: skip
 
 
-def _exchanged(saturation: Saturation, times: int, seed: int) -> Iterator[Saturation]:
-    """The saturation layers of other rows, documents as they are."""
+def _measured(
+    exchanges: Iterator[Saturation], states: States, choice: Choice, options: Mapping[str, Any]
+) -> Tensor:
+    """The measures of the next exchange whose labels can be balanced: some few cannot be."""
+    for _ in range(TRIES):
+        try:
+            return held_out(next(exchanges), states, choice, **options).measures()
+        except BadText as error:
+            last = error
+    raise last
+
+
+def _exchanged(saturation: Saturation, seed: int) -> Iterator[Saturation]:
+    """The saturation layers of other rows, documents as they are; without end."""
     generator = torch.Generator().manual_seed(seed + 1)
-    for _ in range(times):
+    while True:
         order = torch.randperm(len(saturation.layer), generator=generator)
         yield replace(saturation, layer=saturation.layer[order])
 

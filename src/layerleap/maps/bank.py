@@ -5,6 +5,7 @@ Out: a folder of `bank.json`, `maps.safetensors` and a README; loading checks al
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,13 @@ class ShortcutBank:
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the bank, all or nothing; only an earlier bank or an empty folder is replaced."""
         return BANK.save(folder, self._config(), self._tensors(), self.card())
+
+    def digest(self) -> str:
+        """Differs between banks whose numbers differ."""
+        found = blake2b(digest_size=16)
+        for name, value in sorted(self._tensors().items()):
+            found.update(name.encode() + value.detach().cpu().float().numpy().tobytes())
+        return found.hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:
         keys = {f"{src}-{dst}": m for (src, dst), m in self.maps.items()}

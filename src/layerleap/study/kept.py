@@ -1,7 +1,6 @@
-"""Parts of a study that are finished, kept until all of it is.
+"""Parts of a study that are finished, kept in case the rest is interrupted.
 
-In: a folder, and what the parts follow from. Out: each part made once, even if the run is
-interrupted in between.
+In: a folder, and what the parts follow from. Out: each part made once, also over several runs.
 """
 
 import json
@@ -18,38 +17,40 @@ T = TypeVar("T")
 class Kept:
     """Parts as JSON files; those of another run, by settings, model or text, are made anew."""
 
-    def __init__(self, folder: Path, of: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, of: Mapping[str, Any], *lists: list[Any]) -> None:
         """Nothing read yet.
 
         Args:
             folder: where the files are.
             of: everything that the parts follow from; plain values.
+            lists: what making a part adds to these is kept with it.
         """
-        self.folder, self.found = folder, list[str]()
+        self.folder, self.found, self._lists = folder, list[str](), lists
         self._key = blake2b(json.dumps(of, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    def part(self, name: str, notes: list[str], make: Callable[[], T]) -> T:
+    def part(self, name: str, make: Callable[[], T]) -> T:
         """What was kept under that name, or else what `make` gives.
 
         Either way it has been through JSON, so that going on gives the same as going through.
 
         Args:
             name: of the part.
-            notes: those that `make` adds are kept with it.
             make: makes it.
         """
         path = self.folder / f"{name}.json"
         kept = self._read(path)
         if kept is None:
-            before = len(notes)
+            before = [len(one) for one in self._lists]
             made = make()
-            text = json.dumps({"key": self._key, "made": made, "notes": notes[before:]})
+            added = [one[n:] for one, n in zip(self._lists, before, strict=True)]
+            text = json.dumps({"key": self._key, "made": made, "added": added})
             with whole_file(path) as temporary:
                 temporary.write_text(text, encoding="utf8")
             result: T = json.loads(text)["made"]
             return result
         self.found.append(name)
-        notes += kept["notes"]
+        for one, added in zip(self._lists, kept["added"], strict=True):
+            one += added
         found: T = kept["made"]
         return found
 
@@ -59,4 +60,4 @@ class Kept:
         except (OSError, ValueError):  # none yet, or half a file from elsewhere
             return None
         is_ours = isinstance(kept, dict) and kept.get("key") == self._key
-        return kept if is_ours and {"made", "notes"} <= kept.keys() else None
+        return kept if is_ours and {"made", "added"} <= kept.keys() else None

@@ -11,7 +11,6 @@ Maps are fitted on one side of the text, everything else is read off the other. 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 import layerleap
-from layerleap.act.cost import Cost, measure
 from layerleap.act.rules import Rule
 from layerleap.act.task_cells import Choice
 from layerleap.act.task_scores import score_probe
@@ -56,7 +54,7 @@ from layerleap.study.saturated_rows import Seen, see
 from layerleap.study.saturation_claims import claims
 from layerleap.study.saturation_findings import findings
 from layerleap.study.saturation_settings import SaturationSettings, default_sampling
-from layerleap.study.task_exits import task_exits, training_documents
+from layerleap.study.task_exits import costs_of, task_exits, training_documents
 
 __all__ = ["SaturationSettings", "default_sampling", "study_saturation"]
 
@@ -139,7 +137,7 @@ class _Run:
         if bank is not None:
             lenses["mat"] = Lens(transformer, bank)
         seen = self._see(transformer, lenses, "read")
-        kept, notes = self._kept(bank), self.notes
+        kept = self._kept(bank)
         result: Row = {
             "format": FORMAT, "kind": "saturation", "version": layerleap.__version__,
             "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -149,20 +147,20 @@ class _Run:
                 "d_model": transformer.d_model, "d_vocab": transformer.d_vocab,
             },
             "settings": settings.to_dict(), "data": self.data, "notes": self.notes,
-            "order": kept.part("order", notes, lambda: self._each(
+            "order": kept.part("order", lambda: self._each(
                 "Order of saturation", seen, self._order)),
-            "guesses": kept.part("guesses", notes, lambda: self._wanted(
+            "guesses": kept.part("guesses", lambda: self._wanted(
                 "guesses", "Guesses", seen, self._guesses)),
-            "probe": kept.part("probe", notes, lambda: self._wanted(
+            "probe": kept.part("probe", lambda: self._wanted(
                 "probe", "The task probe", seen, self._probe)),
-            "intervention": kept.part("intervention", notes, lambda: self._intervention(seen)),
-            "exits": kept.part("exits", notes, lambda: self._exits(seen, bank)),
-            "twin": kept.part("twin", notes, self._twin),
+            "intervention": kept.part("intervention", lambda: self._intervention(seen)),
+            "exits": kept.part("exits", lambda: self._exits(seen, bank)),
+            "twin": kept.part("twin", self._twin),
         }  # fmt: skip
         if kept.found:
-            notes.append(
-                f"Taken over from an earlier run that was interrupted: {', '.join(kept.found)}. "
-                "The time taken is that of the last run alone."
+            self.notes.append(
+                f"Taken over from an earlier run in the same folder: {', '.join(kept.found)}. The "
+                "time taken is that of the last run alone."
             )
         result["claims"] = claims(result)
         result["findings"] = findings(result)
@@ -194,11 +192,11 @@ class _Run:
         """Where finished parts are kept: for this model, these settings, these rows, this bank."""
         data = [{key: row[key] for key in row if key != "seconds"} for row in self.data]
         about: Row = {
-            "version": layerleap.__version__, "model": self.transformer.identity.fingerprint,
+            "version": layerleap.__version__, "model": self.transformer.identity.to_dict(),
             "settings": self.settings.to_dict(), "data": data,
-            "bank": None if bank is None else [bank.settings, bank.data],
+            "bank": None if bank is None else bank.digest(),
         }  # fmt: skip
-        return Kept(self.folder, about)
+        return Kept(self.folder, about, self.notes, self.data)
 
     def _fit(self) -> ShortcutBank | None:
         """The bank; None if there is nothing to fit one on, and then everything is read."""
@@ -328,8 +326,8 @@ class _Run:
         made = self._attempt(
             "Early exit",
             lambda: task_exits(
-                seen, self._costs(bank), self.text, tolerance=s.tolerance, delta=s.delta,
-                cells=s.cells, seed=self.sampling.seed,
+                seen, costs_of(seen, bank, self.tokens), self.text, tolerance=s.tolerance,
+                delta=s.delta, cells=s.cells, seed=self.sampling.seed,
             ),
         )  # fmt: skip
         if made is None:
@@ -363,16 +361,6 @@ class _Run:
         """What the rules write that look at states only."""
         shown = {key: rule for key, rule in rules.items() if key[1] in ("task", "similarity")}
         return early_texts(model, {"id": None, "mat": bank}, shown, prompts[0][0].tolist())
-
-    def _costs(self, bank: ShortcutBank | None) -> dict[str, Cost]:
-        found = {}
-        for name, maps in {"id": None, **({"mat": bank} if bank else {})}.items():
-            cost = measure(self.transformer, tokens=self.tokens, bank=maps)
-            if self.transformer.kind != "next-token":  # one answer takes the whole input
-                blocks = tuple(cost.context * block for block in cost.blocks)
-                cost = replace(cost, blocks=blocks)
-            found[name] = cost
-        return found
 
     def _twin(self) -> Row | None:
         """Order and intervention in the same model with random weights, through id."""

@@ -96,9 +96,14 @@ def _probe(study: Study) -> Found:
 
 
 def reads_tasks(found: Row) -> bool:
-    """Better than exchanged labels, and the control at chance."""
+    """Better than exchanged labels, and the control at chance.
+
+    Labels are exchanged among all rows, but rows of a document hang together, so a p-value alone
+    would be too easily small; the interval over documents has to lie above chance as well.
+    """
     accuracy = found["rows"][0]
-    return bool(accuracy["p"] <= 0.05 and found["control_at_chance"])
+    is_above = accuracy["low"] > max(1 / found["tasks"], accuracy["null"])
+    return bool(accuracy["p"] <= 0.05 and is_above and found["control_at_chance"])
 
 
 def _intervention(study: Study) -> Found:
@@ -200,7 +205,7 @@ def _live(study: Study) -> Found:
         f"{len(rows)} rules ({best['rule']} through {best['map']}) writes {best['speed']:.2f}"
         f"{_span(best)} times as fast as the model that never exits"
     )
-    if best["low"] is None or best["low"] <= 1:
+    if not best["is_faster"]:
         text += ", which is not clearly faster"
     for name, row in task.items():
         text += f"; task through {name} {row['speed']:.2f}{_span(row)} times"

@@ -8,12 +8,13 @@ rows of all other documents; for calibration these are dealt singly into two hal
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerleap.act.cost import Cost
+from layerleap.act.cost import Cost, measure
 from layerleap.act.evidence import Evidence, split
 from layerleap.act.families import Family, family
 from layerleap.act.learned import Learned
@@ -22,6 +23,7 @@ from layerleap.act.rules import Fixed, Gap, Never, Oracle, Patience, Rule, Simil
 from layerleap.act.task_cells import Choice
 from layerleap.act.task_probe import TaskProbe
 from layerleap.errors import BadSettings
+from layerleap.maps.bank import ShortcutBank
 from layerleap.read.metrics import finite, mean_interval
 from layerleap.study.exits import Lensed, calibrated_tables, exit_tables
 from layerleap.study.saturated_rows import Seen, SomeStates, numbers
@@ -84,6 +86,17 @@ def task_exits(
         for (name, rule), one in rules.items()
     }
     return {**tables, **more}, rules
+
+
+def costs_of(seen: Seen, bank: ShortcutBank | None, tokens: int) -> dict[str, Cost]:
+    """By lens, what blocks, maps and heads cost in a text of so many tokens."""
+    found = {}
+    for name in seen.lenses:
+        cost = measure(seen.transformer, tokens=tokens, bank=bank if name == "mat" else None)
+        if seen.transformer.kind != "next-token":  # one answer takes the whole input
+            cost = replace(cost, blocks=tuple(cost.context * block for block in cost.blocks))
+        found[name] = cost
+    return found
 
 
 def _one(known: Mapping[str, Lensed], gold: Mapping[str, Tensor]) -> tuple[Evidence, Tensor]:
