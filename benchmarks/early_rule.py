@@ -6,11 +6,12 @@ often enough when it writes itself.
 
 Replay is over what the model writes by itself, for that is what it will be asked about; checks are
 timed inside the loop, where they find cold caches. A text written with exits drifts from the one
-replayed, so how bold the rule may be is decided live, on documents of their own. Rules that read
-tokens look at the commonest ones only: the whole head costs this model eight blocks.
+replayed, so how bold the rule may be, and what is done about skipped layers, is decided live, on
+documents of their own from every set. Rules that read tokens look at the commonest ones only: the
+whole head costs this model eight blocks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from common import BUILD, median
 
 from layerleap import Lens, ShortcutBank, Transformer, decoder
+from layerleap.act.adaptive import Policy
 from layerleap.act.evidence import Evidence, split
 from layerleap.act.families import Family, family
 from layerleap.act.replay import Exits, sweep
@@ -30,16 +32,18 @@ from layerleap.study.saturated_rows import SomeStates, numbers, see
 
 AGREEMENT = 0.95
 BOLDNESS = (0.95, 0.965, 0.98, 0.99)  # agreements in replay, tried live until one agrees enough
+POLICIES: tuple[Policy, ...] = ("recompute", "propagate")
 CHECKS = ((22,), (24,), (26,), (20, 24), (20, 24, 28))
 NO_CHANCE = -1e4  # a logit; not minus infinity, whose entropy is not a number
-TOKENS, PER_BATCH, COMMON, LIVE_EVERY = 96, 16, 2048, 8
+TOKENS, PER_BATCH, COMMON, LIVE = 96, 16, 2048, 3
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A rule, the layers at which it is asked, the tokens it reads; how it was come by."""
+    """A rule, where it is asked, what it reads, what skipped layers get; how it was come by."""
 
     rule: Rule
+    policy: Policy
     checks: tuple[int, ...]
     shortlist: list[int] | None
     tried: list[dict[str, Any]]
@@ -47,24 +51,28 @@ class Chosen:
 
 
 def early_rule(
-    transformer: Transformer, bank: ShortcutBank, documents: list[torch.Tensor], one: float
+    transformer: Transformer,
+    bank: ShortcutBank,
+    documents: Mapping[str, list[torch.Tensor]],
+    one: float,
 ) -> Chosen:
     """Choose among the rules.
 
     Args:
         transformer: a decoder.
         bank: what states are read through.
-        documents: (1, token) beginnings to write on from; every eighth is for trying live.
+        documents: by set, (1, token) beginnings to write on from; the first few of each are for
+            trying live.
         one: seconds of a pass over one token.
     """
-    aside = documents[::LIVE_EVERY]
-    written = _written(transformer, [ids for n, ids in enumerate(documents) if n % LIVE_EVERY])
+    aside = [ids for some in documents.values() for ids in some[:LIVE]]
+    written = _written(transformer, [ids for some in documents.values() for ids in some[LIVE:]])
     common = Shortlist.common(transformer, [list(text.ids) for text in written], COMMON)
     families, known = _evidence(transformer, bank, written, common)
     tried, best = [], (-float("inf"), "", CHECKS[0])
     for name, rules in families.items():
         short, rest = common.ids.tolist() if name == "gap" else None, known[name]
-        check = _check_layers(transformer, bank, rules, rest, short, documents[0], one)
+        check = _check_layers(transformer, bank, rules, rest, short, aside[0], one)
         for checks in CHECKS:
             _, exits = _boldest(rules, rest.at(checks), AGREEMENT)
             asked = sum(int((exits.layer >= layer).sum()) for layer in checks) / len(exits.layer)
@@ -78,19 +86,28 @@ def early_rule(
     _, name, checks = best
     short, rest = common.ids.tolist() if name == "gap" else None, known[name]
     live: list[dict[str, Any]] = []
-    for wanted in BOLDNESS:
-        rule, exits = _boldest(families[name], rest.at(checks), wanted)
-        made = decoder(
-            bank, transformer=transformer, rule=rule, checks=checks, shortlist=short, compare=True
-        )
-        accounts = [_write(transformer, made, ids) for ids in aside]
-        agreed = sum(account.agreement for account in accounts) / len(accounts)
-        live.append({"replay": exits.agreement, "layers_saved": exits.saved, "live": agreed})
-        if agreed >= AGREEMENT:
-            break
-    else:
-        rule = Never()  # no setting keeps what was asked for
-    return Chosen(rule, checks, short, tried, live)
+    kept: list[tuple[float, Rule, Policy]] = [(0.0, Never(), POLICIES[0])]
+    for policy in POLICIES:
+        for wanted in BOLDNESS:
+            rule, exits = _boldest(families[name], rest.at(checks), wanted)
+            made = decoder(
+                bank, transformer=transformer, rule=rule, checks=checks, policy=policy,
+                shortlist=short, compare=True,
+            )  # fmt: skip
+            accounts = [_write(transformer, made, ids) for ids in aside]
+            agreed = sum(account.agreement for account in accounts) / len(accounts)
+            rate = len(aside) * TOKENS / sum(one.prompt_seconds + one.seconds for one in accounts)
+            live.append(
+                {
+                    "policy": policy, "replay": exits.agreement, "layers_saved": exits.saved,
+                    "live": agreed, "tokens_per_second": rate,
+                }
+            )  # fmt: skip
+            if agreed >= AGREEMENT:
+                kept.append((rate, rule, policy))
+                break
+    _, rule, policy = max(kept, key=lambda one: one[0])
+    return Chosen(rule, policy, checks, short, tried, live)
 
 
 def _written(transformer: Transformer, documents: list[torch.Tensor]) -> list[Example]:

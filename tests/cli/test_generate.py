@@ -8,6 +8,8 @@ from tiny_models import tiny
 from typer.testing import CliRunner
 
 import layerleap
+from layerleap.act import divergence as divergence_module
+from layerleap.act.divergence import Divergence
 from layerleap.files import write_json
 from layerleap.show.cli import app
 
@@ -69,7 +71,10 @@ def test_a_plan_that_says_nowhere_is_not_run(folders, tmp_path):
     ("options", "said"),
     [
         (["the cat", "--exit", "guess:1"], "no rule is called"),
-        (["the cat", "--exit", "patience"], "needs a number"),
+        (["the cat", "--exit", "patience"], "as in patience:3"),
+        (["the cat", "--exit", "similarity"], "as in similarity:0.98"),
+        (["the cat", "--temperature", "0.5"], "is for --sample"),
+        (["the cat", "--checks", "2"], "give one with --exit"),
         (["the cat", "--exit", "patience:2", "--checks", "first"], "are not layers"),
         (["the cat", "--exit", "patience:2", "--policy", "forget"], "there are: recompute"),
         ([" "], "the prompt is empty"),
@@ -81,6 +86,20 @@ def test_bad_input_is_one_clear_line(folders, options, said):
     model, bank = folders
     found = run(model, *options, "--bank", bank, code=2)
     assert said in " ".join(found.output.split())
+    assert not found.stdout.strip()  # nor is the prompt printed before an error
+
+
+def test_where_rounding_decides_the_tokens_and_the_remedy_are_named(folders, monkeypatch):
+    parted = Divergence(2, 5, 7, gap=0.1, rounding=0.05)
+    monkeypatch.setattr(divergence_module, "divergence", lambda *_: parted)
+    model, bank = folders
+    options = ["--bank", bank, "-n", 9, "--dtype", "bfloat16", "--against-generate"]
+    said = " ".join(run(model, "the cat sat", *options).output.split())
+    assert "first differs at new token 3" in said
+    assert "2.0 roundings" in said
+    tokenizer = layerleap.load(model).tokenizer
+    assert f"ours {tokenizer.decode([5])!r}, generate's {tokenizer.decode([7])!r}" in said
+    assert "--strict decodes one token at a time" in said
 
 
 def test_the_same_seed_draws_the_same_text(folders):

@@ -5,6 +5,7 @@ import torch
 from contract_bank import bank_of
 from families import build
 
+from layerleap.act import pass_cost
 from layerleap.act.draft_table import DraftTable
 from layerleap.act.draft_tree import MOST, Chances, Drafted, Drafter
 from layerleap.act.lookup import Lookup
@@ -155,7 +156,10 @@ def test_costs_without_meaning_are_refused(sizes, seconds):
         PassCost(sizes, seconds)
 
 
-def test_passes_are_measured_once(lens):
+def test_passes_are_measured_once_and_not_for_long(lens, monkeypatch):
+    monkeypatch.setattr(pass_cost, "BUDGET", 0.0)
+    assert measure_passes(lens.transformer, repeats=9).repeats == 1  # somebody is waiting
+    pass_cost._MEASURED.clear()
     first = measure_passes(lens.transformer, repeats=1)
     assert first is measure_passes(lens.transformer, repeats=1)
     assert first.sizes[0] == 1

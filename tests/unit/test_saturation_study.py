@@ -91,6 +91,10 @@ def test_sections_that_were_not_asked_for_are_left_out_without_a_note(tmp_path):
     assert study["guesses"] == study["probe"] == {}
     assert study["intervention"] is study["exits"] is study["twin"] is None
     assert not [note for note in study["notes"] if "left out" in note]
+    why = {row["claim"]: row["why"] for row in study["claims"]}
+    assert why["Which rank is being decided can be told from a single state."] == (
+        "section 'probe' was not asked for"
+    )
 
 
 def test_a_bank_that_is_given_is_used_and_none_is_fitted(tmp_path):

@@ -34,7 +34,7 @@ class Account:
     prompt_seconds: float = 0.0
     seconds: float = 0.0  # after the prompt
     reading: int | None = None  # where the token that is being chosen was read
-    _started: float = field(default_factory=time.perf_counter)
+    _started: float = field(default_factory=time.perf_counter, repr=False)
 
     def room(self, written: int) -> int:
         """How many tokens may follow the next one."""

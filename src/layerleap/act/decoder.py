@@ -102,6 +102,16 @@ class Decoder:
         self._check_settings()
 
     def _check_settings(self) -> None:
+        if self.bank is not None and not isinstance(self.bank, ShortcutBank):
+            raise BadSettings(
+                f"the bank is of type {type(self.bank).__name__}; ShortcutBank.from_pretrained "
+                "makes one of a folder or a name"
+            )
+        if self.rule is not None and not hasattr(self.rule, "stops"):
+            raise BadSettings(
+                f"the rule is of type {type(self.rule).__name__}; one of layerleap.act.rules was "
+                "wanted, such as Similarity(0.98)"
+            )
         if self.policy not in POLICIES:
             raise BadSettings(
                 f"policy {self.policy!r} is unknown; there are: {', '.join(POLICIES)}"

@@ -29,7 +29,19 @@ def claims(study: Study) -> list[dict[str, str]]:
          _guesses),
         ("In speech, only the first three ranks settle in order.", _speech),
     ]  # fmt: skip
-    return answered(tested, study)
+    return answered([(claim, _asked(make)) for claim, make in tested], study)
+
+
+def _asked(make: Callable[[Study], Verdict]) -> Callable[[Study], Verdict]:
+    """The test, unless its section was not asked for: that is then the reason."""
+
+    def test(study: Study) -> Verdict:
+        section = SECTION_OF.get(make)
+        if section is not None and section not in study["settings"]["sections"]:
+            return untested(f"section {section!r} was not asked for")
+        return make(study)
+
+    return test
 
 
 def _order(study: Study) -> Verdict:
@@ -176,3 +188,10 @@ def _guesses(study: Study) -> Verdict:
     )
     agrees = "yes" if len(better) == len(made) else "partly" if better else "no"
     return seen, agrees, "yes if test and interval say so for every rank tested"
+
+
+# What a test is made from; the others need only what every study has.
+SECTION_OF: dict[Callable[[Study], Verdict], str] = {
+    _untrained: "twin", _probe: "probe", _step: "intervention", _settled: "intervention",
+    _exit: "exits", _guesses: "guesses",
+}  # fmt: skip

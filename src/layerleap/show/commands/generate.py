@@ -10,6 +10,10 @@ from layerleap.errors import BadSettings
 from layerleap.show.options import Blocks, Dtype, Json, Model, Revision, Tail, load_model
 from layerleap.show.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
+EXAMPLES = {
+    "similarity": "0.98", "top-probability": "0.9", "entropy": "0.5", "gap": "0.8", "fixed": "20",
+}  # fmt: skip
+
 
 def generate(
     model: Model,
@@ -83,6 +87,7 @@ def generate(
         from layerleap import decoder
         from layerleap.act.write import write
 
+        _check(tokens, sample, temperature, exit, checks)
         prompt = sys.stdin.read() if prompt == "-" else prompt
         rule, plan = _rule(exit)
         bank = bank or plan.get("bank")
@@ -93,6 +98,8 @@ def generate(
             checks=_layers(checks) or plan.get("layers"), policy=policy, strict=strict,
             compare=compare, transformer=transformer,
         )  # fmt: skip
+        if rule is None and not json:
+            tell("measuring what passes over several tokens cost here; a few seconds")
         torch.manual_seed(seed)
         options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if sample else {}
         teller = _Painter(prompt, decoding, transformer.n_layers) if not json else None
@@ -109,6 +116,18 @@ def generate(
             tell(f"page: {write_page(written._repr_html_(), prompt, html)}")
         if json:
             print_json(written.to_dict())
+
+
+def _check(
+    tokens: int, sample: bool, temperature: float, exit: str | None, checks: str | None
+) -> None:
+    """Refuse at once what would be refused, or passed over, after the model is loaded."""
+    if tokens < 1:
+        raise BadSettings(f"--tokens {tokens}; at least one token was wanted")
+    if temperature != 1.0 and not sample:
+        raise BadSettings("--temperature is for --sample; without it the likeliest token is taken")
+    if checks and exit is None:
+        raise BadSettings("--checks says where a rule is asked; give one with --exit")
 
 
 def _bank(transformer: Any, name: str | None) -> Any:
@@ -136,7 +155,12 @@ def _against(
     theirs = write(transformer, prompt, None, max_new_tokens=tokens, chat=chat, **options)
     parted = divergence(transformer, theirs.prompt_ids, written.ids, theirs.ids)
     if parted is not None:
-        return f"against generate: {parted}"
+        ours, other = (transformer.tokenizer.decode([t]) for t in (parted.ours, parted.theirs))
+        said = f"against generate: {parted}; ours {ours!r}, generate's {other!r}"
+        if written.account.exactness == "rounded":
+            said += ". A gap of a few roundings is a tie that either way of rounding may decide; "
+            said += "--strict decodes one token at a time, as generate does"
+        return said
     same = written.ids == theirs.ids
     return "against generate: identical" if same else "against generate: of another length"
 
@@ -145,12 +169,17 @@ class _Painter:
     """Prints pieces of text as they come, on the colour of the layer they were read at."""
 
     def __init__(self, prompt: str, decoding: Any, n_layers: int) -> None:
-        self.decoding, self.n_layers = decoding, n_layers
-        out.print(prompt, end="", style="dim", markup=False, highlight=False, soft_wrap=True)
+        self.decoding, self.n_layers, self.prompt = decoding, n_layers, prompt
+        self.has_begun = False
 
     def __call__(self, piece: str) -> None:
         from layerleap.act.write import colour
 
+        if not self.has_begun:  # not earlier: settings may yet be refused
+            out.print(
+                self.prompt, end="", style="dim", markup=False, highlight=False, soft_wrap=True
+            )
+            self.has_begun = True
         account = self.decoding.writing
         layer = self.n_layers if account is None else account.reading or self.n_layers
         is_early = layer < self.n_layers
@@ -198,6 +227,9 @@ def _rule(text: str | None) -> tuple[Any, dict[str, Any]]:
     try:
         value = int(knob) if kind.whole else float(knob)
     except ValueError as error:
-        raise BadSettings(f"rule {name!r} needs a number after a colon, as in {name}:3") from error
+        example = EXAMPLES.get(name, "3")
+        raise BadSettings(
+            f"rule {name!r} needs a number after a colon, as in {name}:{example}"
+        ) from error
     more = {"length": 30.0} if name == "gap" else {}
     return from_dict({"name": name, kind.knob: value, **more}), {}

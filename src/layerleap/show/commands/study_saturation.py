@@ -116,7 +116,7 @@ def study_saturation(
         settings = replace(settings, sampling=sampling)
         given = None if bank is None else ShortcutBank.from_pretrained(bank)
         work = out_folder / ".work"
-        if work.exists():
+        if work.exists() and any(work.iterdir()):
             tell(f"going on from what an earlier run left in {work}")
         with TerminalProgress() as progress:
             result = run(transformer, settings, bank=given, work=work, progress=progress)
