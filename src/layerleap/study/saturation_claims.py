@@ -5,6 +5,7 @@ In: the result of a study of saturation. Out: one row per claim: what was seen, 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from layerleap.study.claims import Study, Verdict, answered, untested
@@ -15,33 +16,33 @@ Row = dict[str, Any]
 
 def claims(study: Study) -> list[dict[str, str]]:
     """One row per claim that a study of one model can put to a test."""
-    tested: list[tuple[str, Callable[[Study], Verdict]]] = [
-        ("The five best tokens settle in the order of their ranks, beyond chance.", _order),
-        ("The mean saturation rank grows with every rank from 1 to 5.", _places),
-        ("In untrained models, only the first three ranks settle in order.", _untrained),
-        ("Which rank is being decided can be told from a single state.", _probe),
+    # Beside each the section that it is made from; some need only what every study has.
+    tested: list[tuple[str, str | None, Callable[[Study], Verdict]]] = [
+        ("The five best tokens settle in the order of their ranks, beyond chance.", None, _order),
+        ("The mean saturation rank grows with every rank from 1 to 5.", None, _places),
+        ("In untrained models, only the first three ranks settle in order.", "twin", _untrained),
+        ("Which rank is being decided can be told from a single state.", "probe", _probe),
         ("A state put into another text makes it settle there, from the donor's saturation layer "
-         "on and not before.", _step),
-        ("What makes it stay is that the donor's state is settled.", _settled),
+         "on and not before.", "intervention", _step),
+        ("What makes it stay is that the donor's state is settled.", "intervention", _settled),
         ("Exiting where the probe says that rank 2 is being decided beats softmax response and "
-         "state similarity.", _exit),
+         "state similarity.", "exits", _exit),
         ("Where the top token is wrong, a runner-up that settled early is right more often.",
-         _guesses),
-        ("In speech, only the first three ranks settle in order.", _speech),
+         "guesses", _guesses),
+        ("In speech, only the first three ranks settle in order.", None, _speech),
     ]  # fmt: skip
-    return answered([(claim, _asked(make)) for claim, make in tested], study)
+    asked = {None, *study["settings"]["sections"]}
+    return answered(
+        (
+            (claim, test if section in asked else partial(_not_asked, section))
+            for claim, section, test in tested
+        ),
+        study,
+    )
 
 
-def _asked(make: Callable[[Study], Verdict]) -> Callable[[Study], Verdict]:
-    """The test, unless its section was not asked for: that is then the reason."""
-
-    def test(study: Study) -> Verdict:
-        section = SECTION_OF.get(make)
-        if section is not None and section not in study["settings"]["sections"]:
-            return untested(f"section {section!r} was not asked for")
-        return make(study)
-
-    return test
+def _not_asked(section: str | None, _: Study) -> Verdict:
+    return untested(f"section {section!r} was not asked for")
 
 
 def _order(study: Study) -> Verdict:
@@ -114,7 +115,8 @@ def _probe(study: Study) -> Verdict:
         f"balanced accuracy {row['value']:.3f} of {found['tasks']} tasks through {name}, exchanged "
         f"labels {row['null']:.3f}, states that know nothing {row['control']:.3f}",
         "yes" if reads_tasks(found) else "no",
-        "yes if p <= 0.05 against exchanged labels and the control is at chance; folds by document",
+        "yes if p <= 0.05 against exchanged labels, the interval over documents lies above chance, "
+        "and the control is at chance; folds by document",
     )
 
 
@@ -188,10 +190,3 @@ def _guesses(study: Study) -> Verdict:
     )
     agrees = "yes" if len(better) == len(made) else "partly" if better else "no"
     return seen, agrees, "yes if test and interval say so for every rank tested"
-
-
-# What a test is made from; the others need only what every study has.
-SECTION_OF: dict[Callable[[Study], Verdict], str] = {
-    _untrained: "twin", _probe: "probe", _step: "intervention", _settled: "intervention",
-    _exit: "exits", _guesses: "guesses",
-}  # fmt: skip
