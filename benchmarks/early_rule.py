@@ -1,16 +1,17 @@
 """Which exit rule to decode with, and at which layers to ask it: by replay, by clock, then live.
 
 In: a model, a bank, the beginnings of documents. Out: `Chosen`: of a few rules at a few sets of
-layers, the one that saves most in a replay once its checks are paid for, as bold as still agrees
-often enough when it writes itself.
+layers, the one that saves most time in a replay once its checks are paid for, as bold as still
+agrees often enough when it writes itself.
 
 Replay is over what the model writes by itself, for that is what it will be asked about; checks are
 timed inside the loop, where they find cold caches. A text written with exits drifts from the one
-replayed, so how bold the rule may be, and what is done about skipped layers, is decided live, on
-documents of their own from every set. Rules that read tokens look at the commonest ones only: the
-whole head costs this model eight blocks.
+replayed, so how bold the rule may be is decided live, on documents of their own from every set.
+Tokens that leave early are read among the commonest ones only: the whole head costs this model
+several blocks.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ import torch
 from common import BUILD, median
 
 from layerleap import Lens, ShortcutBank, Transformer, decoder
-from layerleap.act.adaptive import Policy
 from layerleap.act.evidence import Evidence, split
 from layerleap.act.families import Family, family
 from layerleap.act.replay import Exits, sweep
@@ -32,20 +32,19 @@ from layerleap.study.saturated_rows import SomeStates, numbers, see
 
 AGREEMENT = 0.95
 BOLDNESS = (0.95, 0.965, 0.98, 0.99)  # agreements in replay, tried live until one agrees enough
-POLICIES: tuple[Policy, ...] = ("recompute", "propagate")
-CHECKS = ((22,), (24,), (26,), (20, 24), (20, 24, 28))
+CHECKS = ((20,), (22,), (24,), (26,), (28,), (20, 24), (22, 26), (20, 24, 28))
 NO_CHANCE = -1e4  # a logit; not minus infinity, whose entropy is not a number
 TOKENS, PER_BATCH, COMMON, LIVE = 96, 16, 2048, 3
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A rule, where it is asked, what it reads, what skipped layers get; how it was come by."""
+    """A rule, where it is asked, which tokens it can leave with; how it was come by."""
 
     rule: Rule
-    policy: Policy
     checks: tuple[int, ...]
-    shortlist: list[int] | None
+    shortlist: list[int]
+    seconds: dict[str, float]
     tried: list[dict[str, Any]]
     live: list[dict[str, Any]]
 
@@ -68,46 +67,41 @@ def early_rule(
     aside = [ids for some in documents.values() for ids in some[:LIVE]]
     written = _written(transformer, [ids for some in documents.values() for ids in some[LIVE:]])
     common = Shortlist.common(transformer, [list(text.ids) for text in written], COMMON)
+    short = common.ids.tolist()
     families, known = _evidence(transformer, bank, written, common)
+    seconds = _seconds(transformer, common, aside[0], one)
     tried, best = [], (-float("inf"), "", CHECKS[0])
     for name, rules in families.items():
-        short, rest = common.ids.tolist() if name == "gap" else None, known[name]
-        check = _check_layers(transformer, bank, rules, rest, short, aside[0], one)
+        check = _check_seconds(transformer, bank, rules, known[name], short, aside[0])
         for checks in CHECKS:
-            _, exits = _boldest(rules, rest.at(checks), AGREEMENT)
+            _, exits = _boldest(rules, known[name].at(checks), AGREEMENT)
             asked = sum(int((exits.layer >= layer).sum()) for layer in checks) / len(exits.layer)
+            left = (exits.layer < transformer.n_layers).double().mean().item()
+            gain = exits.saved * seconds["block"] + left * (seconds["head"] - seconds["few"])
             tried.append(
                 {
                     "rule": name, "checks": list(checks), "layers_saved": exits.saved,
-                    "agreement": exits.agreement, "checks_in_layers": asked * check,
+                    "left_early": left, "agreement": exits.agreement,
+                    "seconds_saved": gain, "seconds_of_checks": asked * check,
                 }
             )  # fmt: skip
-            best = max(best, (exits.saved - asked * check, name, checks))
+            best = max(best, (gain - asked * check, name, checks))
     _, name, checks = best
-    short, rest = common.ids.tolist() if name == "gap" else None, known[name]
     live: list[dict[str, Any]] = []
-    kept: list[tuple[float, Rule, Policy]] = [(0.0, Never(), POLICIES[0])]
-    for policy in POLICIES:
-        for wanted in BOLDNESS:
-            rule, exits = _boldest(families[name], rest.at(checks), wanted)
-            made = decoder(
-                bank, transformer=transformer, rule=rule, checks=checks, policy=policy,
-                shortlist=short, compare=True,
-            )  # fmt: skip
-            accounts = [_write(transformer, made, ids) for ids in aside]
-            agreed = sum(account.agreement for account in accounts) / len(accounts)
-            rate = len(aside) * TOKENS / sum(one.prompt_seconds + one.seconds for one in accounts)
-            live.append(
-                {
-                    "policy": policy, "replay": exits.agreement, "layers_saved": exits.saved,
-                    "live": agreed, "tokens_per_second": rate,
-                }
-            )  # fmt: skip
-            if agreed >= AGREEMENT:
-                kept.append((rate, rule, policy))
-                break
-    _, rule, policy = max(kept, key=lambda one: one[0])
-    return Chosen(rule, policy, checks, short, tried, live)
+    for wanted in BOLDNESS:
+        rule, exits = _boldest(families[name], known[name].at(checks), wanted)
+        made = decoder(
+            bank, transformer=transformer, rule=rule, checks=checks, shortlist=short,
+            head="shortlist", compare=True,
+        )  # fmt: skip
+        accounts = [_write(transformer, made, ids) for ids in aside]
+        agreed = sum(account.agreement for account in accounts) / len(accounts)
+        live.append({"replay": exits.agreement, "layers_saved": exits.saved, "live": agreed})
+        if agreed >= AGREEMENT:
+            break
+    else:
+        rule = Never()
+    return Chosen(rule, checks, short, seconds, tried, live)
 
 
 def _written(transformer: Transformer, documents: list[torch.Tensor]) -> list[Example]:
@@ -148,14 +142,14 @@ def _evidence(
         seen.saturation["mat"].rows(learning), SomeStates(seen.states, learning),
         choice=Choice(tasks=2, limit=3000, seed=0),
     )  # fmt: skip
-    rest = probe.attach(whole.rows(others), SomeStates(seen.states, others))
+    short = seen.evidence["short"].rows(others)
+    rest = probe.attach(short, SomeStates(seen.states, others))
     length = 1 + whole.position.double().mean().item()
     families = {
         "task": family(Task, probe=probe), "similarity": family(Similarity),
         "gap": family(Gap, length=length),
     }  # fmt: skip
-    short = seen.evidence["short"].rows(others)
-    return families, {"task": rest, "similarity": rest, "gap": short}
+    return families, {"task": rest, "similarity": short, "gap": short}
 
 
 class _Short(Lens):
@@ -174,29 +168,46 @@ class _Short(Lens):
         return made
 
 
-def _check_layers(
+def _seconds(
+    transformer: Transformer, common: Shortlist, ids: torch.Tensor, one: float
+) -> dict[str, float]:
+    """Of a block, of the head, of the head for common tokens: one row, caches cold after a pass."""
+    ways = {"head": transformer.logits, "few": common.logits}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    h = torch.randn(1, transformer.d_model, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        for _ in range(20):
+            for name, head in ways.items():
+                transformer.see({"input_ids": ids[:, :1]}, layers=[transformer.n_layers])
+                started = time.perf_counter()
+                head(h)
+                times[name].append(time.perf_counter() - started)
+    made = {name: median(values) for name, values in times.items()}
+    return {"block": (one - made["head"]) / transformer.n_layers, **made}
+
+
+def _check_seconds(
     transformer: Transformer,
     bank: ShortcutBank,
     rules: Family,
     rest: Evidence,
-    short: list[int] | None,
+    short: list[int],
     ids: torch.Tensor,
-    one: float,
 ) -> float:
-    """What a check costs in layers: the loop with a rule that is asked often and never exits."""
+    """What a check costs: the loop with a rule that is asked often and never exits."""
     swept = sweep(rules, rest, n=400)
     never = next(k for n, k in enumerate(swept.knobs) if swept.exits(n).saved == 0)
     checks = range(transformer.n_layers // 2, transformer.n_layers)
     asked = decoder(
-        bank, transformer=transformer, rule=rules.at(never), checks=checks, shortlist=short
-    )
+        bank, transformer=transformer, rule=rules.at(never), checks=checks, shortlist=short,
+        packed=False,
+    )  # fmt: skip
     plain = decoder(bank, transformer=transformer, rule=Never())
     times: dict[bool, list[float]] = {True: [], False: []}
-    for turn in range(6):
+    for turn in range(12):
         account = _write(transformer, asked if turn % 2 else plain, ids, 24)
         times[bool(turn % 2)].append(account.seconds / 23)
-    per_check = (median(times[True]) - median(times[False])) / len(checks)
-    return max(0.0, per_check) * transformer.n_layers / one
+    return max(0.0, median(times[True]) - median(times[False])) / len(checks)
 
 
 def _write(transformer: Transformer, made: Any, ids: torch.Tensor, tokens: int = TOKENS) -> Any:

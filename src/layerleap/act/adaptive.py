@@ -21,6 +21,7 @@ from torch import Tensor
 from layerleap.act.account import Account
 from layerleap.act.choose import Choice, Processor
 from layerleap.act.look import Looks
+from layerleap.act.shortlist import Shortlist
 from layerleap.models.transformer import Transformer
 from layerleap.models.walk import Carry, Walk
 from layerleap.read.lens import Lens, chunks
@@ -53,6 +54,7 @@ def adapt(
     lens: Lens,
     checks: Sequence[int],
     policy: Policy = "recompute",
+    shortlist: Shortlist | None = None,
 ) -> None:
     """Write until the chooser is finished; the prompt is run in full.
 
@@ -64,6 +66,7 @@ def adapt(
         lens: reads a state where it leaves.
         checks: layers at which the rule is asked.
         policy: what is done about layers that a token skips.
+        shortlist: what a token that leaves early is chosen from; None reads the whole head.
     """
     carry, transformer = carry_of(policy, lens), walk.transformer
     ran = walk.run(choice.text[walk.length :])
@@ -74,16 +77,19 @@ def adapt(
         look = looks(walk.length)
         ran = walk.run([token], watch=look, checks=checks, carry=carry)
         account.reading = ran.layer
-        token = choice(_logits(lens, look, ran.h[-1:], ran.layer))
+        token = choice(_logits(lens, look, ran.h[-1:], ran.layer, shortlist))
         account.passed(tokens=1, layer=ran.layer)
     if walk.waiting:
         walk.run([])  # so that the cache is whole, whoever uses it next
         account.closed()
 
 
-def _logits(lens: Lens, look: Looks, h: Tensor, layer: int) -> Tensor:
+def _logits(lens: Lens, look: Looks, h: Tensor, layer: int, shortlist: Shortlist | None) -> Tensor:
     if layer == lens.transformer.n_layers:
         return lens.transformer.logits(h)[0]
+    if shortlist is not None:
+        few = look.few if look.few is not None else shortlist.logits(lens.map(layer)(h))
+        return shortlist.spread(few)[0]
     if look.logits is not None:
         return look.logits[0]
     return lens.logits(h, layer)[0]

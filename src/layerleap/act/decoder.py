@@ -41,6 +41,7 @@ from layerleap.read.lens import Lens
 from layerleap.stream.examples import longest_input
 
 Drafts = Literal["table", "lookup", "early"]
+Head = Literal["whole", "shortlist"]
 WIDE = (torch.float32, torch.float64)  # in which passes of several tokens round alike enough
 
 
@@ -55,6 +56,7 @@ class Decoder:
         checks: Collection[int] | None = None,
         policy: Policy = "recompute",
         shortlist: Collection[int] | None = None,
+        head: Head = "whole",
         drafts: Sequence[Drafts] = ("table", "lookup"),
         draft_layer: int | None = None,
         most_nodes: int = MOST,
@@ -73,8 +75,10 @@ class Decoder:
             rule: when a token has been carried far enough; None decodes exactly.
             checks: layers at which the rule is asked; all below the last when None.
             policy: what is done about layers that a token skips: recompute, propagate, shortcut.
-            shortlist: tokens that a rule's readings are restricted to; all when None. The token
-                itself is always read with the whole head.
+            shortlist: tokens that a rule's readings are restricted to; all when None.
+            head: what a token that leaves early is read with: the "whole" head, or the "shortlist"
+                alone, which in a small model of many tokens saves more than the layers do. A
+                token at full depth is always read with the whole head.
             drafts: where exact decoding takes its guesses from: "table" (what follows a token by
                 itself, through the bank), "lookup" (what followed the same tokens earlier in the
                 text), or "early" alone (what layer `draft_layer` reads, its work being shared).
@@ -82,8 +86,9 @@ class Decoder:
             most_nodes: tokens that a pass may hold.
             strict: in dtypes narrower than float32, where passes over several tokens round
                 otherwise, take one token at a time: identical, and no faster.
-            packed: where it is quicker, let exact decoding hold a second copy of the weights,
-                laid out for passes over a few tokens (float32 on CPUs, if memory allows).
+            packed: where it is quicker, hold a second copy of the weights, laid out for passes
+                over a few tokens: those of exact decoding, and of layers that a token skipped and
+                that are run along with the next (float32 on CPUs, if memory allows).
             compare: afterwards, hold every token against the full model (one more pass over the
                 text), so that the account tells the agreement.
             transformer: the wrapped model, if there is one already; wrapping takes a second.
@@ -91,7 +96,7 @@ class Decoder:
             table: of followers; made as tokens come when None.
         """
         self.bank, self.rule, self.policy = bank, rule, policy
-        self.checks, self.shortlist_ids = checks, shortlist
+        self.checks, self.shortlist_ids, self.head = checks, shortlist, head
         self.drafts, self.draft_layer, self.most_nodes = tuple(drafts), draft_layer, most_nodes
         self.strict, self.packed, self.compare = strict, packed, compare
         self.accounts: list[Account] = []
@@ -106,11 +111,6 @@ class Decoder:
             raise BadSettings(
                 f"the bank is of type {type(self.bank).__name__}; ShortcutBank.from_pretrained "
                 "makes one of a folder or a name"
-            )
-        if self.rule is not None and not hasattr(self.rule, "stops"):
-            raise BadSettings(
-                f"the rule is of type {type(self.rule).__name__}; one of layerleap.act.rules was "
-                "wanted, such as Similarity(0.98)"
             )
         if self.policy not in POLICIES:
             raise BadSettings(
@@ -129,6 +129,18 @@ class Decoder:
             )
         if self.most_nodes < 1:
             raise BadSettings(f"most_nodes {self.most_nodes}; a pass holds at least one token")
+        self._check_rule()
+
+    def _check_rule(self) -> None:
+        if self.rule is not None and not hasattr(self.rule, "stops"):
+            raise BadSettings(
+                f"the rule is of type {type(self.rule).__name__}; one of layerleap.act.rules was "
+                "wanted, such as Similarity(0.98)"
+            )
+        if self.head not in ("whole", "shortlist"):
+            raise BadSettings(f"head {self.head!r} is unknown; there are: whole, shortlist")
+        if self.head == "shortlist" and self.shortlist_ids is None:
+            raise BadSettings("head 'shortlist' needs a shortlist: ids of likely tokens")
         if self.rule is not None and self.rule.name == "oracle":
             raise BadSettings("the oracle knows the answer beforehand, so it can only be replayed")
         is_task = self.rule is not None and self.rule.name == "task"
@@ -190,8 +202,7 @@ class Decoder:
             None if self.rule is None else self.policy,
         )  # fmt: skip
         self.writing = account
-        sizes = ready.drafter.cost.packed
-        walk = Walk(transformer, ready.axes, packed=ready.packed, sizes=sizes)
+        walk = Walk(transformer, ready.axes, packed=ready.packed, sizes=ready.sizes)
         if cache is not None and (held := cache.get_seq_length()):
             walk.take(choice.text[:held], cache)
             if held >= n_prompt:
@@ -215,7 +226,7 @@ class Decoder:
             )  # fmt: skip
             adapt(
                 walk, choice, looks, account, lens=ready.lens, checks=ready.checks,
-                policy=self.policy,
+                policy=self.policy, shortlist=ready.shortlist if self.head != "whole" else None,
             )  # fmt: skip
         elif "early" in self.drafts and not self._one_by_one(ready.transformer):
             assert self.draft_layer is not None
@@ -274,20 +285,26 @@ class _Ready:
         short = decoder.shortlist_ids
         self.shortlist = None if short is None else Shortlist(self.transformer, short)
         self.packed: Packed | None = None
+        self.sizes: tuple[int, ...] = ()  # of passes that use the packed weights
         self.drafter = self._drafter(decoder)
 
     def _drafter(self, decoder: Decoder) -> Drafter:
-        is_single = decoder._one_by_one(self.transformer)
-        if decoder.rule is not None or is_single or decoder.most_nodes == 1:
+        is_single = decoder._one_by_one(self.transformer) or decoder.most_nodes == 1
+        is_exact = decoder.rule is None and not is_single
+        waits = bool(self.checks) and decoder.policy == "recompute"
+        if decoder.packed and (is_exact or waits):
+            self.packed = Packed.of(self.transformer.model)
+        cost = None
+        if is_exact or self.packed is not None:
+            cost = decoder._cost or measure_passes(self.transformer, self.packed)
+            self.sizes = cost.packed
+        if not self.sizes:
+            self.packed = None  # not worth their memory
+        if not is_exact or cost is None:
             return _no_guesses()
         table = None
         if "table" in decoder.drafts and decoder.bank is not None:
             table = decoder._table or DraftTable(self.lens)
-        if decoder.packed:
-            self.packed = Packed.of(self.transformer.model)
-        cost = decoder._cost or measure_passes(self.transformer, self.packed)
-        if not cost.packed:
-            self.packed = None  # not worth their memory
         return Drafter(
             cost, table,
             lookup="lookup" in decoder.drafts, branches=self.axes.branches,

@@ -40,7 +40,9 @@ class Looks:
         self.lens, self.rule, self.position, self.shortlist = lens, rule, position, shortlist
         self.extra = extra or {}
         self.layers: list[int] = []
-        self.logits: Tensor | None = None  # of the last layer checked, if the whole head was used
+        # Of the last layer checked, if they had to be made: of all tokens, or of the shortlist's.
+        self.logits: Tensor | None = None
+        self.few: Tensor | None = None
         self._columns: dict[str, list[Tensor]] = {name: [] for name in COLUMNS}
         self._extra: dict[str, list[Tensor]] = {name: [] for name in (*self.extra, "size")}
 
@@ -49,7 +51,8 @@ class Looks:
         if self.rule.needs == "state":
             return self._glance(layer, before, h)
         self.layers.append(layer)
-        self.logits, nothing = None, torch.full((1,), torch.nan)
+        self.logits = self.few = None
+        nothing = torch.full((1,), torch.nan)
         found = dict.fromkeys(COLUMNS, nothing) | {"top": torch.full((1,), -1)}
         sizes = nothing
         if self.rule.needs == "reading":
@@ -84,7 +87,8 @@ class Looks:
             seen = Distribution(self.logits)
             top = seen.top
         else:
-            seen = Distribution(self.shortlist.logits(state))
+            self.few = self.shortlist.logits(state)
+            seen = Distribution(self.few)
             top = self.shortlist.ids[seen.top.cpu().long()]
         return {
             "top": top.cpu(), "p1": seen.p1.cpu(), 

@@ -1,7 +1,8 @@
 """The head restricted to likely tokens: a glance that costs a fraction of the whole.
 
 In: a wrapped model and some token ids. Out: logits of these tokens alone, the same numbers that
-the whole head gives for them. The exact head is then needed only where a row leaves.
+the whole head gives for them. The exact head is then needed only where a row leaves, or not even
+there, if a token outside the list may be missed.
 """
 
 from collections import Counter
@@ -64,3 +65,11 @@ class Shortlist:
             else:
                 value = self.transformer.apply(step, value)
         return value.reshape(len(h), len(self.ids))
+
+    def spread(self, few: Tensor) -> Tensor:
+        """Logits as wide as the vocabulary, from those of the list: other tokens cannot be.
+
+        (row, len(ids)) -> (row, d_vocab)
+        """
+        made = few.new_full((len(few), self.transformer.d_vocab), -torch.inf)
+        return made.index_copy_(1, self.ids.to(few.device), few)
