@@ -61,7 +61,7 @@ def run(*, smoke: bool) -> list[Row]:
     bank = default_bank(transformer)
     prompts = _prompts(transformer, per_set)
     apart: dict[str, list[torch.Tensor]] = {}
-    for name, ids in _prompts(transformer, per_set + (9 if smoke else 30)):
+    for name, ids in _prompts(transformer, per_set + (11 if smoke else 30)):
         if not any(torch.equal(ids, known) for _, known in prompts):
             apart.setdefault(name, []).append(ids)
     decoders, setup = _decoders(transformer, bank, apart, smoke)
@@ -125,7 +125,7 @@ def _decoders(
         **{
             name: decoder(
                 bank, transformer=transformer, rule=early.rule, checks=early.checks,
-                shortlist=early.shortlist, head=head, cost=cost, compare=True,
+                shortlist=early.shortlist, head=head, compare=True,
             )
             for name, head in EARLY.items()
         },
@@ -217,10 +217,11 @@ def _rows(
     # What would have to be saved for the clock to stand still, if exits cost what they do now.
     saved = transformer.n_layers - sum(account.mean_layer for account in left) / len(left)
     lost = transformer.n_layers * (speed["loop inside"] / speed["early"] - 1)
+    agreement = sum(account.agreement for account in left) / len(left)
     agreed = {
         "layers_saved": saved,
         "layers_needed": saved + lost,
-        "agreement": sum(account.agreement for account in left) / len(left),
+        "agreement": agreement,
         "mean_layer": sum(account.mean_layer for account in left) / len(left),
         "whole_head": speed["early, whole head"],
         **setup["early"],
@@ -232,6 +233,7 @@ def _rows(
         Row("loop_over_generate", speed["loop"], speed["generate"], unit, 1.0, ">="),
         Row("early_over_loop", speed["early"], speed["loop inside"], unit, 1.0, ">=",
             detail=agreed),
+        Row("early_agreement", agreement, None, "share of tokens", 0.95, ">=", judged="ours"),
     ]  # fmt: skip
 
 

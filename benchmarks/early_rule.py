@@ -31,10 +31,11 @@ from layerleap.stream.examples import Batch, Example, collate
 from layerleap.study.saturated_rows import SomeStates, numbers, see
 
 AGREEMENT = 0.95
-BOLDNESS = (0.95, 0.965, 0.98, 0.99)  # agreements in replay, tried live until one agrees enough
+# Agreements in replay, tried live until one agrees enough even a standard error below its mean.
+BOLDNESS = (0.95, 0.965, 0.975, 0.985)
 CHECKS = ((20,), (22,), (24,), (26,), (28,), (20, 24), (22, 26), (20, 24, 28))
 NO_CHANCE = -1e4  # a logit; not minus infinity, whose entropy is not a number
-TOKENS, PER_BATCH, COMMON, LIVE = 96, 16, 2048, 3
+TOKENS, PER_BATCH, COMMON, LIVE = 96, 16, 2048, 5
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,17 @@ def early_rule(
             bank, transformer=transformer, rule=rule, checks=checks, shortlist=short,
             head="shortlist", compare=True,
         )  # fmt: skip
-        accounts = [_write(transformer, made, ids) for ids in aside]
-        agreed = sum(account.agreement for account in accounts) / len(accounts)
-        live.append({"replay": exits.agreement, "layers_saved": exits.saved, "live": agreed})
-        if agreed >= AGREEMENT:
+        agreed = torch.tensor([_write(transformer, made, ids).agreement for ids in aside])
+        error = agreed.std().item() / len(agreed) ** 0.5
+        live.append(
+            {
+                "replay": exits.agreement,
+                "layers_saved": exits.saved,
+                "live": agreed.mean().item(),
+                "error": error,
+            }
+        )
+        if agreed.mean().item() - error >= AGREEMENT:
             break
     else:
         rule = Never()
@@ -199,8 +207,7 @@ def _check_seconds(
     never = next(k for n, k in enumerate(swept.knobs) if swept.exits(n).saved == 0)
     checks = range(transformer.n_layers // 2, transformer.n_layers)
     asked = decoder(
-        bank, transformer=transformer, rule=rules.at(never), checks=checks, shortlist=short,
-        packed=False,
+        bank, transformer=transformer, rule=rules.at(never), checks=checks, shortlist=short
     )  # fmt: skip
     plain = decoder(bank, transformer=transformer, rule=Never())
     times: dict[bool, list[float]] = {True: [], False: []}

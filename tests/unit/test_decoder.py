@@ -101,21 +101,6 @@ def test_recomputed_keys_are_those_of_the_full_model(llama):
         torch.testing.assert_close(ours.values, theirs.values)
 
 
-def test_recomputed_keys_stay_those_of_the_full_model_with_packed_weights():
-    transformer = Transformer.wrap(build("llama", num_hidden_layers=5))  # float32: can be packed
-    transformer.model.generation_config.eos_token_id = None
-    every = PassCost((1, 2, 4, 8), (1.0, 1.01, 1.02, 1.04), packed=tuple(range(2, 9)))
-    # Exits of every other token on average, so that rows wait and are run along with others.
-    decoding = decoder(None, rule=Similarity(0.95), transformer=transformer, cost=every)
-    found = write(transformer, decoding, return_dict_in_generate=True)
-    assert 1 < decoding.accounts[0].mean_layer < 5
-    assert bool(decoding._prepared.sizes) == torch.backends.mkl.is_available()
-    cache = transformer.model(found.sequences[:, :-1], use_cache=True).past_key_values
-    for ours, theirs in zip(found.past_key_values.layers, cache.layers, strict=True):
-        torch.testing.assert_close(ours.keys, theirs.keys)
-        torch.testing.assert_close(ours.values, theirs.values)
-
-
 @pytest.mark.parametrize("rule", [Similarity(0.9), TopProbability(0.1)], ids=lambda rule: rule.name)
 def test_tokens_that_leave_early_may_be_read_from_a_shortlist_alone(llama, rule):
     transformer, bank = llama

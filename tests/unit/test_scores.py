@@ -23,6 +23,7 @@ from layerleap.read.scores import (
     Quality,
     Scores,
     TailCheck,
+    check_tail,
     score,
 )
 from layerleap.recipes import collect, fit_bank
@@ -282,6 +283,25 @@ def test_the_tail_is_checked_against_the_models_own_logits_on_the_text_itself(ca
     assert check.rows == sum(len(batch.documents) for batch in batches[::CHECK_EVERY])
     assert check.agreement == 1
     assert 0 < check.gap < 1e-3
+
+
+def test_what_is_checked_fits_into_one_chunk_of_logits_however_large_the_batch(case, monkeypatch):
+    transformer, *_ = case
+    (batch,) = iter_batches(transformer, examples_of(transformer), tokens_per_batch=10**6)
+    seen = []
+    see = transformer.see
+    monkeypatch.setattr(
+        type(transformer), "see", lambda _, inputs, **k: seen.append(inputs) or see(inputs, **k)
+    )
+    monkeypatch.setattr(lens_module, "ENTRIES", 2 * transformer.d_vocab * batch.keep.shape[1])
+    check = TailCheck()
+    check_tail(transformer, batch, check)
+    assert [len(inputs["input_ids"]) for inputs in seen] == [2]
+    assert check.rows == int(batch.keep[batch.keep.any(1)][:2].sum()) > 0
+    assert check.agreement == 1
+    batch.keep[:] = False
+    check_tail(transformer, batch, check)
+    assert len(seen) == 1  # nothing is read, so there is nothing to check
 
 
 def test_a_tail_that_is_not_the_models_is_refused(case):

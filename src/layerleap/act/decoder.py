@@ -86,9 +86,8 @@ class Decoder:
             most_nodes: tokens that a pass may hold.
             strict: in dtypes narrower than float32, where passes over several tokens round
                 otherwise, take one token at a time: identical, and no faster.
-            packed: where it is quicker, hold a second copy of the weights, laid out for passes
-                over a few tokens: those of exact decoding, and of layers that a token skipped and
-                that are run along with the next (float32 on CPUs, if memory allows).
+            packed: where it is quicker, let exact decoding hold a second copy of the weights,
+                laid out for passes over a few tokens (float32 on CPUs, if memory allows).
             compare: afterwards, hold every token against the full model (one more pass over the
                 text), so that the account tells the agreement.
             transformer: the wrapped model, if there is one already; wrapping takes a second.
@@ -202,7 +201,8 @@ class Decoder:
             None if self.rule is None else self.policy,
         )  # fmt: skip
         self.writing = account
-        walk = Walk(transformer, ready.axes, packed=ready.packed, sizes=ready.sizes)
+        sizes = ready.drafter.cost.packed
+        walk = Walk(transformer, ready.axes, packed=ready.packed, sizes=sizes)
         if cache is not None and (held := cache.get_seq_length()):
             walk.take(choice.text[:held], cache)
             if held >= n_prompt:
@@ -285,26 +285,20 @@ class _Ready:
         short = decoder.shortlist_ids
         self.shortlist = None if short is None else Shortlist(self.transformer, short)
         self.packed: Packed | None = None
-        self.sizes: tuple[int, ...] = ()  # of passes that use the packed weights
         self.drafter = self._drafter(decoder)
 
     def _drafter(self, decoder: Decoder) -> Drafter:
-        is_single = decoder._one_by_one(self.transformer) or decoder.most_nodes == 1
-        is_exact = decoder.rule is None and not is_single
-        waits = bool(self.checks) and decoder.policy == "recompute"
-        if decoder.packed and (is_exact or waits):
-            self.packed = Packed.of(self.transformer.model)
-        cost = None
-        if is_exact or self.packed is not None:
-            cost = decoder._cost or measure_passes(self.transformer, self.packed)
-            self.sizes = cost.packed
-        if not self.sizes:
-            self.packed = None  # not worth their memory
-        if not is_exact or cost is None:
+        is_single = decoder._one_by_one(self.transformer)
+        if decoder.rule is not None or is_single or decoder.most_nodes == 1:
             return _no_guesses()
         table = None
         if "table" in decoder.drafts and decoder.bank is not None:
             table = decoder._table or DraftTable(self.lens)
+        if decoder.packed:
+            self.packed = Packed.of(self.transformer.model)
+        cost = decoder._cost or measure_passes(self.transformer, self.packed)
+        if not cost.packed:
+            self.packed = None  # not worth their memory
         return Drafter(
             cost, table,
             lookup="lookup" in decoder.drafts, branches=self.axes.branches,

@@ -130,12 +130,9 @@ def saturate(
     check, texts = TailCheck(), 0
     origins: list[tuple[Tensor, Tensor, Tensor]] = []
     for number, batch in enumerate(batches):
-        to_the_end = number % CHECK_EVERY == 0
-        seen = transformer.see(batch.inputs, keep=batch.keep, logits=to_the_end)
-        if seen.logits is not None:
-            own = _kept(seen.logits, batch.keep)
-            check_tail(transformer, own, seen.states[transformer.n_layers], check)
-            check.require(rows=100)  # a handful of rows must not decide it
+        if number % CHECK_EVERY == 0:
+            check_tail(transformer, batch, check)
+        seen = transformer.see(batch.inputs, keep=batch.keep)
         if keep_states is not None:
             keep_states(seen.states, batch)
         origins.append((_gold(transformer, batch), batch.documents, batch.positions))
@@ -219,12 +216,6 @@ def finite_top(logits: Tensor, k: int, reader: str, layer: int) -> Tensor:
             f"{len(bad)} rows; look for a dtype too narrow, or a map fitted on too few rows"
         )
     return ids.cpu()
-
-
-def _kept(logits: Tensor, keep: Tensor) -> Tensor:
-    """The model's logits at the kept rows; a class model has one set for a whole input."""
-    keep = keep.to(logits.device)
-    return logits[keep.nonzero()[:, 0]] if logits.dim() == 2 else logits[keep]
 
 
 def _gold(transformer: Transformer, batch: Batch) -> Tensor:

@@ -23,6 +23,7 @@ from layerleap.memory import give_back
 from layerleap.models.rerun import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.read import lens as budget
 from layerleap.read.lens import Lens, chunks
 from layerleap.read.metrics import finite
 from layerleap.read.quality import GROUPS, Quality
@@ -158,12 +159,9 @@ def score(
     documents: list[Tensor] = []
     positions: list[Tensor] = []
     for number, batch in enumerate(batches):
-        to_the_end = number % CHECK_EVERY == 0
-        states, logits = _states(transformer, batch, to_the_end, also)
-        if logits is not None:
-            own = logits[batch.keep.to(logits.device)]
-            check_tail(transformer, own, states[transformer.n_layers], check)
-            check.require(rows=100)  # a handful of rows must not decide it
+        if number % CHECK_EVERY == 0:
+            check_tail(transformer, batch, check)
+        states = _states(transformer, batch, also)
         documents.append(batch.documents)
         positions.append(batch.positions)
         if quality is not None:
@@ -184,35 +182,40 @@ def score(
 
 
 def _states(
-    transformer: Transformer,
-    batch: Batch,
-    logits: bool,
-    also: Callable[[Recording, Batch], object] | None,
-) -> tuple[dict[int, Tensor], Tensor | None]:
-    """The kept rows of every layer, and if asked for the model's own logits; one forward pass."""
+    transformer: Transformer, batch: Batch, also: Callable[[Recording, Batch], object] | None
+) -> dict[int, Tensor]:
+    """The kept rows of every layer, from one forward pass."""
     if also is None:
-        seen = transformer.see(batch.inputs, keep=batch.keep, logits=logits)
-        return seen.states, _by_position(seen.logits, batch)
-    recording = record(transformer, batch.inputs, logits=logits)
+        return transformer.see(batch.inputs, keep=batch.keep).states
+    recording = record(transformer, batch.inputs)
     also(recording, batch)
-    return recording.rows(batch.keep), _by_position(recording.logits, batch)
-
-
-def _by_position(logits: Tensor | None, batch: Batch) -> Tensor | None:
-    """Logits for every position; a class model has one set for a whole input."""
-    if logits is None or logits.dim() == 3:
-        return logits
-    return logits[:, None].expand(-1, batch.keep.shape[1], -1)
+    return recording.rows(batch.keep)
 
 
 def _way(name: str, lens: Lens) -> Way:
     return Way(f"lens {name!r} ({lens.name})", lambda rows, layer: lens.map(layer)(rows[layer]))
 
 
-def check_tail(transformer: Transformer, own: Tensor, last: Tensor, check: TailCheck) -> None:
-    """Compare the model's own logits with the tail of the last states, a few rows at a time."""
+@torch.no_grad()
+def check_tail(transformer: Transformer, batch: Batch, check: TailCheck) -> None:
+    """Compare the model's own logits with the tail of the last states, on some texts of a batch.
+
+    A model makes logits of all positions at once, so there are as many texts as one chunk of
+    logits has room for (one at least): memory must not hang on which batch is checked.
+    """
+    read = batch.keep.any(1)
+    if not read.any():
+        return
+    room = budget.ENTRIES // (transformer.d_vocab * batch.keep.shape[1])
+    few = batch.texts(read & (read.cumsum(0) <= max(1, room)))
+    last = transformer.n_layers
+    seen = transformer.see(few.inputs, keep=few.keep, layers=[last], logits=True)
+    assert seen.logits is not None
+    own = seen.logits  # of every position, or in a class model of the whole input
+    own = own[few.keep.to(own.device)] if own.dim() == 3 else own[few.keep.nonzero()[:, 0]]
     for rows in chunks(len(own), transformer.d_vocab):
-        check.add(own[rows], transformer.logits(last[rows]))
+        check.add(own[rows], transformer.logits(seen.states[last][rows]))
+    check.require(rows=100)  # a handful of rows must not decide it
 
 
 def _cosines(h: Mapping[int, Tensor]) -> Tensor:
