@@ -22,16 +22,17 @@ from layerleap.act.account import Account, Exactness
 from layerleap.act.adaptive import POLICIES, Policy, adapt, agreements
 from layerleap.act.choose import Choice
 from layerleap.act.draft_table import DraftTable
-from layerleap.act.draft_tree import MOST, Drafter
+from layerleap.act.draft_tree import ABREAST, MOST, Drafter
 from layerleap.act.look import Looks
 from layerleap.act.pass_cost import PassCost, measure_passes
-from layerleap.act.request import check, check_positions, check_rows, padding, result
+from layerleap.act.request import check, check_positions, check_rows, grows, padding, result
 from layerleap.act.rules import Rule
 from layerleap.act.shortlist import Shortlist
-from layerleap.act.speculate import speculate, speculate_early
+from layerleap.act.speculate import speculate, speculate_abreast, speculate_early
 from layerleap.act.task_probe import TaskProbe
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
+from layerleap.models.abreast import Abreast
 from layerleap.models.packed import Packed
 from layerleap.models.probe import vocabulary_size
 from layerleap.models.transformer import Transformer
@@ -177,8 +178,12 @@ class Decoder:
                 keep_scores=bool(config.return_dict_in_generate and config.output_scores),
                 keep_logits=bool(config.return_dict_in_generate and config.output_logits),
             )  # fmt: skip
-            walk = self._write(ready, choice, config.max_length, cache, logits_processor)
             choices.append(choice)
+        if self._goes_abreast(ready, choices, cache):
+            self._write_abreast(ready, choices, config.max_length)
+        else:
+            for choice in choices:
+                walk = self._write(ready, choice, config.max_length, cache, logits_processor)
         if streamer is not None:
             streamer.end()
         return result(input_ids, choices, walk, config, cache)
@@ -188,19 +193,46 @@ class Decoder:
             self._prepared = _Ready(self, model)
         return self._prepared
 
-    def _write(
-        self, ready: "_Ready", choice: Choice, max_length: int, cache: Cache | None, processor: Any
-    ) -> Walk:
+    def _begin(self, ready: "_Ready", choice: Choice, max_length: int) -> Account:
+        """The account of a text; refuses one that is too long."""
         transformer, n_prompt = ready.transformer, len(choice.text)
         limit = longest_input(transformer)
         if n_prompt > limit:
             raise BadText(f"the prompt has {n_prompt} tokens; this model reads at most {limit}")
         check_positions(transformer.model.config, n_prompt, max_length)
-        account = Account(
+        return Account(
             transformer.n_layers, self._exactness(transformer), max_length - choice.ids.shape[1],
             None if self.rule is None else self.policy,
         )  # fmt: skip
-        self.writing = account
+
+    def _goes_abreast(
+        self, ready: "_Ready", choices: Sequence[Choice], cache: Cache | None
+    ) -> bool:
+        """True if several texts can share their passes: exactly, and from their beginnings."""
+        is_begun = cache is not None and bool(cache.get_seq_length())
+        is_alone = len(choices) == 1 or self.rule is not None or "early" in self.drafts
+        if is_alone or is_begun or self._one_by_one(ready.transformer):
+            return False
+        return ready.axes.abreast and not grows(ready.transformer.model.config)
+
+    def _write_abreast(self, ready: "_Ready", choices: Sequence[Choice], max_length: int) -> None:
+        for start in range(0, len(choices), ABREAST):
+            some = choices[start : start + ABREAST]
+            accounts = [self._begin(ready, choice, max_length) for choice in some]
+            walk = Abreast(ready.transformer, ready.axes, packed=ready.packed,
+                           sizes=ready.drafter.cost.packed)  # fmt: skip
+            with walk, torch.inference_mode():
+                speculate_abreast(
+                    walk, some, ready.drafter, accounts,
+                    most_length=longest_input(ready.transformer),
+                )  # fmt: skip
+            self.accounts += accounts
+
+    def _write(
+        self, ready: "_Ready", choice: Choice, max_length: int, cache: Cache | None, processor: Any
+    ) -> Walk:
+        transformer, n_prompt = ready.transformer, len(choice.text)
+        self.writing = account = self._begin(ready, choice, max_length)
         sizes = ready.drafter.cost.packed
         walk = Walk(transformer, ready.axes, packed=ready.packed, sizes=sizes)
         if cache is not None and (held := cache.get_seq_length()):
@@ -208,7 +240,7 @@ class Decoder:
             if held >= n_prompt:
                 walk.cut(n_prompt - 1)  # the last token is run again: its logits are wanted
         with walk, torch.inference_mode():  # a tenth faster than without gradients alone
-            self._decode(ready, walk, choice, account, limit)
+            self._decode(ready, walk, choice, account, longest_input(transformer))
         if self.compare and self.rule is not None and not choice.sample:
             found = agreements(transformer, choice, deepcopy(processor))
             account.compare(sum(found), len(found))

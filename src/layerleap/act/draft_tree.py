@@ -12,6 +12,7 @@ import heapq
 import math
 import sys
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -21,6 +22,7 @@ from layerleap.act.pass_cost import PassCost
 from layerleap.models.tree import Tree
 
 MOST = 32  # nodes at most, beyond which passes were not measured
+ABREAST = 8  # texts in one pass: each looks past the keys of the others, which takes time too
 WEIGHT = 4.0  # guesses that the chance assumed at first is worth
 DEEPEST = 10  # tokens that a lookup is followed for
 LOOKED_UP = {2: 0.35, 3: 0.5, 4: 0.6}  # chance assumed at first, by tokens that matched
@@ -68,6 +70,14 @@ class _Guess:
     matched: int = field(compare=False, default=0)
 
 
+@dataclass
+class Beside:
+    """What else a pass holds: tokens of other texts, and how many of them are expected to stay."""
+
+    nodes: int = 0
+    expected: float = 0.0
+
+
 class Drafter:
     """Draws trees for one text after another, and learns which guesses are right."""
 
@@ -94,7 +104,7 @@ class Drafter:
         self._d_vocab = d_vocab or sys.maxsize
         self.cost, self.table, self.chances = cost, table, Chances()
         self.branches, self.most, self._looks = branches, most, lookup
-        self._seconds = [cost.of(n) for n in range(1, most + 1)]
+        self._seconds = [cost.of(n) for n in range(1, ABREAST * most + 1)]
         self.lookup = Lookup()
         self._said: dict[tuple[int, ...], int] = {}  # after one token or two: the model's choice
 
@@ -109,13 +119,22 @@ class Drafter:
         if self._looks:
             self.lookup.add(token)
 
-    def draw(self, token: int, room: int) -> Drafted:
+    def twin(self) -> "Drafter":
+        """For another text at the same time; what either learns, both know."""
+        other = copy(self)
+        other.lookup = Lookup()
+        return other
+
+    def draw(self, token: int, room: int, beside: Beside | None = None) -> Drafted:
         """A tree after the text so far.
 
         Args:
             token: the last one of the text, which is certain but has not been run.
             room: how many more tokens the text may get after it.
+            beside: what the pass holds already.
         """
+        beside = beside or Beside()
+        seconds = self._seconds[beside.nodes : beside.nodes + self.most]
         ids, parents, chances = [token], [-1], [1.0]
         kinds: list[Kind | None] = [None]
         depth, has_child = [0], [False]
@@ -126,9 +145,10 @@ class Drafter:
         before = self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
         self._follow(waiting, 0, 1.0, token, before)
         taken: dict[tuple[int, int], int] = {}
-        expected, fastest = 1.0, 1 / self._seconds[0]  # tokens, and tokens per second
+        expected = beside.expected + 1.0  # tokens
+        fastest = expected / seconds[0]  # tokens per second
         while waiting and len(ids) < self.most:
-            if not self._may_pay(len(ids), expected, waiting[0].chance, fastest):
+            if not _may_pay(seconds[len(ids) :], expected, waiting[0].chance, fastest):
                 break
             guess = heapq.heappop(waiting)
             if (node := taken.get((guess.parent, guess.token))) is not None:
@@ -147,24 +167,14 @@ class Drafter:
             depth.append(depth[guess.parent] + 1)
             has_child.append(False)
             expected += guess.chance
-            fastest = max(fastest, expected / self._seconds[size])
+            fastest = max(fastest, expected / seconds[size])
             if guess.rest:
                 self._look(waiting, size, guess.chance, guess.rest, guess.matched)
             self._follow(waiting, size, guess.chance, guess.token, ids[guess.parent])
-        best = self._worth(chances)  # likelier nodes came first, so any beginning is a tree
+        best = _worth(
+            chances, beside.expected, seconds
+        )  # likelier nodes came first, so any beginning is a tree
         return _in_rows(ids[:best], parents[:best], kinds[:best], chances[:best])
-
-    def _may_pay(self, size: int, expected: float, likeliest: float, fastest: float) -> bool:
-        """False if no larger tree can be faster, even if all its nodes were that likely."""
-        return any(
-            expected + more * likeliest > fastest * seconds
-            for more, seconds in enumerate(self._seconds[size:], start=1)
-        )
-
-    def _worth(self, chances: Sequence[float]) -> int:
-        """How many nodes make tokens per second largest."""
-        rates = [tokens / s for tokens, s in zip(accumulate(chances), self._seconds, strict=False)]
-        return rates.index(max(rates)) + 1
 
     def _look(
         self, waiting: list[_Guess], parent: int, chance: float, found: Sequence[int], matched: int
@@ -229,6 +239,26 @@ class Drafter:
                 continue
             self._said[token,] = answer
             self._said[tree.ids[parent] if parent >= 0 else before, token] = answer
+
+
+def _may_pay(seconds: Sequence[float], expected: float, likeliest: float, fastest: float) -> bool:
+    """False if no larger tree can be faster, even if all its nodes were that likely.
+
+    Args:
+        seconds: of passes with one node more, two more, ...
+        expected: tokens that the pass gives so far.
+        likeliest: the chance of the next node.
+        fastest: tokens per second of the best size so far.
+    """
+    return any(
+        expected + more * likeliest > fastest * took for more, took in enumerate(seconds, start=1)
+    )
+
+
+def _worth(chances: Sequence[float], others: float, seconds: Sequence[float]) -> int:
+    """How many nodes make tokens per second largest."""
+    rates = [(others + own) / took for own, took in zip(accumulate(chances), seconds, strict=False)]
+    return rates.index(max(rates)) + 1
 
 
 def _in_rows(

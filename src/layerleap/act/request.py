@@ -83,14 +83,23 @@ def check_rows(
 
 def check_positions(config: Any, n_prompt: int, max_length: int) -> None:
     """Refuse rotary positions that would change on the way: keys kept before would be stale."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kind = rope.get("rope_type") if isinstance(rope, Mapping) else None
-    first = isinstance(rope, Mapping) and rope.get("original_max_position_embeddings")
-    if kind in GROWING and first and n_prompt <= first < max_length:
+    rope = _rope(config)
+    first = rope.get("original_max_position_embeddings")
+    if grows(config) and first and n_prompt <= first < max_length:
         raise BadSettings(
-            f"this model's positions ({kind}) change beyond {first} tokens, and the text would "
-            f"grow from {n_prompt} to {max_length}; stay on one side of it"
+            f"this model's positions ({rope['rope_type']}) change beyond {first} tokens, and the "
+            f"text would grow from {n_prompt} to {max_length}; stay on one side of it"
         )
+
+
+def grows(config: Any) -> bool:
+    """True if the positions of a text depend on how long a text is."""
+    return _rope(config).get("rope_type") in GROWING
+
+
+def _rope(config: Any) -> Mapping[str, Any]:
+    found = getattr(config.get_text_config(), "rope_parameters", None)
+    return found if isinstance(found, Mapping) else {}
 
 
 def padding(input_ids: Tensor, config: Any, model_kwargs: Mapping[str, Any]) -> list[int]:

@@ -8,13 +8,15 @@ only decides whether the logits that follow it are at hand already. So the text 
 model alone would write, sampled or not, up to how a pass over several tokens is rounded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from layerleap.act.account import Account
 from layerleap.act.choose import Choice
-from layerleap.act.draft_tree import Drafter
+from layerleap.act.draft_tree import Beside, Drafted, Drafter
+from layerleap.models.abreast import Abreast
 from layerleap.models.probe import vocabulary_size
 from layerleap.models.tree import Tree
 from layerleap.models.walk import Ran, Walk
@@ -58,16 +60,68 @@ def judge(
     Returns the nodes that were right, and by node the token that is likeliest after it.
     """
     logits = walk.transformer.logits(ran.h[len(ran.h) - len(tree) :])
+    path = follow(choice, logits, tree)
+    walk.keep(path, tree)
+    account.passed(tokens=len(path), tried=len(tree) - 1, layer=ran.layer)
+    return path, logits.argmax(-1).tolist()
+
+
+def follow(choice: Choice, logits: Tensor, tree: Tree) -> list[int]:
+    """Choose from the logits of node after node, as long as what is chosen is a node itself."""
     path = [0]
     while True:
         token = choice(logits[path[-1]])
         child = tree.children(path[-1]).get(token)
         if choice.is_finished or child is None:
-            break
+            return path
         path.append(child)
-    walk.keep(path, tree)
-    account.passed(tokens=len(path), tried=len(tree) - 1, layer=ran.layer)
-    return path, logits.argmax(-1).tolist()
+
+
+@torch.no_grad()
+def speculate_abreast(
+    walk: Abreast,
+    choices: Sequence[Choice],
+    drafter: Drafter,
+    accounts: Sequence[Account],
+    *,
+    most_length: int,
+) -> None:
+    """Write several texts at once, until all are finished: one pass serves them all.
+
+    Args:
+        walk: inside its `with`, and empty.
+        choices: the texts so far.
+        drafter: where guesses come from; what it learns of one text serves the others.
+        accounts: note every pass, one for each text.
+        most_length: positions that the model has.
+    """
+    drafters = [drafter.twin() for _ in choices]
+    logits, last = walk.transformer.logits, walk.transformer.n_layers
+    for n, (choice, own) in enumerate(zip(choices, drafters, strict=True)):
+        own.begin(choice.text)
+        read = walk.run_all({n: Tree.chain(choice.text)})[n]
+        walk.keep_all({n: range(len(read))})
+        own.note(choice(logits(read[-1:])[0]))
+        accounts[n].passed(tokens=1, layer=last, is_prompt=True)
+    while still := [n for n, choice in enumerate(choices) if not choice.is_finished]:
+        beside, drafted = Beside(len(still) - 1, len(still) - 1.0), dict[int, Drafted]()
+        for n in still:
+            places = most_length - walk.length_of(n) - 1
+            room = max(0, min(accounts[n].room(len(choices[n].chosen)), places))
+            drafted[n] = drafters[n].draw(choices[n].chosen[-1], room, beside)
+            beside.nodes += len(drafted[n].tree) - 1
+            beside.expected += sum(drafted[n].chances) - 1
+        h = walk.run_all({n: found.tree for n, found in drafted.items()})
+        sizes = [len(found.tree) for found in drafted.values()]
+        rows = dict(zip(h, logits(torch.cat(list(h.values()))).split(sizes), strict=True))
+        paths = dict[int, list[int]]()
+        for n, found in drafted.items():
+            paths[n] = path = follow(choices[n], rows[n], found.tree)
+            accounts[n].passed(tokens=len(path), tried=len(found.tree) - 1, layer=last)
+            drafters[n].learn(found, path, rows[n].argmax(-1).tolist())
+            for token in choices[n].chosen[-len(path) :]:
+                drafters[n].note(token)
+        walk.keep_all(paths)
 
 
 def _choose(walk: Walk, choice: Choice, ran: Ran, tried: int, account: Account) -> int:

@@ -7,8 +7,9 @@ A dimension that is as long as the tokens of a pass, in two passes of different 
 queries; one as long as all tokens so far counts keys. Arguments with both are masks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from layerleap.models.tree import Tree
 
 Name = int | str  # an argument by place or by name
 Spec = Any  # (query, key) dimensions of a tensor, a list of specs of a sequence, or None
+# Makes of a tensor for a chain of tokens one for tokens that lie otherwise: by query and key.
+Lay = Callable[[Tensor, int | None, int | None], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +39,7 @@ class Axes:
 
     specs: tuple[Mapping[Name, Spec], ...]  # by block, the first at 0
     branches: bool = False  # tokens may branch: proved by `walkable.find_axes`
+    abreast: bool = False  # several texts may go in one pass: proved there too
 
     def fit(
         self,
@@ -43,17 +47,17 @@ class Axes:
         name: Name,
         value: Any,
         rows: int,
-        tree: Tree | None,
+        lay: Lay | None,
         done: dict[Any, Any],
     ) -> Any:
-        """`value`, cut to the last `rows` queries, or laid out along a tree.
+        """`value`, cut to the last `rows` queries, or laid out for tokens that are no chain.
 
         Args:
             block: 1 to n_layers.
             name: of the argument.
             value: as the model made it for a chain of tokens.
             rows: how many queries are wanted.
-            tree: the nodes, if they branch.
+            lay: how to lay it out, if they are none.
             done: what was made of the same tensors for other blocks of this pass.
         """
         spec = self.specs[block - 1].get(name)
@@ -66,22 +70,27 @@ class Axes:
             )
         key = id(value), rows
         if key not in done:
-            done[key] = value, _fit(value, spec, rows, tree)  # held, so that its id stays its own
+            done[key] = value, _fit(value, spec, rows, lay)  # held, so that its id stays its own
         return done[key][1]
 
 
-def _fit(value: Any, spec: Spec, rows: int, tree: Tree | None) -> Any:
+def _fit(value: Any, spec: Spec, rows: int, lay: Lay | None) -> Any:
     if isinstance(spec, list):
-        return type(value)(_fit(v, s, rows, tree) for v, s in zip(value, spec, strict=True))
+        return type(value)(_fit(v, s, rows, lay) for v, s in zip(value, spec, strict=True))
     if spec is None or not isinstance(value, Tensor):
         return value
     query, key = spec
-    if tree is not None:
-        return _branch(value, query, key, tree)
+    if lay is not None:
+        return lay(value, query, key)
     return value if query is None else value.narrow(query, value.shape[query] - rows, rows)
 
 
-def _branch(value: Tensor, query: int | None, key: int | None, tree: Tree) -> Tensor:
+def along(tree: Tree) -> Lay:
+    """For nodes that branch after the text so far."""
+    return partial(_branch, tree)
+
+
+def _branch(tree: Tree, value: Tensor, query: int | None, key: int | None) -> Tensor:
     """A mask or bias of a chain, laid out for nodes that branch.
 
     What has queries but no keys follows from the positions that the model was given, and is right

@@ -52,6 +52,8 @@ class Tree:
 
     def sees(self) -> Tensor:
         """(node, node): True where the column is the row itself or lies above it."""
+        if self.is_chain:
+            return torch.ones(len(self), len(self), dtype=torch.bool).tril()
         found = torch.zeros(len(self), len(self), dtype=torch.bool)
         for node, parent in enumerate(self.parents):
             if parent >= 0:

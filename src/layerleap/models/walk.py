@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.axes import Axes, Fit
+from layerleap.models.axes import Axes, Fit, Lay, along
 from layerleap.models.packed import Packed
 from layerleap.models.probe import accepts
 from layerleap.models.ragged import Kept, RaggedCache
@@ -175,7 +175,7 @@ class Walk:
         self._block, self._new = 0, 0 if tree is None else len(tree)
         self._watch, self._checks, self._carry = watch, checks, carry
         self._left: tuple[int, Tensor] | None = None
-        self._tree = None if tree is None or tree.is_chain else tree
+        self._lay = None if tree is None else self._lay_out(tree)
         self._fits: dict[tuple[int, int], tuple[Any, Any]] = {}
         self.called = []
 
@@ -191,8 +191,7 @@ class Walk:
             "past_key_values": self.cache, "use_cache": True,
         }  # fmt: skip
         if self._takes_positions:
-            depths = range(self._new) if tree is None else tree.depths
-            places = [*range(begin, self.length), *(self.length + depth for depth in depths)]
+            places = [*range(begin, self.length), *([] if tree is None else self._places(tree))]
             inputs["position_ids"] = torch.tensor([places], device=device)
         self.ids += [] if tree is None else tree.ids
         self._queries = len(ids)
@@ -201,6 +200,14 @@ class Walk:
             f"{self._block} blocks ran in this forward pass; {self.transformer.n_layers} were "
             "wanted"
         )
+
+    def _places(self, tree: Tree) -> list[int]:
+        """Where the new tokens stand in their text."""
+        return [self.length + depth for depth in tree.depths]
+
+    def _lay_out(self, tree: Tree) -> Lay | None:
+        """How the arguments of blocks are laid out for the new tokens; None for a chain."""
+        return None if tree.is_chain else along(tree)
 
     def _forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a block does instead of running: run on the rows that it lacks, if any."""
@@ -217,7 +224,7 @@ class Walk:
             self._h = torch.cat([rows, self._h.to(rows.device)], 1)
         if not self._h.shape[1]:
             return self._shapes[block](given)
-        plain = self._tree is None and self.axes is not None
+        plain = self._lay is None and self.axes is not None
         if not (plain and self._h is given and given.shape[1] == self._queries):
             args, kwargs = self._fitted(block, args, kwargs, place, self._h)
         before = self._h[0, -self._new :].clone() if block in self._checks else None
@@ -281,9 +288,9 @@ class Walk:
         others = {name: value for name, value in named.items() if name != place}
         if self.axes is None:
             self.called.append(Fit(self._queries, self.cache.begin + self._queries, dict(others)))
-        elif h.shape[1] != self._queries or self._tree is not None:
+        elif h.shape[1] != self._queries or self._lay is not None:
             others = {
-                name: self.axes.fit(block, name, value, h.shape[1], self._tree, self._fits)
+                name: self.axes.fit(block, name, value, h.shape[1], self._lay, self._fits)
                 for name, value in others.items()
             }
         others[place] = h

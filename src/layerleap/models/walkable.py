@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from layerleap.errors import LayerleapError, ModelRefused
+from layerleap.models.abreast import Abreast
 from layerleap.models.axes import Axes, compare
 from layerleap.models.compare import rounding, row_gap
 from layerleap.models.probe import probe_ids
@@ -72,7 +73,9 @@ def _find_axes(transformer: Transformer) -> Axes:
             f"elsewhere than those that do not, by {gaps['waiting']:.1e} of their length "
             f"({allowed:.0e} is what rounding explains)"
         )
-    return replace(axes, branches=gaps["branching"] <= allowed)
+    branches = gaps["branching"] <= allowed
+    is_abreast = branches and _gap_abreast(transformer, axes, ids) <= allowed
+    return replace(axes, branches=branches, abreast=is_abreast)
 
 
 def _gaps(transformer: Transformer, axes: Axes, ids: list[int]) -> dict[str, float]:
@@ -93,3 +96,18 @@ def _gaps(transformer: Transformer, axes: Axes, ids: list[int]) -> dict[str, flo
         except (RuntimeError, ModelRefused):  # a mask that is not among the arguments
             return {"pieces": pieces, "waiting": waiting, "branching": float("inf")}
     return {"pieces": pieces, "waiting": waiting, "branching": row_gap(branched, whole[5:7])}
+
+
+def _gap_abreast(transformer: Transformer, axes: Axes, ids: list[int]) -> float:
+    """How far states move when another text goes along; 0 but for rounding."""
+    texts = {0: ids[:5], 1: ids[:1:-1]}
+    alone = {}
+    for text, own in texts.items():
+        with Walk(transformer, axes) as walk:
+            alone[text] = walk.run(own).h[-2:]
+    with Abreast(transformer, axes) as walk:
+        for text, own in texts.items():
+            walk.run_all({text: Tree.chain(own[:-2])})
+            walk.keep_all({text: range(len(own) - 2)})
+        h = walk.run_all({text: Tree.chain(own[-2:]) for text, own in texts.items()})
+    return max(row_gap(h[text], alone[text]) for text in texts)

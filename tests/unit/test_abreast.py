@@ -1,0 +1,187 @@
+"""Several texts in one pass: each ends where it would have ended alone."""
+
+import pytest
+import torch
+from contract_bank import bank_of
+from families import build
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from layerleap.act import decoder as decoder_file
+from layerleap.act.decoder import decoder
+from layerleap.act.draft_tree import Beside, Drafter
+from layerleap.act.pass_cost import PassCost
+from layerleap.errors import BadSettings
+from layerleap.models.abreast import Abreast
+from layerleap.models.transformer import Transformer
+from layerleap.models.tree import Tree
+from layerleap.models.walkable import find_axes
+
+CHEAP = PassCost((1, 2, 4, 8, 16), (1.0, 1.01, 1.02, 1.04, 1.08))
+TEXTS = {0: [5, 9, 7, 11, 23, 6, 40], 1: [8, 31], 4: [12, 17, 50, 3, 3]}
+
+
+def wrapped(name="llama", **changes):
+    model = build(name, **changes).double()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return Transformer.wrap(model)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return wrapped()
+
+
+def last(transformer, ids):
+    keep = torch.ones(1, len(ids), dtype=torch.bool)
+    n = transformer.n_layers
+    return transformer.see({"input_ids": torch.tensor([ids])}, keep=keep, layers=[n]).states[n]
+
+
+def begun(transformer):
+    """A walk that holds all of TEXTS."""
+    walk = Abreast(transformer, find_axes(transformer))
+    with walk:
+        for text, ids in TEXTS.items():
+            walk.run_all({text: Tree.chain(ids)})
+            walk.keep_all({text: range(len(ids))})
+    return walk
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "bloom", "gpt2"])
+def test_trees_of_several_texts_end_where_each_path_alone_ends(name):
+    transformer = wrapped(name)
+    fork = Tree((20, 21, 22, 23), (-1, 0, 0, 2))  # 20 21, and 20 22 23
+    with begun(transformer) as walk:
+        h = walk.run_all({0: fork, 4: Tree.chain([30, 31])})
+    for found, text, new in (
+        (h[0][:2], 0, [20, 21]), (h[0][2:], 0, [20, 22, 23]), (h[4], 4, [30, 31]),
+    ):  # fmt: skip
+        alone = last(transformer, [*TEXTS[text], *new])[-2:]
+        torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)  # biases are float32
+
+
+def test_what_is_kept_of_a_pass_is_what_later_ones_see(llama):
+    fork = Tree((20, 21, 22, 23), (-1, 0, 0, 2))
+    with begun(llama) as walk:
+        walk.run_all({0: fork, 1: Tree.chain([30, 31]), 4: Tree.chain([33])})
+        walk.keep_all({0: [0, 2, 3], 1: [0]})  # of the last text nothing
+        assert [walk.length_of(text) for text in (0, 1, 4)] == [10, 3, 5]
+        h = walk.run_all({text: Tree.chain([35]) for text in TEXTS})
+    for text, new in ((0, [20, 22, 23]), (1, [30]), (4, [])):
+        torch.testing.assert_close(h[text], last(llama, [*TEXTS[text], *new, 35])[-1:])
+
+
+def test_one_token_of_one_text_does_not_see_the_others(llama):
+    with begun(llama) as walk:
+        h = walk.run_all({1: Tree.chain([30])})
+        walk.keep_all({1: [0]})
+        again = walk.run_all({1: Tree.chain([31])})
+    torch.testing.assert_close(h[1], last(llama, [*TEXTS[1], 30])[-1:])
+    torch.testing.assert_close(again[1], last(llama, [*TEXTS[1], 30, 31])[-1:])
+
+
+def test_texts_are_begun_one_after_another_and_passes_settled_before_the_next(llama):
+    with Abreast(llama, find_axes(llama)) as walk:
+        with pytest.raises(BadSettings, match="begins alone"):
+            walk.run_all({0: Tree.chain([1]), 1: Tree.chain([2])})
+        walk.run_all({0: Tree.chain([1, 2])})
+        with pytest.raises(BadSettings, match="which tokens"):
+            walk.run_all({0: Tree.chain([3])})
+
+
+def batch(n):
+    ids = torch.randint(3, 50, (n, 9), generator=torch.Generator().manual_seed(n))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    return ids * mask, mask
+
+
+def test_a_batch_takes_fewer_passes_than_its_texts_and_more_texts_than_go_at_once(
+    llama, monkeypatch
+):
+    monkeypatch.setattr(decoder_file, "ABREAST", 2)
+    calls = []
+    model = llama.model
+    hook = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    ids, mask = batch(3)
+    options = {"max_new_tokens": 12, "do_sample": False}
+    custom = decoder(transformer=llama, cost=CHEAP)  # a table of drafts would ask the model too
+    model.generate(ids[:1], custom_generate=custom, **options)  # what is set up first
+    calls.clear()
+    try:
+        ours = model.generate(ids, attention_mask=mask, custom_generate=custom, **options)
+    finally:
+        hook.remove()
+    passes = [account.passes for account in custom.accounts]
+    assert len(calls) == 3 + max(passes[:2]) + passes[2]
+    assert all(account.exactness == "exact" for account in custom.accounts)
+    for row, skip in ((0, 0), (1, 4), (2, 0)):
+        alone = model.generate(ids[row : row + 1, skip:], **options)
+        assert torch.equal(ours[row, skip:], alone[0])
+
+
+def test_a_text_that_ends_early_is_padded_and_the_others_go_on(llama):
+    model = llama.model
+    ids, mask = batch(3)
+    custom = decoder(bank_of(llama), transformer=llama, cost=CHEAP)
+    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+    whole = model.generate(ids, custom_generate=custom, **options)
+    eos = int(whole[1, 9 + 3])
+    theirs = model.generate(ids, eos_token_id=eos, **options)
+    ours = model.generate(ids, eos_token_id=eos, custom_generate=custom, **options)
+    assert torch.equal(ours, theirs)
+    assert (ours[1, 9 + 4 :] == 0).all()
+
+
+def test_processors_see_each_text_by_itself(llama):
+    ids, mask = batch(4)
+    custom = decoder(bank_of(llama), transformer=llama, cost=CHEAP)
+    options = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.5,
+               "no_repeat_ngram_size": 2, "attention_mask": mask}  # fmt: skip
+    theirs = llama.model.generate(ids, **options)
+    ours = llama.model.generate(ids, custom_generate=custom, **options)
+    assert torch.equal(ours, theirs)
+
+
+def test_after_an_interruption_the_model_is_as_before(llama):
+    class Stop(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            if input_ids.shape[1] > 12:
+                raise KeyboardInterrupt
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    ids, mask = batch(3)
+    custom = decoder(bank_of(llama), transformer=llama, cost=CHEAP)
+    before = llama.model(ids).logits
+    with pytest.raises(KeyboardInterrupt):
+        llama.model.generate(
+            ids, attention_mask=mask, max_new_tokens=12, do_sample=False, custom_generate=custom,
+            stopping_criteria=StoppingCriteriaList([Stop()]),
+        )  # fmt: skip
+    assert torch.equal(llama.model(ids).logits, before)
+    assert not any("forward" in module.__dict__ for module in llama.model.modules())
+
+
+def test_a_pass_that_is_full_already_gets_fewer_guesses():
+    # Eight tokens cost what one does; from there on each is dear.
+    cost = PassCost((1, 8, 9), (1.0, 1.001, 3.0))
+    drafter = Drafter(cost)
+    drafter.begin([1, 2, 3, 4, 5, 6, 7, 1, 2])
+    alone = drafter.draw(2, room=20)
+    beside = drafter.draw(2, room=20, beside=Beside(7, 7.0))
+    assert len(alone.tree) > 3
+    assert len(beside.tree) == 1
+
+
+def test_twins_share_what_they_learn_but_not_their_text():
+    drafter = Drafter(CHEAP)
+    drafter.begin([1, 2, 3, 1, 2])
+    other = drafter.twin()
+    other.begin([7, 8])
+    assert drafter.lookup.ids != other.lookup.ids
+    drawn = drafter.draw(2, room=3)
+    drafter.learn(drawn, [0], [9] * len(drawn.tree))
+    assert other.chances is drafter.chances
+    other.note(2)
+    assert 9 in other.draw(2, room=3).tree.ids  # what the model said after 2 elsewhere
