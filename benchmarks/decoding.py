@@ -59,21 +59,21 @@ def run(*, smoke: bool) -> list[Row]:
     # Every side writes as many tokens; `min_new_tokens` would have a processor look at each.
     transformer.model.generation_config.eos_token_id = None
     bank = default_bank(transformer)
-    prompts = _prompts(transformer, per_set)
+    prompts = prompts_of(transformer, per_set)
     apart: dict[str, list[torch.Tensor]] = {}
-    for name, ids in _prompts(transformer, per_set + (11 if smoke else 30)):
+    for name, ids in prompts_of(transformer, per_set + (11 if smoke else 30)):
         if not any(torch.equal(ids, known) for _, known in prompts):
             apart.setdefault(name, []).append(ids)
     decoders, setup = _decoders(transformer, bank, apart, smoke)
     for _, options in _sides(transformer, decoders, with_slow=False):
-        _generate(transformer, prompts[0][1], 1, options)  # what a first use sets up is not speed
+        generate(transformer, prompts[0][1], 1, options)  # what a first use sets up is not speed
     seen: dict[str, dict[str, list[Any]]] = {}
     texts: dict[tuple[str, int], list[int]] = {}
     for number, (name, ids) in enumerate(prompts):
         sides = _sides(transformer, decoders, with_slow=number % per_set == 0)
         for side, options in sides if number % 2 == 0 else reversed(sides):
             started = time.perf_counter()
-            out = _generate(transformer, ids, tokens, options)
+            out = generate(transformer, ids, tokens, options)
             seconds = time.perf_counter() - started
             account = options["custom_generate"].accounts[0] if side in decoders else None
             if side in EARLY:  # holding it against the full model is not part of it
@@ -86,7 +86,8 @@ def run(*, smoke: bool) -> list[Row]:
     return _rows(transformer, seen, texts, setup)
 
 
-def _prompts(transformer: Transformer, per_set: int) -> list[tuple[str, torch.Tensor]]:
+def prompts_of(transformer: Transformer, per_set: int) -> list[tuple[str, torch.Tensor]]:
+    """Beginnings of documents of both texts, and instructions: (set, (1, token))."""
     tokenizer: Any = transformer.tokenizer
     found = []
     for text in ("wikipedia", "news"):
@@ -155,9 +156,10 @@ def _sides(
     ]
 
 
-def _generate(
+def generate(
     transformer: Transformer, ids: torch.Tensor, tokens: int, options: dict[str, Any]
 ) -> list[int]:
+    """The new tokens of one text."""
     model: Any = transformer.model
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, temperature=None, top_p=None,
