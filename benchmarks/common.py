@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,30 @@ def machine() -> dict[str, Any]:
         "dtype": "float32",
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }  # fmt: skip
+
+
+def generate(
+    transformer: Any, prompts: Sequence[Any], tokens: int, options: Mapping[str, Any] | None = None
+) -> list[list[int]]:
+    """What the library's `generate` writes on from prompts of shape (1, token): the new tokens.
+
+    Args:
+        transformer: a decoder.
+        prompts: padded on the left where there are several.
+        tokens: that each text gets.
+        options: more for `generate`.
+    """
+    import torch
+
+    longest = max(ids.shape[1] for ids in prompts)
+    pads = [longest - ids.shape[1] for ids in prompts]
+    padded = [torch.nn.functional.pad(one, (n, 0)) for one, n in zip(prompts, pads, strict=True)]
+    mask = torch.stack([torch.arange(longest) >= n for n in pads]).long()
+    out = transformer.model.generate(
+        torch.cat(padded), attention_mask=mask, do_sample=False, temperature=None, top_p=None,
+        max_new_tokens=tokens, pad_token_id=0, **(options or {}),
+    )  # fmt: skip
+    return [row.tolist() for row in out[:, longest:]]
 
 
 def timed(work: Callable[[], Any]) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common import BUILD, median
+from common import BUILD, generate, median
 
 from layerleap import Lens, ShortcutBank, Transformer, decoder
 from layerleap.act.evidence import Evidence, split
@@ -75,10 +75,12 @@ def early_rule(
     for name, rules in families.items():
         check = _check_seconds(transformer, bank, rules, known[name], short, aside[0])
         for checks in CHECKS:
-            _, exits = _boldest(rules, known[name].at(checks), AGREEMENT)
+            rule, exits = _boldest(rules, known[name].at(checks), AGREEMENT)
             asked = sum(int((exits.layer >= layer).sum()) for layer in checks) / len(exits.layer)
             left = (exits.layer < transformer.n_layers).double().mean().item()
-            gain = exits.saved * seconds["block"] + left * (seconds["head"] - seconds["few"])
+            # A rule that reads has read the list when it was asked, and that is paid for there.
+            again = 0.0 if rule.needs == "reading" else seconds["few"]
+            gain = exits.saved * seconds["block"] + left * (seconds["head"] - again)
             tried.append(
                 {
                     "rule": name, "checks": list(checks), "layers_saved": exits.saved,
@@ -114,20 +116,13 @@ def early_rule(
 
 def _written(transformer: Transformer, documents: list[torch.Tensor]) -> list[Example]:
     """What the model goes on with, greedily; read wherever it chose a token."""
-    model, found = transformer.model, []
+    found = []
     for start in range(0, len(documents), PER_BATCH):
         some = documents[start : start + PER_BATCH]
-        longest = max(ids.shape[1] for ids in some)
-        ids = torch.cat([torch.nn.functional.pad(one, (longest - one.shape[1], 0)) for one in some])
-        real = torch.stack([torch.arange(longest) >= longest - one.shape[1] for one in some]).long()
-        out = model.generate(
-            ids, attention_mask=real, do_sample=False, temperature=None, top_p=None,
-            max_new_tokens=TOKENS, pad_token_id=0,
-        )  # fmt: skip
-        for row, one in zip(out, some, strict=True):
-            n = one.shape[1]
-            text = row[longest - n : -1].tolist()
-            found.append(Example(len(found), tuple(text), tuple(range(n - 1, len(text), 2))))
+        for ids, new in zip(some, generate(transformer, some, TOKENS), strict=True):
+            text = [*ids[0].tolist(), *new[:-1]]
+            read = range(ids.shape[1] - 1, len(text), 2)
+            found.append(Example(len(found), tuple(text), tuple(read)))
     return found
 
 
@@ -218,11 +213,7 @@ def _check_seconds(
 
 
 def _write(transformer: Transformer, made: Any, ids: torch.Tensor, tokens: int = TOKENS) -> Any:
-    model: Any = transformer.model
-    model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, temperature=None, top_p=None,
-        max_new_tokens=tokens, custom_generate=made,
-    )  # fmt: skip
+    generate(transformer, [ids], tokens, {"custom_generate": made})
     return made.accounts[0]
 
 

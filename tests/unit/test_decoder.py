@@ -120,6 +120,33 @@ def test_tokens_that_leave_early_may_be_read_from_a_shortlist_alone(llama, rule)
     assert left > N // 4
 
 
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}], ids=["greedy", "sampled"])
+def test_where_no_token_of_the_shortlist_may_come_the_whole_head_is_read(llama, options):
+    transformer, bank = llama
+    short = list(range(3, 40, 2))
+    banned = {"bad_words_ids": [[token] for token in short], **options}
+    decoding = decoder(
+        bank, rule=Fixed(2), transformer=transformer, shortlist=short, head="shortlist"
+    )
+    whole = decoder(bank, rule=Fixed(2), transformer=transformer)
+    texts = []
+    for custom in (decoding, whole):
+        torch.manual_seed(5)
+        texts.append(write(transformer, custom, **banned))
+    assert torch.equal(*texts)
+    assert not set(texts[0][0, PROMPT.shape[1] :].tolist()) & set(short)
+
+
+def test_what_ends_a_text_is_always_on_the_shortlist():
+    transformer = wrapped()
+    transformer.model.generation_config.eos_token_id = [50, 51]
+    decoding = decoder(
+        None, rule=Fixed(1), transformer=transformer, shortlist=[3, 4], head="shortlist"
+    )
+    write(transformer, decoding, max_new_tokens=2)
+    assert decoding._prepared.shortlist.ids.tolist() == [3, 4, 50, 51]
+
+
 @pytest.mark.parametrize("policy", ["propagate", "shortcut"])
 def test_approximate_policies_differ_from_the_full_model_only_above_exits(llama, policy):
     transformer, bank = llama
@@ -345,6 +372,7 @@ def test_a_bank_or_rule_of_another_model_is_refused(llama):
         {"policy": "forget"}, {"drafts": ("oracle",)}, {"drafts": ("early",)},
         {"policy": "shortcut"}, {"most_nodes": 0}, {"rule": Oracle()},
         {"head": "half"}, {"rule": Fixed(2), "head": "shortlist"},
+        {"shortlist": [3, 4], "head": "shortlist"},
     ],
 )  # fmt: skip
 def test_settings_without_meaning_are_refused_at_once(options):

@@ -110,7 +110,7 @@ def test_chances_follow_what_was_right(lens):
     kind = drafted.kinds[1]
     before = drafter.chances.of(kind, 0.1)
     for _ in range(50):
-        drafter.learn(drafted, [0, 1], [0] * len(drafted.tree))
+        drafter.learn(drafted, [0, 1], [0] * len(drafted.tree), [])
     assert drafter.chances.of(kind, 0.1) > before
     chances = Chances()
     assert chances.of(("table", 3), 0.25) == pytest.approx(0.25)
@@ -120,7 +120,8 @@ def test_what_the_model_said_after_a_wrong_guess_is_tried_when_its_words_come_up
     drafter = Drafter(FREE)  # nothing but the text itself
     drafter.begin([5, 6])
     assert drafter.draw(6, room=3).tree.ids == (6,)
-    drafter.learn(Drafted(Tree((6, 30), (-1, 0)), (None, ("table", 0)), (1.0, 0.5)), [0], [40, 50])
+    tried = Drafted(Tree((6, 30), (-1, 0)), (None, ("table", 0)), (1.0, 0.5))
+    drafter.learn(tried, [0], [40, 50], [])
     drafter.note(40)
     assert drafter.draw(40, room=3).tree.ids == (40,)
     drafter.note(30)  # after which the model had said 50, though it was not its turn

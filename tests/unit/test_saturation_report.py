@@ -39,6 +39,11 @@ def test_claims_findings_and_notes_are_on_the_page():
         assert " ".join(note.split()) in text
 
 
+def test_speeds_say_where_and_over_what_they_were_taken():
+    text = " ".join(Page(standard()).text.split())
+    assert "on this machine; 95 % t intervals over texts" in text
+
+
 def test_the_page_needs_nothing_from_outside():
     addresses = set(re.findall(r"https?://[^\"'\s<)]+", standard()))
     assert addresses <= {"http://www.w3.org/2000/svg"}

@@ -34,6 +34,7 @@ class Account:
     prompt_seconds: float = 0.0
     seconds: float = 0.0  # after the prompt
     reading: int | None = None  # where the token that is being chosen was read
+    abreast: int = 1  # texts that share the passes, and so the seconds
     _started: float = field(default_factory=time.perf_counter, repr=False)
 
     def room(self, written: int) -> int:
@@ -53,6 +54,10 @@ class Account:
         self.right += tokens - 1
         self.layers += [layer] * tokens
         self.guessed += [False] + [True] * (tokens - 1)
+
+    def share(self, texts: int) -> None:
+        """All prompts have been read: from here on, passes serve so many texts."""
+        self.abreast, self._started = texts, time.perf_counter()
 
     def closed(self) -> None:
         """What was left to run has been run: it belongs to the time that the text took."""
@@ -104,13 +109,15 @@ class Account:
             "tokens_per_pass": self.per_pass, "mean_layer": self.mean_layer,
             "n_layers": self.n_layers, "tried": self.tried, "right": self.right,
             "acceptance": self.acceptance, "agreement": self.agreement,
-            "exactness": self.exactness, "policy": self.policy,
+            "exactness": self.exactness, "policy": self.policy, "abreast": self.abreast,
             "prompt_seconds": self.prompt_seconds, "seconds": self.seconds,
             "layers": list(self.layers), "guessed": list(self.guessed),
         }  # fmt: skip
 
     def __str__(self) -> str:
         said = [f"{self.tokens} tokens"]
+        if self.abreast > 1:
+            said = [f"{self.tokens} tokens in passes shared by {self.abreast} texts"]
         if self.per_second is not None:
             said.append(f"{self.per_second:.1f} tokens/s")
         if self.mean_layer is not None:

@@ -13,6 +13,7 @@ Whatever the policy, a token that leaves early is read early: the text is an app
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -77,7 +78,8 @@ def adapt(
         look = looks(walk.length)
         ran = walk.run([token], watch=look, checks=checks, carry=carry)
         account.reading = ran.layer
-        token = choice(_logits(lens, look, ran.h[-1:], ran.layer, shortlist))
+        read = partial(_logits, lens, look, ran.h[-1:], ran.layer)
+        token = choice(read(shortlist), None if shortlist is None else partial(read, None))
         account.passed(tokens=1, layer=ran.layer)
     if walk.waiting:
         walk.run([])  # so that the cache is whole, whoever uses it next

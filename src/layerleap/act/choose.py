@@ -52,15 +52,22 @@ class Choice:
         """The tokens so far, without padding."""
         return self.ids[0, self.skip :].tolist()
 
-    def __call__(self, logits: Tensor) -> int:
-        """The token that follows, given the logits of the last one; it is appended."""
+    def __call__(self, logits: Tensor, whole: Callable[[], Tensor] | None = None) -> int:
+        """The token that follows; it is appended.
+
+        Args:
+            logits: of the position before it.
+            whole: gives better ones, should processors leave none of these a chance.
+        """
         # Processors, criteria and streamers are other people's: they get plain tensors.
         with torch.inference_mode(False), torch.no_grad():
-            return self._choose(logits)
+            return self._choose(logits, whole)
 
-    def _choose(self, logits: Tensor) -> int:
+    def _choose(self, logits: Tensor, whole: Callable[[], Tensor] | None) -> int:
         raw = logits.clone().to(dtype=torch.float32, device=self.ids.device)[None]
         scores = self.processor(self.ids, raw.clone() if self.logits is not None else raw)
+        if whole is not None and not scores.isfinite().any():
+            return self._choose(whole(), None)
         if self.scores is not None:
             self.scores.append(scores)
         if self.logits is not None:

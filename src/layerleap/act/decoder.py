@@ -22,13 +22,22 @@ from layerleap.act.account import Account, Exactness
 from layerleap.act.adaptive import POLICIES, Policy, adapt, agreements
 from layerleap.act.choose import Choice
 from layerleap.act.draft_table import DraftTable
-from layerleap.act.draft_tree import ABREAST, MOST, Drafter
+from layerleap.act.draft_tree import MOST, Drafter
 from layerleap.act.look import Looks
 from layerleap.act.pass_cost import PassCost, measure_passes
-from layerleap.act.request import check, check_positions, check_rows, grows, padding, result
+from layerleap.act.request import (
+    check,
+    check_positions,
+    check_rows,
+    ends,
+    is_placed,
+    padding,
+    result,
+)
 from layerleap.act.rules import Rule
+from layerleap.act.share import groups, share
 from layerleap.act.shortlist import Shortlist
-from layerleap.act.speculate import speculate, speculate_abreast, speculate_early
+from layerleap.act.speculate import begin, speculate, speculate_early
 from layerleap.act.task_probe import TaskProbe
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
@@ -79,12 +88,13 @@ class Decoder:
             shortlist: tokens that a rule's readings are restricted to; all when None.
             head: what a token that leaves early is read with: the "whole" head, or the "shortlist"
                 alone, which in a small model of many tokens saves more than the layers do. A
-                token at full depth is always read with the whole head.
+                token at full depth is always read with the whole head, and so is one that could
+                be none of the list. The tokens that end a text are always on the list.
             drafts: where exact decoding takes its guesses from: "table" (what follows a token by
                 itself, through the bank), "lookup" (what followed the same tokens earlier in the
                 text), or "early" alone (what layer `draft_layer` reads, its work being shared).
             draft_layer: for "early".
-            most_nodes: tokens that a pass may hold.
+            most_nodes: tokens that a pass may hold, those of several texts together.
             strict: in dtypes narrower than float32, where passes over several tokens round
                 otherwise, take one token at a time: identical, and no faster.
             packed: where it is quicker, let exact decoding hold a second copy of the weights,
@@ -139,8 +149,11 @@ class Decoder:
             )
         if self.head not in ("whole", "shortlist"):
             raise BadSettings(f"head {self.head!r} is unknown; there are: whole, shortlist")
-        if self.head == "shortlist" and self.shortlist_ids is None:
-            raise BadSettings("head 'shortlist' needs a shortlist: ids of likely tokens")
+        if self.head == "shortlist" and (self.shortlist_ids is None or self.rule is None):
+            raise BadSettings(
+                "head 'shortlist' needs a shortlist (ids of likely tokens) and a rule: it is for "
+                "tokens that leave early"
+            )
         if self.rule is not None and self.rule.name == "oracle":
             raise BadSettings("the oracle knows the answer beforehand, so it can only be replayed")
         is_task = self.rule is not None and self.rule.name == "task"
@@ -179,11 +192,12 @@ class Decoder:
                 keep_logits=bool(config.return_dict_in_generate and config.output_logits),
             )  # fmt: skip
             choices.append(choice)
-        if self._goes_abreast(ready, choices, cache):
-            self._write_abreast(ready, choices, config.max_length)
-        else:
-            for choice in choices:
-                walk = self._write(ready, choice, config.max_length, cache, logits_processor)
+        most = self.most_nodes if self._may_share(ready, cache) else 1
+        for group in groups(choices, config.max_length, most=most):
+            if len(group) > 1:
+                self._write_all(ready, group, config.max_length)
+            else:
+                walk = self._write(ready, group[0], config.max_length, cache, logits_processor)
         if streamer is not None:
             streamer.end()
         return result(input_ids, choices, walk, config, cache)
@@ -205,28 +219,31 @@ class Decoder:
             None if self.rule is None else self.policy,
         )  # fmt: skip
 
-    def _goes_abreast(
-        self, ready: "_Ready", choices: Sequence[Choice], cache: Cache | None
-    ) -> bool:
-        """True if several texts can share their passes: exactly, and from their beginnings."""
+    def _may_share(self, ready: "_Ready", cache: Cache | None) -> bool:
+        """True if texts can share their passes: exactly, and from their beginnings."""
         is_begun = cache is not None and bool(cache.get_seq_length())
-        is_alone = len(choices) == 1 or self.rule is not None or "early" in self.drafts
-        if is_alone or is_begun or self._one_by_one(ready.transformer):
+        is_other = self.rule is not None or "early" in self.drafts
+        if is_begun or is_other or self._one_by_one(ready.transformer):
             return False
-        return ready.axes.abreast and not grows(ready.transformer.model.config)
+        return ready.axes.abreast and not is_placed(ready.transformer.model.config)
 
-    def _write_abreast(self, ready: "_Ready", choices: Sequence[Choice], max_length: int) -> None:
-        for start in range(0, len(choices), ABREAST):
-            some = choices[start : start + ABREAST]
-            accounts = [self._begin(ready, choice, max_length) for choice in some]
-            walk = Abreast(ready.transformer, ready.axes, packed=ready.packed,
-                           sizes=ready.drafter.cost.packed)  # fmt: skip
-            with walk, torch.inference_mode():
-                speculate_abreast(
-                    walk, some, ready.drafter, accounts,
-                    most_length=longest_input(ready.transformer),
-                )  # fmt: skip
-            self.accounts += accounts
+    def _write_all(self, ready: "_Ready", choices: Sequence[Choice], max_length: int) -> None:
+        """Several texts, whose prompts are read one by one."""
+        transformer, sizes = ready.transformer, ready.drafter.cost.packed
+        both = Abreast(transformer, ready.axes, packed=ready.packed, sizes=sizes)
+        drafters, accounts = [ready.drafter.twin() for _ in choices], list[Account]()
+        with torch.inference_mode():
+            for n, (choice, drafter) in enumerate(zip(choices, drafters, strict=True)):
+                accounts.append(self._begin(ready, choice, max_length))
+                with Walk(transformer, ready.axes, packed=ready.packed, sizes=sizes) as walk:
+                    begin(walk, choice, drafter, accounts[n])
+                if not choice.is_finished:
+                    both.join(n, walk)
+            for account in accounts:
+                account.share(len(choices))
+            with both:
+                share(both, choices, drafters, accounts, most_length=longest_input(transformer))
+        self.accounts += accounts
 
     def _write(
         self, ready: "_Ready", choice: Choice, max_length: int, cache: Cache | None, processor: Any
@@ -315,6 +332,8 @@ class _Ready:
         is_asked = decoder.rule is not None and decoder.rule.name != "never"
         self.checks = tuple(wanted) if is_asked else ()
         short = decoder.shortlist_ids
+        if short is not None:
+            short = {*short, *ends(model)}
         self.shortlist = None if short is None else Shortlist(self.transformer, short)
         self.packed: Packed | None = None
         self.drafter = self._drafter(decoder)

@@ -22,7 +22,6 @@ from layerleap.act.pass_cost import PassCost
 from layerleap.models.tree import Tree
 
 MOST = 32  # nodes at most, beyond which passes were not measured
-ABREAST = 8  # texts in one pass: each looks past the keys of the others, which takes time too
 WEIGHT = 4.0  # guesses that the chance assumed at first is worth
 DEEPEST = 10  # tokens that a lookup is followed for
 LOOKED_UP = {2: 0.35, 3: 0.5, 4: 0.6}  # chance assumed at first, by tokens that matched
@@ -104,7 +103,7 @@ class Drafter:
         self._d_vocab = d_vocab or sys.maxsize
         self.cost, self.table, self.chances = cost, table, Chances()
         self.branches, self.most, self._looks = branches, most, lookup
-        self._seconds = [cost.of(n) for n in range(1, ABREAST * most + 1)]
+        self._seconds = [cost.of(n) for n in range(1, most + 1)]
         self.lookup = Lookup()
         self._said: dict[tuple[int, ...], int] = {}  # after one token or two: the model's choice
 
@@ -134,7 +133,7 @@ class Drafter:
             beside: what the pass holds already.
         """
         beside = beside or Beside()
-        seconds = self._seconds[beside.nodes : beside.nodes + self.most]
+        seconds = self._seconds[beside.nodes :]
         ids, parents, chances = [token], [-1], [1.0]
         kinds: list[Kind | None] = [None]
         depth, has_child = [0], [False]
@@ -147,7 +146,7 @@ class Drafter:
         taken: dict[tuple[int, int], int] = {}
         expected = beside.expected + 1.0  # tokens
         fastest = expected / seconds[0]  # tokens per second
-        while waiting and len(ids) < self.most:
+        while waiting and len(ids) < len(seconds):
             if not _may_pay(seconds[len(ids) :], expected, waiting[0].chance, fastest):
                 break
             guess = heapq.heappop(waiting)
@@ -212,7 +211,13 @@ class Drafter:
         own = chance * self.chances.of(kind, at_first)
         heapq.heappush(waiting, _Guess(-own, own, parent, token, kind))
 
-    def learn(self, drafted: Drafted, path: Sequence[int], said: Sequence[int]) -> None:
+    def learn(
+        self,
+        drafted: Drafted,
+        path: Sequence[int],
+        said: Sequence[int],
+        new: Sequence[int],
+    ) -> None:
         """Which guesses were right, and what the model would have said after all of them.
 
         Args:
@@ -220,6 +225,7 @@ class Drafter:
             path: the nodes that were right, the certain one first.
             said: by node, the likeliest token after it. After a wrong guess it is an answer to
                 another text, but often the same words come up again, and then it is at hand.
+            new: the tokens that the text was given by it.
         """
         if self._looks:
             self._remember(drafted.tree, said)
@@ -229,6 +235,8 @@ class Drafter:
                 kind = drafted.kinds[child]
                 if parent == node and kind is not None:
                     self.chances.note(kind, child == right)
+        for token in new:
+            self.note(token)
 
     def _remember(self, tree: Tree, said: Sequence[int]) -> None:
         if len(self._said) > REMEMBERED_AT_MOST:

@@ -20,6 +20,8 @@ HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "lo
 # These know which text of a batch they serve, or share one clock: they need all texts in step.
 IN_STEP = ("PrefixConstrained", "ClassifierFreeGuidance", "SynthID", "MaxTime")
 GROWING = ("longrope", "dynamic")  # rotary positions that change once a text is long
+# Attention in chunks, or sharper further on: keys are not only told apart by their distance.
+PLACED = ("attention_chunk_size", "attn_temperature_tuning")
 
 
 def check(config: Any, model_kwargs: Mapping[str, Any], synced_gpus: bool) -> None:
@@ -76,8 +78,8 @@ def check_rows(
     for one in [*(processors or ()), *(criteria or ())]:
         if any(name in type(one).__name__ for name in IN_STEP):
             raise BadSettings(
-                f"{type(one).__name__} needs all texts of a batch in step, and they are decoded "
-                "one after another; give one text at a time"
+                f"{type(one).__name__} needs all texts of a batch in step, and each is decoded at "
+                "its own pace; give one text at a time"
             )
 
 
@@ -85,16 +87,25 @@ def check_positions(config: Any, n_prompt: int, max_length: int) -> None:
     """Refuse rotary positions that would change on the way: keys kept before would be stale."""
     rope = _rope(config)
     first = rope.get("original_max_position_embeddings")
-    if grows(config) and first and n_prompt <= first < max_length:
+    if rope.get("rope_type") in GROWING and first and n_prompt <= first < max_length:
         raise BadSettings(
             f"this model's positions ({rope['rope_type']}) change beyond {first} tokens, and the "
             f"text would grow from {n_prompt} to {max_length}; stay on one side of it"
         )
 
 
-def grows(config: Any) -> bool:
-    """True if the positions of a text depend on how long a text is."""
-    return _rope(config).get("rope_type") in GROWING
+def ends(model: Any) -> list[int]:
+    """The tokens that end a text."""
+    found = model.generation_config.eos_token_id
+    return [] if found is None else found if isinstance(found, list) else [found]
+
+
+def is_placed(config: Any) -> bool:
+    """True if attention depends on where in a cache a text stands, or on how long it is."""
+    text = config.get_text_config()
+    return _rope(config).get("rope_type") in GROWING or any(
+        getattr(text, name, None) for name in PLACED
+    )
 
 
 def _rope(config: Any) -> Mapping[str, Any]:

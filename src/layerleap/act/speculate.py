@@ -8,15 +8,14 @@ only decides whether the logits that follow it are at hand already. So the text 
 model alone would write, sampled or not, up to how a pass over several tokens is rounded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from layerleap.act.account import Account
 from layerleap.act.choose import Choice
-from layerleap.act.draft_tree import Beside, Drafted, Drafter
-from layerleap.models.abreast import Abreast
+from layerleap.act.draft_tree import Drafter
 from layerleap.models.probe import vocabulary_size
 from layerleap.models.tree import Tree
 from layerleap.models.walk import Ran, Walk
@@ -36,20 +35,20 @@ def speculate(
         account: notes every pass.
         most_length: positions that the model has.
     """
-    ids = choice.text
-    drafter.begin(ids)
-    ran = walk.run(ids[walk.length :])
-    token = _choose(walk, choice, ran, 0, account)
+    begin(walk, choice, drafter, account)
     while not choice.is_finished:
-        drafter.note(token)
         room = max(0, min(account.room(len(choice.chosen)), most_length - walk.length - 1))
-        drafted = drafter.draw(token, room)
+        drafted = drafter.draw(choice.chosen[-1], room)
         ran = walk.run(drafted.tree)
         path, said = judge(walk, choice, ran, drafted.tree, account)
-        drafter.learn(drafted, path, said)
-        for node in path[1:]:
-            drafter.note(drafted.tree.ids[node])
-        token = choice.chosen[-1]
+        drafter.learn(drafted, path, said, choice.chosen[-len(path) :])
+
+
+def begin(walk: Walk, choice: Choice, drafter: Drafter, account: Account) -> None:
+    """Read the text so far, and choose the first token."""
+    drafter.begin(choice.text)
+    ran = walk.run(choice.text[walk.length :])
+    drafter.note(_choose(walk, choice, ran, account))
 
 
 def judge(
@@ -77,56 +76,9 @@ def follow(choice: Choice, logits: Tensor, tree: Tree) -> list[int]:
         path.append(child)
 
 
-@torch.no_grad()
-def speculate_abreast(
-    walk: Abreast,
-    choices: Sequence[Choice],
-    drafter: Drafter,
-    accounts: Sequence[Account],
-    *,
-    most_length: int,
-) -> None:
-    """Write several texts at once, until all are finished: one pass serves them all.
-
-    Args:
-        walk: inside its `with`, and empty.
-        choices: the texts so far.
-        drafter: where guesses come from; what it learns of one text serves the others.
-        accounts: note every pass, one for each text.
-        most_length: positions that the model has.
-    """
-    drafters = [drafter.twin() for _ in choices]
-    logits, last = walk.transformer.logits, walk.transformer.n_layers
-    for n, (choice, own) in enumerate(zip(choices, drafters, strict=True)):
-        own.begin(choice.text)
-        read = walk.run_all({n: Tree.chain(choice.text)})[n]
-        walk.keep_all({n: range(len(read))})
-        own.note(choice(logits(read[-1:])[0]))
-        accounts[n].passed(tokens=1, layer=last, is_prompt=True)
-    while still := [n for n, choice in enumerate(choices) if not choice.is_finished]:
-        beside, drafted = Beside(len(still) - 1, len(still) - 1.0), dict[int, Drafted]()
-        for n in still:
-            places = most_length - walk.length_of(n) - 1
-            room = max(0, min(accounts[n].room(len(choices[n].chosen)), places))
-            drafted[n] = drafters[n].draw(choices[n].chosen[-1], room, beside)
-            beside.nodes += len(drafted[n].tree) - 1
-            beside.expected += sum(drafted[n].chances) - 1
-        h = walk.run_all({n: found.tree for n, found in drafted.items()})
-        sizes = [len(found.tree) for found in drafted.values()]
-        rows = dict(zip(h, logits(torch.cat(list(h.values()))).split(sizes), strict=True))
-        paths = dict[int, list[int]]()
-        for n, found in drafted.items():
-            paths[n] = path = follow(choices[n], rows[n], found.tree)
-            accounts[n].passed(tokens=len(path), tried=len(found.tree) - 1, layer=last)
-            drafters[n].learn(found, path, rows[n].argmax(-1).tolist())
-            for token in choices[n].chosen[-len(path) :]:
-                drafters[n].note(token)
-        walk.keep_all(paths)
-
-
-def _choose(walk: Walk, choice: Choice, ran: Ran, tried: int, account: Account) -> int:
+def _choose(walk: Walk, choice: Choice, ran: Ran, account: Account) -> int:
     token = choice(walk.transformer.logits(ran.h[-1:])[0])
-    account.passed(tokens=1, tried=tried, layer=ran.layer, is_prompt=True)
+    account.passed(tokens=1, layer=ran.layer, is_prompt=True)
     return token
 
 
@@ -155,7 +107,7 @@ def speculate_early(
         most_length: positions that the model has.
     """
     known = vocabulary_size(walk.transformer.model)  # some heads have more
-    token = _choose(walk, choice, walk.run(choice.text[walk.length :]), 0, account)
+    token = _choose(walk, choice, walk.run(choice.text[walk.length :]), account)
     stop: Callable[..., bool] = lambda *_: True  # noqa: E731
     while not choice.is_finished:
         guesses = [token]

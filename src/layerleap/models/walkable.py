@@ -101,13 +101,15 @@ def _gaps(transformer: Transformer, axes: Axes, ids: list[int]) -> dict[str, flo
 def _gap_abreast(transformer: Transformer, axes: Axes, ids: list[int]) -> float:
     """How far states move when another text goes along; 0 but for rounding."""
     texts = {0: ids[:5], 1: ids[:1:-1]}
-    alone = {}
+    alone, both = {}, Abreast(transformer, axes)
     for text, own in texts.items():
         with Walk(transformer, axes) as walk:
             alone[text] = walk.run(own).h[-2:]
-    with Abreast(transformer, axes) as walk:
-        for text, own in texts.items():
-            walk.run_all({text: Tree.chain(own[:-2])})
-            walk.keep_all({text: range(len(own) - 2)})
-        h = walk.run_all({text: Tree.chain(own[-2:]) for text, own in texts.items()})
+            walk.cut(len(own) - 2)
+            both.join(text, walk)
+    try:
+        with both:
+            h = both.run_all({text: Tree.chain(own[-2:]) for text, own in texts.items()})
+    except (RuntimeError, ModelRefused):  # as for trees
+        return float("inf")
     return max(row_gap(h[text], alone[text]) for text in texts)

@@ -281,8 +281,10 @@ def _exits(study: Study) -> Section | None:
         caption = "Calibrated thresholds on fresh rows"
         tables.append(TableOf("calibrated-table", caption, table, "dense"))
     if found["live"]:
-        caption = "The same rules live, against the clock (one text at a time, on this "
-        "machine; 95 % t intervals over texts)"
+        caption = (
+            "The same rules live, against the clock (one text at a time, on this machine; 95 % t "
+            "intervals over texts)"
+        )
         tables.append(TableOf("live-table", caption, _live(found)))
     seen = f"{said(study, 'calibrated')} {said(study, 'live')}".strip()
     title = "Exiting by task"

@@ -153,10 +153,10 @@ def _needed(pooled: float, n: tuple[int, int], rows: int, needed: float) -> int 
 def _words(row: Row, settings: GuessSettings) -> str:
     early, late = row["early"], row["late"]
     what = f"Rank {row['rank']}, where the top token is wrong"
+    lead = "a layer" if settings.lead == 1 else f"{settings.lead} layers"
     counts = (
-        f"{early['right']:,} of {early['rows']:,} tokens that settled {settings.lead} layers or "
-        f"more before the end are right, {late['right']:,} of {late['rows']:,} that only the last "
-        "block put there"
+        f"{early['right']:,} of {early['rows']:,} tokens that settled {lead} or more before the "
+        f"end are right, {late['right']:,} of {late['rows']:,} that only the last block put there"
     )
     if row["p"] is None:
         more = "more rows" if row["needed"] is None else f"about {row['needed']:,} such rows"

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from layerleap.study.claims import Study, Verdict, answered, untested
-from layerleap.study.saturation_findings import TARGET, reads_tasks, saved
+from layerleap.study.saturation_findings import TARGET, flops_of, reads_tasks, saved
 
 Row = dict[str, Any]
 
@@ -164,8 +164,7 @@ def _exit(study: Study) -> Verdict:
         return untested("early exit could not be studied; see the notes")
     task, others = found["task"], [found[rule] for rule in ("gap", "similarity")]
     seen = f"layers saved at {TARGET:.0%} agreement through id: " + ", ".join(
-        f"{row['rule']} {row['saved']:.2f} ({row['flops']:+.0%} FLOPs saved)"
-        for row in (task, *others)
+        f"{row['rule']} {row['saved']:.2f} ({flops_of(row)})" for row in (task, *others)
     )
     clearly = all(
         None not in (task["low"], row["high"]) and task["low"] > row["high"] for row in others

@@ -126,6 +126,14 @@ def saved(study: Study, lens: str, target: float = TARGET) -> dict[str, Row]:
     }
 
 
+def flops_of(row: Row) -> str:
+    """What the layers saved come to once checks are paid for, in words."""
+    share = row["flops"]
+    if round(100 * share) == 0:
+        return "as many FLOPs"
+    return f"{abs(share):.0%} {'fewer' if share > 0 else 'more'} FLOPs"
+
+
 def _exits(study: Study) -> Found:
     if study["exits"] is None:
         return
@@ -135,8 +143,7 @@ def _exits(study: Study) -> Found:
             continue
         ranked = sorted(found.values(), key=lambda row: -row["saved"])
         listed = "; ".join(
-            f"{row['rule']} {row['saved']:.2f}{_span(row)}, {row['flops']:+.0%} FLOPs saved"
-            for row in ranked
+            f"{row['rule']} {row['saved']:.2f}{_span(row)}, {flops_of(row)}" for row in ranked
         )
         n_layers = study["model"]["n_layers"]
         yield (
