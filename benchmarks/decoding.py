@@ -65,7 +65,7 @@ def run(*, smoke: bool) -> list[Row]:
     for name, ids in prompts_of(transformer, per_set + (11 if smoke else 30)):
         if not any(torch.equal(ids, known) for _, known in prompts):
             apart.setdefault(name, []).append(ids)
-    decoders, setup = _decoders(transformer, bank, apart, smoke)
+    decoders, setup = _decoders(transformer, bank, apart, len(prompts), smoke)
     for _, options in _sides(transformer, decoders, with_slow=False):
         generate(transformer, [prompts[0][1]], 1, options)  # what a first use sets up is not speed
     seen: dict[str, dict[str, list[Any]]] = {}
@@ -124,11 +124,12 @@ def _decoders(
     transformer: Transformer,
     bank: ShortcutBank,
     apart: Mapping[str, list[torch.Tensor]],
+    measured: int,
     smoke: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     table, seconds = table_of(transformer, bank, smoke)
     cost = measure_passes(transformer, Packed.of(transformer.model))
-    early = early_rule(transformer, bank, apart, cost.of(1))
+    early = early_rule(transformer, bank, apart, cost.of(1), measured)
     made = {
         "exact": decoder(bank, transformer=transformer, table=table, cost=cost),
         "loop": decoder(bank, transformer=transformer, rule=Never()),
