@@ -13,6 +13,7 @@ several blocks.
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from layerleap.act.rules import Gap, Never, Rule, Similarity, Task
 from layerleap.act.shortlist import Shortlist
 from layerleap.act.task_cells import Choice
 from layerleap.act.task_probe import TaskProbe
+from layerleap.models.packed import Packed
 from layerleap.stream.examples import Batch, Example, collate
 from layerleap.study.saturated_rows import SomeStates, numbers, see
 
@@ -182,7 +184,8 @@ def _seconds(
     ways = {"head": transformer.logits, "few": common.logits}
     times: dict[str, list[float]] = {name: [] for name in ways}
     h = torch.randn(1, transformer.d_model, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
+    packed = Packed.of(transformer.model)
+    with torch.inference_mode(), nullcontext() if packed is None else packed.on():
         for _ in range(20):
             for name, head in ways.items():
                 transformer.see({"input_ids": ids[:, :1]}, layers=[transformer.n_layers])

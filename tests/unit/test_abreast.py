@@ -231,6 +231,21 @@ def test_a_pass_that_is_full_already_gets_fewer_guesses():
     assert len(beside.tree) == 1
 
 
+def test_passes_that_take_longer_than_thought_get_fewer_guesses():
+    cost = PassCost((1, 32), (1.0, 1.1))
+    drafter = Drafter(cost)
+    twin, other = drafter.twin(), drafter.twin()
+    for one in (drafter, twin, other):
+        one.begin([1, 2, 3, 4, 5, 6, 7, 1, 2])
+    before = twin.draw(2, room=20)
+    assert len(before.tree) > 3
+    for _ in range(20):
+        twin.took(len(before.tree), 8.0)
+        twin.took(2, 1.0)
+    assert len(other.draw(2, room=20).tree) < 3  # all twins know
+    assert drafter.draw(2, room=20).tree == before.tree  # passes of one text are another matter
+
+
 def test_twins_share_what_they_learn_but_not_their_text():
     drafter = Drafter(CHEAP)
     drafter.begin([1, 2, 3, 1, 2])

@@ -97,8 +97,8 @@ class Decoder:
             most_nodes: tokens that a pass may hold, those of several texts together.
             strict: in dtypes narrower than float32, where passes over several tokens round
                 otherwise, take one token at a time: identical, and no faster.
-            packed: where it is quicker, let exact decoding hold a second copy of the weights,
-                laid out for passes over a few tokens (float32 on CPUs, if memory allows).
+            packed: where it is quicker, hold a second copy of the weights, laid out for passes
+                over a few tokens (float32 on CPUs, if memory allows).
             compare: afterwards, hold every token against the full model (one more pass over the
                 text), so that the account tells the agreement.
             transformer: the wrapped model, if there is one already; wrapping takes a second.
@@ -229,13 +229,13 @@ class Decoder:
 
     def _write_all(self, ready: "_Ready", choices: Sequence[Choice], max_length: int) -> None:
         """Several texts, whose prompts are read one by one."""
-        transformer, sizes = ready.transformer, ready.drafter.cost.packed
-        both = Abreast(transformer, ready.axes, packed=ready.packed, sizes=sizes)
+        transformer = ready.transformer
+        both = Abreast(transformer, ready.axes, packed=ready.packed)
         drafters, accounts = [ready.drafter.twin() for _ in choices], list[Account]()
         with torch.inference_mode():
             for n, (choice, drafter) in enumerate(zip(choices, drafters, strict=True)):
                 accounts.append(self._begin(ready, choice, max_length))
-                with Walk(transformer, ready.axes, packed=ready.packed, sizes=sizes) as walk:
+                with Walk(transformer, ready.axes, packed=ready.packed) as walk:
                     begin(walk, choice, drafter, accounts[n])
                 if not choice.is_finished:
                     both.join(n, walk)
@@ -250,8 +250,7 @@ class Decoder:
     ) -> Walk:
         transformer, n_prompt = ready.transformer, len(choice.text)
         self.writing = account = self._begin(ready, choice, max_length)
-        sizes = ready.drafter.cost.packed
-        walk = Walk(transformer, ready.axes, packed=ready.packed, sizes=sizes)
+        walk = Walk(transformer, ready.axes, packed=ready.packed)
         if cache is not None and (held := cache.get_seq_length()):
             walk.take(choice.text[:held], cache)
             if held >= n_prompt:
@@ -335,7 +334,7 @@ class _Ready:
         if short is not None:
             short = {*short, *ends(model)}
         self.shortlist = None if short is None else Shortlist(self.transformer, short)
-        self.packed: Packed | None = None
+        self.packed = Packed.of(model) if decoder.packed else None
         self.drafter = self._drafter(decoder)
 
     def _drafter(self, decoder: Decoder) -> Drafter:
@@ -345,11 +344,7 @@ class _Ready:
         table = None
         if "table" in decoder.drafts and decoder.bank is not None:
             table = decoder._table or DraftTable(self.lens)
-        if decoder.packed:
-            self.packed = Packed.of(self.transformer.model)
         cost = decoder._cost or measure_passes(self.transformer, self.packed)
-        if not cost.packed:
-            self.packed = None  # not worth their memory
         return Drafter(
             cost, table,
             lookup="lookup" in decoder.drafts, branches=self.axes.branches,

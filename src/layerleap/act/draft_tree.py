@@ -23,6 +23,7 @@ from layerleap.models.tree import Tree
 
 MOST = 32  # nodes at most, beyond which passes were not measured
 WEIGHT = 4.0  # guesses that the chance assumed at first is worth
+LEARN = 0.3  # of what a pass took otherwise than thought
 DEEPEST = 10  # tokens that a lookup is followed for
 LOOKED_UP = {2: 0.35, 3: 0.5, 4: 0.6}  # chance assumed at first, by tokens that matched
 REMEMBERED_AT_MOST = 200_000  # such answers: some tens of megabytes
@@ -104,6 +105,7 @@ class Drafter:
         self.cost, self.table, self.chances = cost, table, Chances()
         self.branches, self.most, self._looks = branches, most, lookup
         self._seconds = [cost.of(n) for n in range(1, most + 1)]
+        self._shared = list(self._seconds)  # of passes that texts share; learned from them
         self.lookup = Lookup()
         self._said: dict[tuple[int, ...], int] = {}  # after one token or two: the model's choice
 
@@ -119,10 +121,24 @@ class Drafter:
             self.lookup.add(token)
 
     def twin(self) -> "Drafter":
-        """For another text at the same time; what either learns, both know."""
+        """For one of several texts at a time; what either learns, all know."""
         other = copy(self)
-        other.lookup = Lookup()
+        other.lookup, other._seconds = Lookup(), self._shared
         return other
+
+    def took(self, nodes: int, seconds: float) -> None:
+        """A pass was timed, drafts and choices and all: what it and its like cost is corrected.
+
+        Args:
+            nodes: that the pass held.
+            seconds: that it took.
+        """
+        n = min(nodes, len(self._seconds))
+        # One slow moment must not decide it.
+        wrong = min(2.0, max(0.5, seconds / self._seconds[n - 1]))
+        for size in range(1, len(self._seconds) + 1):
+            likeness = min(size, n) / max(size, n)
+            self._seconds[size - 1] *= wrong ** (LEARN * likeness)
 
     def draw(self, token: int, room: int, beside: Beside | None = None) -> Drafted:
         """A tree after the text so far.

@@ -35,7 +35,7 @@ class PassCost:
 
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
-    packed: tuple[int, ...] = ()  # sizes that are quicker with weights laid out for them
+    packed: tuple[int, ...] = ()  # sizes for which weights were laid out
     context: int = 0  # tokens in the cache while measuring
     repeats: int = 1
 
@@ -71,7 +71,7 @@ def measure_passes(
 
     Args:
         transformer: a decoder.
-        packed: its weights, laid out for passes over a few tokens; used where that is quicker.
+        packed: its weights, laid out for passes over a few tokens.
         repeats: of which the quickest counts: whatever else runs can only make them slower, and
             it does so more to passes over many tokens.
     """
@@ -91,42 +91,25 @@ def _measure(transformer: Transformer, packed: Packed | None, repeats: int) -> P
             f"passes of {SIZES[-1]}"
         )
     ids = probe_ids(transformer.model, 1, context + SIZES[-1], seed=41)[0].tolist()
-    seconds: dict[tuple[int, bool], list[float]] = {}
-    ways = (False,) if packed is None else (False, True)
+    seconds: dict[int, list[float]] = {size: [] for size in SIZES}
     begun = time.perf_counter()
     for turn in range(repeats + 1):  # the first one warms up
         if turn > 1 and time.perf_counter() - begun > BUDGET:
             break
-        for way in ways:
-            copies = packed if way else None
-            walk = Walk(transformer, find_axes(transformer), packed=copies, sizes=SIZES[1:])
-            with walk:
-                walk.run(ids[:context])
-                for size in SIZES:
-                    started = time.perf_counter()
-                    _wait(transformer.logits(walk.run(ids[context : context + size]).h))
-                    if turn:
-                        took = time.perf_counter() - started
-                        seconds.setdefault((size, way), []).append(took)
-                    walk.cut(context)
-    quickest = {key: min(values) for key, values in seconds.items()}
-    # For one token nothing is done otherwise.
-    best = [min(quickest[size, way] for way in ways) for size in SIZES]
-    wins = [
-        size for size in SIZES[1:]
-        if packed is not None and quickest[size, True] < quickest[size, False]
-    ]  # fmt: skip
-    measured = min(len(values) for values in seconds.values())
-    return PassCost(SIZES, tuple(best), _filled(wins), context, measured)
+        with Walk(transformer, find_axes(transformer), packed=packed) as walk:
+            walk.run(ids[:context])
+            for size in SIZES:
+                started = time.perf_counter()
+                _wait(transformer.logits(walk.run(ids[context : context + size]).h))
+                if turn:
+                    seconds[size].append(time.perf_counter() - started)
+                walk.cut(context)
+    best = tuple(min(values) for values in seconds.values())
+    sizes = () if packed is None else packed.sizes
+    return PassCost(SIZES, best, sizes, context, len(seconds[1]))
 
 
 def _wait(made: torch.Tensor) -> None:
     """Until the device has done what it was told."""
     if made.device.type != "cpu":
         torch.accelerator.synchronize(made.device)
-
-
-def _filled(wins: list[int]) -> tuple[int, ...]:
-    """Sizes in between go with the next larger one that was measured."""
-    nearest = {n: next(size for size in SIZES if size >= n) for n in range(2, SIZES[-1] + 1)}
-    return tuple(n for n, size in nearest.items() if size in wins)

@@ -67,7 +67,6 @@ class Walk:
         axes: Axes | None = None,
         *,
         packed: Packed | None = None,
-        sizes: Collection[int] = (),
     ) -> None:
         """An empty text.
 
@@ -75,10 +74,9 @@ class Walk:
             transformer: a decoder.
             axes: from `walkable.find_axes`; without them nothing can wait or branch.
             packed: weights laid out for passes over a few tokens.
-            sizes: of the passes that use them.
         """
         self.transformer, self.axes = transformer, axes
-        self._packed, self._sizes = packed, sizes
+        self._packed = packed
         self.cache = RaggedCache(transformer.n_layers)
         self.ids: list[int] = []  # tokens whose positions were entered
         self.called: list[Fit] = []  # what the blocks of the last pass were called with
@@ -100,7 +98,7 @@ class Walk:
         model = self.transformer.model
         self._undo.enter_context(_LOCKS.setdefault(model, threading.RLock()))
         if self._packed is not None:
-            self._undo.enter_context(self._packed.at(self._sizes))
+            self._undo.enter_context(self._packed.on())
         for path in dict.fromkeys(self.transformer.blocks):
             own = model.get_submodule(path).__dict__
             # In the instance's own dictionary, where accelerate may keep a forward already.

@@ -201,7 +201,7 @@ def _guesses(study: Study) -> Section | None:
     lead = (
         "Among positions whose top token is wrong: is the token at rank 2, 3 or 4 right more often "
         "if it settled early than if only the last block put it there?",
-        said(study, "guesses"),
+        *(row["text"] for row in study["findings"] if row["topic"] == "guesses"),
     )
     caption = "Right answers among runners-up; a dash: too few of them to test"
     table = TableOf("guesses-table", caption, (head, rows))
