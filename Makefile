@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.layerleap-is-installed
 # Two tests at a time, of one thread each; a module's tests stay together and share what they make.
 WORKERS ?= --numprocesses 2 --dist loadfile
-# What `make saturation` studies; also dinov2-mnist, vit-mnist, and where espeak-ng is, whisper-tiny.
-SATURATION ?= smollm2
+# What `make saturation` studies; without espeak-ng whisper-tiny has one recording to hear.
+SATURATION ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo paper saturation test check bench results clean
@@ -28,7 +28,7 @@ paper: $(STAMP) ## Everything in "Jump to Conclusions" on the bundled model (mos
 	mkdir -p docs/results/paper
 	cp build/paper/claims.csv build/paper/exits_saved.csv build/paper/findings.txt docs/results/paper/
 
-saturation: $(STAMP) ## Everything in "Looking Beyond the Top-1" on the bundled model (half an hour); in build/saturation
+saturation: $(STAMP) ## Everything in "Looking Beyond the Top-1", on language, images and speech (an hour); in build/saturation
 	for model in $(SATURATION); do \
 	  $(BIN)/layerleap study saturation $$model --out build/saturation/$$model || exit 1; \
 	  mkdir -p docs/results/saturation/$$model; \
