@@ -32,7 +32,7 @@ from layerleap.stream.examples import Batch
 
 __all__ = ["GROUPS", "MEASURES", "PRECISIONS", "Quality", "Scores", "TailCheck", "score"]
 
-CHECK_EVERY = 16  # batches from one that runs to the model's own logits to the next
+CHECK_EVERY = 16  # batches from one of which a few texts are run to the model's own logits on
 TRIM_EVERY = 8  # batches after which freed memory is given back
 MOST_WRONG = 0.01  # share of rows that may disagree with the model's own top token
 
