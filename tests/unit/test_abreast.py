@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from contract_bank import bank_of
+from decoders import wrapped
 from families import build
 from transformers import StoppingCriteria, StoppingCriteriaList
 
@@ -17,20 +18,12 @@ from layerleap.act.request import is_placed
 from layerleap.act.share import KEYS, groups
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.abreast import Abreast
-from layerleap.models.transformer import Transformer
 from layerleap.models.tree import Tree
 from layerleap.models.walk import Walk
 from layerleap.models.walkable import find_axes
 
 CHEAP = PassCost((1, 2, 4, 8, 16), (1.0, 1.01, 1.02, 1.04, 1.08))
 TEXTS = {0: [5, 9, 7, 11, 23, 6, 40], 1: [8, 31], 4: [12, 17, 50, 3, 3]}
-
-
-def wrapped(name="llama", **changes):
-    model = build(name, **changes).double()
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return Transformer.wrap(model)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from threading import Thread
 import pytest
 import torch
 from contract_bank import bank_of
+from decoders import wrapped
 from families import build
 from transformers import DynamicCache
 
@@ -38,13 +39,6 @@ from layerleap.stream.examples import Example, collate
 PROMPT = torch.tensor([[5, 9, 7, 5, 9, 7, 8, 5, 9]])
 CHEAP = PassCost((1, 2, 4, 8, 16), (1.0, 1.01, 1.02, 1.04, 1.08))
 N = 24
-
-
-def wrapped(name="llama", **changes):
-    model = build(name, **changes).double()
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return Transformer.wrap(model)
 
 
 @pytest.fixture(scope="module")
