@@ -1,5 +1,6 @@
 """Made-up saturation layers, and states that know of them or do not."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -7,7 +8,12 @@ from torch import Tensor
 
 from layerleap.act.random_states import RandomStates
 from layerleap.act.task_cells import task_labels
-from layerleap.read.saturation import Saturation
+from layerleap.models.transformer import Transformer
+from layerleap.read.lens import Lens
+from layerleap.read.saturation import Ranks, Saturation
+from layerleap.read.scores import score
+from layerleap.read.walks import Double, Walk, Walks
+from layerleap.stream.examples import Batch
 
 
 def saturation(
@@ -48,3 +54,27 @@ class Knowing:
         task = self.labels[rows, layers].long()
         found[torch.arange(len(rows)), task] += self.loudness
         return found
+
+
+def doubled(logits: Iterable[Tensor], generator: torch.Generator) -> list[Tensor]:
+    """A random walk beside some rows, layer by layer."""
+    double = Double()
+    return [double.step(z, generator) for z in logits]
+
+
+def walked(
+    transformer: Transformer,
+    lenses: Mapping[str, Lens],
+    batches: Iterable[Batch],
+    **settings: Any,
+) -> tuple[dict[str, Saturation], dict[str, Walk]]:
+    """Saturation layers of a pass, and those of random walks beside it."""
+    walks, ranks = Walks(transformer, lenses, **settings), Ranks(transformer, lenses)
+
+    def watch(way: str, layer: int, logits: Tensor) -> None:
+        ranks.watch(way, layer, logits)
+        walks.watch(way, layer, logits)
+
+    score(transformer, lenses, batches, keep_states=lambda _, b: ranks.note(b), watch=watch)
+    found = ranks.results()
+    return found, walks.results(found)

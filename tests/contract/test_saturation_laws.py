@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers as hf
 from families import ALL, CLASS, SEQ_TO_SEQ, build
+from made_saturation import walked
 
 from layerleap.errors import BadSettings
 from layerleap.maps.bank import ShortcutBank
@@ -12,7 +13,6 @@ from layerleap.models.probe import probe
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import saturate
-from layerleap.read.walks import Walks
 from layerleap.stream.examples import Batch
 
 
@@ -108,14 +108,27 @@ def test_the_right_answer_is_the_token_that_follows_or_the_label_that_a_batch_br
         assert torch.equal(found.gold.long(), wanted.flatten())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "t5", "whisper", "vit"])
+KINDS = ["llama", "gemma2", "bert", "t5", "whisper", "vit"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_watched_readings_settle_where_those_followed_from_the_end_do(name):
+    transformer = Transformer.wrap(build(name).double())
+    batch = batch_of(transformer, rows=20)
+    lenses = {"id": Lens(transformer), "mat": Lens(transformer, random_bank(transformer))}
+    watched = walked(transformer, lenses, [batch], share=0.5)[0]
+    for lens_name, followed in saturate(transformer, lenses, [batch]).items():
+        for tensor in ("layer", "tokens", "gold", "documents", "positions"):
+            assert torch.equal(getattr(watched[lens_name], tensor), getattr(followed, tensor))
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_model_has_random_doubles(name):
     transformer = Transformer.wrap(build(name))
     batch = batch_of(transformer, rows=20)
     lenses = {"id": Lens(transformer), "mat": Lens(transformer, random_bank(transformer))}
-    walks = Walks(transformer, lenses, share=0.5)
-    real = saturate(transformer, lenses, [batch], keep_states=walks.add)
-    for lens_name, walk in walks.results().items():
+    real, walks = walked(transformer, lenses, [batch], share=0.5)
+    for lens_name, walk in walks.items():
         double = walk.saturation
         assert 0 < len(double) < len(real[lens_name])
         assert torch.equal(double.documents, real[lens_name].rows(walk.rows).documents)

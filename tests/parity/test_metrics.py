@@ -139,7 +139,7 @@ def measured(request):
     batches = list(iter_batches(transformer, examples, tokens_per_batch=100))
     quality = Quality(transformer, bank)
     lenses = {"-": Lens(transformer), "all": Lens(transformer, bank)}
-    scores = score(transformer, lenses, batches, quality=quality)
+    scores = score(transformer, lenses, batches, keep_states=quality.add)
     seen = [transformer.see(batch.inputs, keep=batch.keep).states for batch in batches]
     states = {at: torch.cat([h[at] for h in seen]) for at in range(transformer.n_layers + 1)}
     return SimpleNamespace(

@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
+from made_saturation import walked
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.lens import Lens
-from layerleap.read.saturation import Saturation, saturate
-from layerleap.read.walks import Walk, Walks
+from layerleap.read.saturation import Saturation
+from layerleap.read.walks import Walk
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 from layerleap.study.order import OrderSettings, order, saturation_places
 
@@ -129,13 +130,11 @@ def test_settings_that_cannot_answer_are_refused():
 def test_a_model_from_text_to_verdict_in_plain_json_types(name):
     transformer = tiny(name, num_hidden_layers=6)
     lenses = {"id": Lens(transformer)}
-    walks = Walks(transformer, lenses, share=0.5)
     sampling = Sampling(positions="every:7" if name == "bert" else "all")
     examples = iter_examples(transformer, sentences(60), sampling, side="both")
-    found = saturate(
-        transformer, lenses, iter_batches(transformer, examples), keep_states=walks.add
-    )["id"]
-    result = order(found, walks.results()["id"], OrderSettings(draws=99, needed_rows=10))
+    real, walks = walked(transformer, lenses, iter_batches(transformer, examples), share=0.5)
+    found = real["id"]
+    result = order(found, walks["id"], OrderSettings(draws=99, needed_rows=10))
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["rows"] == len(found)
     assert result["tau"][0]["walk"]["rows"] < result["tau"][0]["rows"]

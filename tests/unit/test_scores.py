@@ -62,7 +62,10 @@ def test_streaming_in_batches_gives_what_one_batch_gives(case, tokens):
         quality = Quality(transformer, bank)
         batches = list(iter_batches(transformer, examples, tokens_per_batch=size))
         assert (len(batches) == 1) == (size == 10**6)
-        found[size] = (score(transformer, lenses, batches, quality=quality), quality.table())
+        found[size] = (
+            score(transformer, lenses, batches, keep_states=quality.add),
+            quality.table(),
+        )
     (parts, part_table), (whole, whole_table) = found.values()
     for part, one in zip(in_order(parts), in_order(whole), strict=True):
         torch.testing.assert_close(part, one, rtol=1e-4, atol=1e-4)
@@ -178,7 +181,7 @@ def test_one_document_gives_values_without_intervals(case):
     first = examples_of(transformer)[0].document
     examples = [e for e in examples_of(transformer) if e.document == first]
     quality = Quality(transformer, bank)
-    found = score(transformer, lenses, iter_batches(transformer, examples), quality=quality)
+    found = score(transformer, lenses, iter_batches(transformer, examples), keep_states=quality.add)
     for row in [*found.table(), *quality.table()]:
         assert (row["low"], row["high"]) == (None, None)
         assert row["documents"] == 1
@@ -360,7 +363,7 @@ def test_tables_hold_no_number_that_json_lacks(case):
     first = examples_of(transformer)
     two = [first[0], next(e for e in first if e.document != first[0].document)]
     quality = Quality(transformer, bank)
-    found = score(transformer, lenses, iter_batches(transformer, two), quality=quality)
+    found = score(transformer, lenses, iter_batches(transformer, two), keep_states=quality.add)
     table = quality.table()
     json.dumps([found.table(), table], allow_nan=False)
     assert all(row["r2"] is not None for row in table)
@@ -404,7 +407,7 @@ def test_quality_counts_only_the_pairs_of_its_bank(case):
     quality = Quality(transformer, final)
     score(
         transformer, {"-": Lens(transformer)},
-        iter_batches(transformer, examples_of(transformer)), quality=quality,
+        iter_batches(transformer, examples_of(transformer)), keep_states=quality.add,
     )  # fmt: skip
     pairs = [(row["map"], row["src"], row["dst"]) for row in quality.table()]
     assert pairs == [(name, src, 3) for name in ("mat", "id") for src in range(3)]

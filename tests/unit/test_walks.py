@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from made_saturation import doubled, walked
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.read import lens as lens_module
 from layerleap.read.lens import Lens
-from layerleap.read.saturation import saturate
-from layerleap.read.walks import Walks, double_of
+from layerleap.read.walks import Walks
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
 
@@ -34,7 +34,7 @@ def readings(n_layers=6, n_rows=40, d_vocab=4000, seed=0):
 
 def test_a_double_starts_where_the_row_starts_and_steps_as_far():
     z = readings()
-    w = list(double_of(iter(z), torch.Generator().manual_seed(1)))
+    w = doubled(z, torch.Generator().manual_seed(1))
     assert torch.equal(w[0], centred(z[0]))
     for layer in range(1, len(z)):
         assert w[layer].std(-1).mean() == pytest.approx(float(z[layer].std(-1).mean()), rel=0.03)
@@ -45,34 +45,32 @@ def test_a_double_starts_where_the_row_starts_and_steps_as_far():
 
 def test_a_row_that_stands_still_has_a_double_that_stands_still():
     z = [torch.randn(3, 50, generator=torch.Generator().manual_seed(0))] * 4
-    for w in double_of(iter(z), torch.Generator().manual_seed(1)):
+    for w in doubled(z, torch.Generator().manual_seed(1)):
         assert torch.allclose(w, centred(z[0]), atol=1e-5)
 
 
 def test_logits_that_are_all_alike_at_first_are_no_obstacle():
     z = [torch.ones(2, 9), torch.randn(2, 9, generator=torch.Generator().manual_seed(0))]
-    w = list(double_of(iter(z), torch.Generator().manual_seed(1)))
+    w = doubled(z, torch.Generator().manual_seed(1))
     assert torch.allclose(w[1].sort(-1).values, centred(z[1]).sort(-1).values, atol=1e-6)
 
 
 def test_each_row_is_shuffled_in_its_own_way():
     z = [torch.zeros(30, 200), torch.arange(200.0).expand(30, -1)]
-    double = list(double_of(iter(z), torch.Generator().manual_seed(1)))[1]
+    double = doubled(z, torch.Generator().manual_seed(1))[1]
     assert len(double.argmax(-1).unique()) > 20
 
 
-def walked(transformer, share=0.4, seed=0, tokens=60):
+def seen(transformer, share=0.4, seed=0, tokens=60):
+    """Rows of some sentences and their doubles, through the logit lens."""
     examples = iter_examples(transformer, sentences(20), Sampling(positions="all"), side="both")
-    lenses = {"id": Lens(transformer)}
-    walks = Walks(transformer, lenses, share=share, seed=seed)
     batches = iter_batches(transformer, examples, tokens_per_batch=tokens)
-    found = saturate(transformer, lenses, batches, keep_states=walks.add)["id"]
-    return found, walks
+    found, walks = walked(transformer, {"id": Lens(transformer)}, batches, share=share, seed=seed)
+    return found["id"], walks["id"]
 
 
 def test_doubles_say_which_rows_they_are_of():
-    found, walks = walked(tiny("llama"))
-    walk = walks.results()["id"]
+    found, walk = seen(tiny("llama"))
     assert 0.3 < len(walk.rows) / len(found) < 0.5
     real, double = found.rows(walk.rows), walk.saturation
     assert torch.equal(real.documents, double.documents)
@@ -85,16 +83,14 @@ def test_doubles_say_which_rows_they_are_of():
 
 def test_doubles_are_the_same_for_the_same_seed(monkeypatch):
     transformer = tiny("llama")
-    first, again, other = (walked(transformer, seed=s)[1].results()["id"] for s in (3, 3, 4))
+    first, again, other = (seen(transformer, seed=s)[1] for s in (3, 3, 4))
     assert torch.equal(first.rows, again.rows)
     assert torch.equal(first.saturation.layer, again.saturation.layer)
     assert not torch.equal(first.rows, other.rows)
     monkeypatch.setattr(lens_module, "ENTRIES", 61)  # a row at a time
-    alone = walked(transformer, seed=3)[1].results()["id"]
+    alone = seen(transformer, seed=3)[1]
     assert torch.equal(alone.rows, first.rows)  # which rows does not depend on how they are cut
-    assert torch.equal(
-        walked(transformer, seed=3, tokens=10**6)[1].results()["id"].rows, first.rows
-    )
+    assert torch.equal(seen(transformer, seed=3, tokens=10**6)[1].rows, first.rows)
 
 
 def test_a_share_must_be_one_and_leave_rows():
@@ -103,4 +99,4 @@ def test_a_share_must_be_one_and_leave_rows():
         with pytest.raises(BadSettings, match="above 0 and at most 1"):
             Walks(transformer, {"id": Lens(transformer)}, share=share)
     with pytest.raises(BadText, match="left none for random walks"):
-        walked(transformer, share=1e-9)[1].results()
+        seen(transformer, share=1e-9)

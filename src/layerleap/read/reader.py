@@ -7,7 +7,7 @@ Nothing V-sized is kept: logits live for one chunk of rows.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,13 @@ class Way:
     said: str  # what errors call it
     state: Callable[[Rows, int], Tensor]  # what it hands to the model's tail at a layer
     may_fail: bool = False  # logits that are no numbers are a wrong answer, and not an error
+
+
+class Watch(Protocol):
+    """Shown all logits while they are there: of each chunk of rows every way, layers rising."""
+
+    def __call__(self, way: str, layer: int, logits: Tensor) -> object:
+        """`logits` are (row, d_vocab), and not to be changed."""
 
 
 class Waiting:
@@ -77,6 +84,7 @@ class Reader:
         transformer: Transformer,
         ways: Mapping[str, Way],
         layers: Sequence[int] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """Nothing read yet.
 
@@ -84,8 +92,9 @@ class Reader:
             transformer: the model.
             ways: by name.
             layers: those below the last that are read, in order; all when None.
+            watch: shown all logits, those of the last layer included.
         """
-        self.transformer, self.ways = transformer, ways
+        self.transformer, self.ways, self.watch = transformer, ways, watch
         self.layers = tuple(range(transformer.n_layers) if layers is None else layers)
         self.kept: dict[tuple[str, str], list[Tensor]] = {
             (measure, name): [] for measure in MEASURES for name in ways
@@ -111,11 +120,16 @@ class Reader:
             sizes = []
             for layer in self.layers:
                 state = way.state(rows, layer)
-                one = answer.compare(self.transformer.logits(state).to(answer.p.device))
+                logits = self.transformer.logits(state).to(answer.p.device)
+                one = answer.compare(logits)
                 compared.append(_answered(one) if way.may_fail else one)
                 sizes.append(_size(state))
                 if not way.may_fail:
                     require_finite(one, way.said, layer)
+                if self.watch is not None:
+                    self.watch(name, layer, logits)
+            if self.watch is not None:
+                self.watch(name, last, answer.logits)
             sizes.append(_size(rows[last]))
             for measure in MEASURES:
                 columns = (

@@ -125,27 +125,25 @@ def saturate(
         total: how many texts there will be, if known.
         phase: what progress calls it.
     """
-    require_ranks(transformer, k)
     follower = _Follower(transformer, lenses, k)
     check, texts = TailCheck(), 0
-    origins: list[tuple[Tensor, Tensor, Tensor]] = []
     for number, batch in enumerate(batches):
         if number % CHECK_EVERY == 0:
             check_tail(transformer, batch, check)
         seen = transformer.see(batch.inputs, keep=batch.keep)
         if keep_states is not None:
             keep_states(seen.states, batch)
-        origins.append((_gold(transformer, batch), batch.documents, batch.positions))
+        follower.note(batch)
         follower.waiting.add(seen.states)
         texts += batch.n_texts
         if number % TRIM_EVERY == 0:
             give_back()
         progress(phase, texts, total)
-    if not origins or not sum(len(gold) for gold, *_ in origins):
+    if not follower.n_rows:
         raise BadText("no position to read: there is no text, or none of its positions is kept")
     check.require()
-    where = [torch.cat(column) for column in zip(*origins, strict=True)]
-    return follower.results(*where)
+    follower.waiting.settle()
+    return follower.results()
 
 
 def require_ranks(transformer: Transformer, k: int) -> None:
@@ -162,22 +160,27 @@ def require_ranks(transformer: Transformer, k: int) -> None:
         )
 
 
-class _Follower:
-    """Follows the model's k best tokens from the last layer down, until each stands elsewhere.
-
-    A rank is done with at the first layer, from the end, that puts another token there; a row of
-    which all ranks are done with needs no lower layer. So fewer rows are read than there are.
-    """
+class _Ranks:
+    """What is known of rows so far."""
 
     def __init__(self, transformer: Transformer, lenses: Mapping[str, Lens], k: int) -> None:
+        require_ranks(transformer, k)
         self.transformer, self.lenses, self.k = transformer, lenses, k
-        self.waiting = Waiting(transformer, self._follow)
+        self.n_rows = 0
+        self.origins: list[tuple[Tensor, Tensor, Tensor]] = []
         self.tokens: list[Tensor] = []
         self.layers: dict[str, list[Tensor]] = {name: [] for name in lenses}
 
-    def results(self, gold: Tensor, documents: Tensor, positions: Tensor) -> dict[str, Saturation]:
-        """By lens; the rows are those added, in order."""
-        self.waiting.settle()
+    def note(self, batch: Batch) -> None:
+        """Where the next rows are from."""
+        self.n_rows += len(batch.documents)
+        self.origins.append((_gold(self.transformer, batch), batch.documents, batch.positions))
+
+    def results(self) -> dict[str, Saturation]:
+        """By lens; the rows in their order."""
+        gold, documents, positions = (
+            torch.cat(column) for column in zip(*self.origins, strict=True)
+        )
         tokens = torch.cat(self.tokens)
         return {
             name: Saturation(
@@ -186,6 +189,40 @@ class _Follower:
             )
             for name, layers in self.layers.items()
         }  # fmt: skip
+
+
+class Ranks(_Ranks):
+    """The same of rows that are read at every layer for another reason.
+
+    `note` each batch, and let `watch` be shown all logits: `score(watch=ranks.watch, ...)`.
+    """
+
+    def __init__(self, transformer: Transformer, lenses: Mapping[str, Lens], k: int = 5) -> None:
+        super().__init__(transformer, lenses, k)
+        self._tops: list[Tensor] = []  # of one chunk of rows, layer by layer
+
+    def watch(self, way: str, layer: int, logits: Tensor) -> None:
+        """Take in what some rows say at one layer; layers come in rising order."""
+        said = f"lens {way!r} ({self.lenses[way].name})"
+        self._tops.append(finite_top(logits, self.k, said, layer))
+        if layer < self.transformer.n_layers:
+            return
+        tops, self._tops = torch.stack(self._tops, dim=1), []
+        self.layers[way].append(saturation_layers(tops))
+        if way == next(iter(self.lenses)):  # the last layer is the same through all of them
+            self.tokens.append(tops[:, -1].to(torch.int32))
+
+
+class _Follower(_Ranks):
+    """Follows the model's k best tokens from the last layer down, until each stands elsewhere.
+
+    A rank is done with at the first layer, from the end, that puts another token there; a row of
+    which all ranks are done with needs no lower layer. So fewer rows are read than there are.
+    """
+
+    def __init__(self, transformer: Transformer, lenses: Mapping[str, Lens], k: int) -> None:
+        super().__init__(transformer, lenses, k)
+        self.waiting = Waiting(transformer, self._follow)
 
     def _follow(self, rows: Rows) -> None:
         last = self.transformer.n_layers

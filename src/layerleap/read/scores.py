@@ -27,7 +27,7 @@ from layerleap.read import lens as budget
 from layerleap.read.lens import Lens, chunks
 from layerleap.read.metrics import finite
 from layerleap.read.quality import GROUPS, Quality
-from layerleap.read.reader import MEASURES, PRECISIONS, Reader, Way, score_table
+from layerleap.read.reader import MEASURES, PRECISIONS, Reader, Watch, Way, score_table
 from layerleap.stream.examples import Batch
 
 __all__ = ["GROUPS", "MEASURES", "PRECISIONS", "Quality", "Scores", "TailCheck", "score"]
@@ -135,7 +135,8 @@ def score(
     lenses: Mapping[str, Lens],
     batches: Iterable[Batch],
     *,
-    quality: Quality | None = None,
+    keep_states: Callable[[Mapping[int, Tensor], Batch], object] | None = None,
+    watch: Watch | None = None,
     also: Callable[[Recording, Batch], object] | None = None,
     progress: Progress = silent,
     total: int | None = None,
@@ -147,14 +148,16 @@ def score(
         transformer: the model.
         lenses: by name.
         batches: of a text that was not fitted on.
-        quality: measures R2 of the same rows.
+        keep_states: given h[0] .. h[n_layers] at the rows of each batch, and the batch; the
+            `add` of a `Quality` measures R2 of the same rows.
+        watch: shown all logits, by lens and layer.
         also: what else is to be made of each forward pass, which is then recorded whole.
         progress: told the number of texts.
         total: how many texts there will be, if known.
         phase: what progress calls it.
     """
     ways = {name: _way(name, lens) for name, lens in lenses.items()}
-    reader, check, texts = Reader(transformer, ways), TailCheck(), 0
+    reader, check, texts = Reader(transformer, ways, watch=watch), TailCheck(), 0
     cosine: list[Tensor] = []
     documents: list[Tensor] = []
     positions: list[Tensor] = []
@@ -164,8 +167,8 @@ def score(
         states = _states(transformer, batch, also)
         documents.append(batch.documents)
         positions.append(batch.positions)
-        if quality is not None:
-            quality.add(states, batch)
+        if keep_states is not None:
+            keep_states(states, batch)
         reader.add(states)
         cosine.append(_cosines(states))
         texts += batch.n_texts

@@ -1,6 +1,6 @@
 """Structureless doubles of readings: random walks of logits that step like the model's own.
 
-In: the states of one forward pass, batch by batch. Out: for a sample of its rows, the saturation
+In: all logits of a pass over a text, layer by layer. Out: for a sample of its rows, the saturation
 layers of a walk that starts where the row starts and whose steps are as large as the row's.
 
 With z[l] a row's logits at layer l less their mean, and a[l] their least-squares slope,
@@ -12,8 +12,8 @@ tokens are moved. Order that the double shows as well is no sign of anything tha
 Made in the full vocabulary while the logits are there; nothing V-sized is kept.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,9 +22,7 @@ from torch import Tensor
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
-from layerleap.read.reader import Rows, Waiting
 from layerleap.read.saturation import Saturation, finite_top, require_ranks, saturation_layers
-from layerleap.stream.examples import Batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +34,9 @@ class Walk:
 
 
 class Walks:
-    """Takes a share of the rows of each batch and lets a double walk beside each.
+    """Takes a share of the rows of a pass and lets a double walk beside each.
 
-    `add` is made for `saturate(..., keep_states=walks.add)`: one forward pass serves both.
+    `watch` is made for `score(..., watch=walks.watch)`: one reading of the rows serves both.
     """
 
     def __init__(
@@ -56,84 +54,81 @@ class Walks:
             transformer: the model.
             lenses: by name.
             k: how many ranks.
-            share: of the rows; a double costs a reading of every layer.
+            share: of the rows; a double takes half as long as a reading of every layer.
             seed: of which rows are taken and where their steps fall.
         """
         require_ranks(transformer, k)
         if not 0 < share <= 1:
             raise BadSettings(f"share {share} of the rows; above 0 and at most 1 was wanted")
         self.transformer, self.lenses, self.k, self.share = transformer, lenses, k, share
-        self.taking = np.random.default_rng(seed)  # its draws do not depend on how rows are cut
-        self.shuffling = {name: torch.Generator().manual_seed(seed) for name in lenses}
-        self.waiting = Waiting(transformer, self._walk)
-        self.seen = 0
-        self.origins: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.tops: dict[str, list[Tensor]] = {name: [] for name in lenses}
+        self.layers: dict[str, list[Tensor]] = {name: [] for name in lenses}
+        self.tokens: dict[str, list[Tensor]] = {name: [] for name in lenses}
+        self._taken: list[Tensor] = []  # one mask for every chunk of rows
+        # Draws that do not depend on how rows are cut, and are the same for every lens.
+        self._taking = np.random.default_rng(seed)
+        self._shuffling = {name: torch.Generator().manual_seed(seed) for name in lenses}
+        self._double, self._tops = Double(), list[Tensor]()
 
-    def add(self, states: Mapping[int, Tensor], batch: Batch) -> None:
-        """Take some rows of one batch."""
-        n_rows = len(batch.documents)
-        taken = torch.from_numpy(self.taking.random(n_rows) < self.share)
-        self.seen += n_rows
-        if taken.any():
-            rows = taken.nonzero()[:, 0] + self.seen - n_rows
-            self.origins.append((rows, batch.documents[taken], batch.positions[taken]))
-            self.waiting.add({layer: h[taken.to(h.device)] for layer, h in states.items()})
+    def watch(self, way: str, layer: int, logits: Tensor) -> None:
+        """Let doubles take the step to one layer; layers come in rising order."""
+        if layer == 0:
+            if way == next(iter(self.lenses)):
+                drawn = self._taking.random(len(logits)) < self.share
+                self._taken.append(torch.from_numpy(drawn))
+            self._double, self._tops = Double(), []
+        taken = self._taken[-1]
+        if not taken.any():
+            return
+        said = f"the random walk of lens {way!r} ({self.lenses[way].name})"
+        w = self._double.step(logits[taken.to(logits.device)], self._shuffling[way])
+        self._tops.append(finite_top(w, self.k, said, layer))
+        if layer == self.transformer.n_layers:
+            tops = torch.stack(self._tops, dim=1)
+            self.layers[way].append(saturation_layers(tops))
+            self.tokens[way].append(tops[:, -1].to(torch.int32))
 
-    def results(self) -> dict[str, Walk]:
-        """By lens."""
-        self.waiting.settle()
-        if not self.origins:
+    def results(self, real: Mapping[str, Saturation]) -> dict[str, Walk]:
+        """By lens, beside the rows themselves."""
+        rows = torch.cat(self._taken).nonzero()[:, 0]
+        if not len(rows):
             raise BadText(
-                f"a share of {self.share} of {self.seen} rows left none for random walks; take a "
-                "larger share or read more"
+                f"a share of {self.share} of {sum(map(len, self._taken))} rows left none for "
+                "random walks; take a larger share or read more"
             )
-        rows, documents, positions = (
-            torch.cat(column) for column in zip(*self.origins, strict=True)
-        )
-        found = {}
-        for name, parts in self.tops.items():
-            tops = torch.cat(parts)
-            found[name] = Walk(
-                Saturation(
-                    saturation_layers(tops), tops[:, -1].to(torch.int32),
-                    torch.full_like(rows, -1, dtype=torch.int32), documents, positions,
-                    self.transformer.n_layers, name,
+        unknown = torch.full_like(rows, -1, dtype=torch.int32)
+        return {
+            name: Walk(
+                replace(
+                    real[name].rows(rows), layer=torch.cat(layers),
+                    tokens=torch.cat(self.tokens[name]), gold=unknown,
                 ),
                 rows,
-            )  # fmt: skip
-        return found
-
-    @torch.no_grad()
-    def _walk(self, rows: Rows) -> None:
-        for name, lens in self.lenses.items():
-            layers = range(self.transformer.n_layers + 1)
-            readings = (lens.logits(rows[layer], layer) for layer in layers)
-            said = f"the random walk of lens {name!r} ({lens.name})"
-            tops = [
-                finite_top(double, self.k, said, layer)
-                for layer, double in enumerate(double_of(readings, self.shuffling[name]))
-            ]
-            self.tops[name].append(torch.stack(tops, dim=1).to(torch.int32))
+            )
+            for name, layers in self.layers.items()
+        }  # fmt: skip
 
 
-def double_of(readings: Iterable[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
-    """A walk that steps like `readings`, layer by layer: (row, d_vocab) in, (row, d_vocab) out."""
-    z = w = None
-    for logits in readings:
+class Double:
+    """One walk beside some rows."""
+
+    def __init__(self) -> None:
+        self.z: Tensor | None = None  # what the rows said at the layer before, less its mean
+        self.w: Tensor | None = None  # and the double
+
+    def step(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """Where the double is when the rows say `logits`: (row, d_vocab), its mean 0."""
         now = logits.float()
         now = now - now.mean(-1, keepdim=True)
-        if z is None or w is None:
-            w = now
+        if self.z is None or self.w is None:
+            self.w = now
         else:
-            z, w = z.to(now.device), w.to(now.device)
-            size = torch.linalg.vecdot(z, z)
+            size = torch.linalg.vecdot(self.z, self.z)
             # All tokens alike at a layer: nothing to carry on, the step is all there is.
-            slope = (torch.linalg.vecdot(now, z) / size).where(size > 0, 0.0)[:, None]
-            step = torch.addcmul(now, slope, z, value=-1)
-            w = torch.addcmul(_shuffled(step, generator), slope, w)
-        z = now
-        yield w
+            slope = (torch.linalg.vecdot(now, self.z) / size).where(size > 0, 0.0)[:, None]
+            step = torch.addcmul(now, slope, self.z, value=-1)
+            self.w = torch.addcmul(_shuffled(step, generator), slope, self.w)
+        self.z = now
+        return self.w
 
 
 def _shuffled(steps: Tensor, generator: torch.Generator) -> Tensor:

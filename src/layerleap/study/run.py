@@ -280,7 +280,8 @@ class Run:
         try:
             return score(
                 self.transformer, lenses, iter_batches(self.transformer, examples),
-                quality=quality, also=None if inside is None else inside.add,
+                keep_states=None if quality is None else quality.add,
+                also=None if inside is None else inside.add,
                 progress=self.progress, total=asked, phase=f"reading {text}",
             )  # fmt: skip
         except BadText as error:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from layerleap.act.task_probe import States
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
-from layerleap.read.saturation import Saturation, saturate
+from layerleap.read.saturation import Ranks, Saturation
 from layerleap.read.scores import score
 from layerleap.read.walks import Walk, Walks
 from layerleap.stats.rows import RowFile, RowWriter
@@ -80,7 +79,7 @@ def see(
     total: int | None = None,
     phase: str = "reading",
 ) -> Seen:
-    """Read the batches twice: to the saturation layers, then for what exit rules look at.
+    """Read the batches once, and every row at every layer: all else is made from its logits.
 
     Args:
         transformer: the model.
@@ -94,24 +93,29 @@ def see(
         total: how many texts there will be, if known.
         phase: what progress calls it.
     """
+    ranks = Ranks(transformer, lenses, k)
     walks = Walks(transformer, lenses, k=k, share=walk_share, seed=seed)
     target = RowFile(file, EVERY, seed)
     target.remove()
     writer = RowWriter(target, transformer, 0)
 
     def keep(states: Mapping[int, Tensor], batch: Batch) -> None:
-        walks.add(states, batch)
+        ranks.note(batch)
         writer.add([states[layer] for layer in sorted(states)], batch.documents)
 
-    told: dict[str, Any] = {"progress": progress, "total": total}
+    def watch(way: str, layer: int, logits: Tensor) -> None:
+        ranks.watch(way, layer, logits)
+        walks.watch(way, layer, logits)
+
     with closing(writer):
-        found = saturate(
-            transformer, lenses, batches(), k=k, keep_states=keep, phase=phase, **told
+        scores = score(
+            transformer, lenses, batches(), keep_states=keep, watch=watch,
+            progress=progress, total=total, phase=phase,
         )  # fmt: skip
     writer.finish()
-    scores = score(transformer, lenses, batches(), phase=f"{phase} again", **told)
+    found = ranks.results()
     return Seen(
-        transformer, lenses, found, walks.results(),
+        transformer, lenses, found, walks.results(found),
         {name: Evidence.of(scores, name) for name in lenses}, target.open(), batches,
     )  # fmt: skip
 
