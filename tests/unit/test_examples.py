@@ -8,6 +8,7 @@ from tiny_models import WORDS, sentences, tiny, tokenizer
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import (
+    Batch,
     Census,
     Example,
     Sampling,
@@ -354,3 +355,20 @@ def test_some_texts_of_a_batch_are_as_if_they_had_come_alone(name):
     for layer, h in alone.items():
         torch.testing.assert_close(h, whole[layer][rows], rtol=1e-4, atol=1e-5)
     assert (some.n_texts, some.n_tokens) == (2, int(some.inputs["attention_mask"].sum()))
+
+
+def test_what_an_encoder_is_given_is_never_cut_however_long_the_decoders_text_is():
+    ids = torch.arange(12).view(2, 6)
+    keep = torch.zeros(2, 6, dtype=torch.bool)
+    keep[:, 1] = True
+    inputs = {"input_ids": ids, "attention_mask": ids * 0 + 1, "decoder_input_ids": ids + 1}
+    inputs["decoder_attention_mask"] = torch.tensor([[1, 1, 1, 0, 0, 0]] * 2)
+    rows = torch.arange(2)
+    batch = Batch(0, inputs, keep, rows, rows, keep[:, 0], 2, 6)
+    cut = {name: value.shape[1] for name, value in batch.cut(3).items()}
+    assert cut == {
+        "input_ids": 6, "attention_mask": 6, "decoder_input_ids": 3, "decoder_attention_mask": 3,
+    }  # fmt: skip
+    some = batch.texts(torch.tensor([True, False]))
+    assert some.inputs["input_ids"].shape == (1, 6)
+    assert some.inputs["decoder_input_ids"].tolist() == [[1, 2, 3]]

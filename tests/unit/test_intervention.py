@@ -48,7 +48,10 @@ def texts_of(name: str) -> tuple[Transformer, list[Batch]]:
 
 def others_of(name: str) -> tuple[Transformer, list[Batch]]:
     """Images, sound, two texts: whatever the family takes."""
-    changes = {"whisper": {"decoder_layers": 8}, "vit": {"num_hidden_layers": 8}}[name]
+    changes = {
+        "whisper": {"decoder_layers": 8}, "t5": {"num_decoder_layers": 8},
+        "vit": {"num_hidden_layers": 8},
+    }[name]  # fmt: skip
     model = Transformer.wrap(build(name, 1, **changes), name=f"tiny-{name}")
     batches = []
     for index in range(12):
@@ -67,7 +70,7 @@ def others_of(name: str) -> tuple[Transformer, list[Batch]]:
 @cache
 def pass_over(name: str):
     """Model, batches, and all that one pass shows."""
-    model, batches = (others_of if name in ("whisper", "vit") else texts_of)(name)
+    model, batches = (others_of if name in ("whisper", "t5", "vit") else texts_of)(name)
     lens, kept = Lens(model), []
     of = saturate(
         model, {"id": lens}, batches, k=2,
@@ -94,7 +97,7 @@ def row(found: Intervention, kind: str, offset: int) -> dict:
     return next(r for r in found.rows if (r["kind"], r["offset"]) == (kind, offset))
 
 
-ALL = ["llama", "gpt2", "bert", "albert", "mixtral", "whisper", "vit"]
+ALL = ["llama", "gpt2", "bert", "albert", "mixtral", "whisper", "t5", "vit"]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -124,7 +127,7 @@ def test_the_own_state_changes_nothing_to_the_bit_and_never_succeeds(name):
         assert row(found, "no-op", offset)["pairs"] == found.pairs
 
 
-@pytest.mark.parametrize("name", ["llama", "albert", "whisper", "vit"])
+@pytest.mark.parametrize("name", ["llama", "albert", "whisper", "t5", "vit"])
 def test_batches_of_recipients_are_one_injection_at_a_time(name):
     """By hooks, through the whole model, one trial after the other."""
     model, lens, batches, of, evidence, states = pass_over(name)

@@ -88,20 +88,33 @@ class Batch:
         """Some of the texts, by a mask; padding that none of them needs is cut off."""
         mask = self.mask[chosen]
         width = int(mask.sum(1).max())
-
-        def cut(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            # Pixels and sound have no padding, and other axes than positions.
-            return value[chosen][:, :width] if value.shape == self.keep.shape else value[chosen]
-
-        inputs = {name: cut(value) for name, value in self.inputs.items()}
+        inputs = {
+            name: value[chosen] if isinstance(value, Tensor) else value
+            for name, value in self.cut(width).items()
+        }
         rows = chosen[self.keep.nonzero()[:, 0]]
         return Batch(
             self.index, inputs, self.keep[chosen][:, :width], self.documents[rows],
             self.positions[rows], self.held_back[rows], int(chosen.sum()), int(mask.sum()),
             None if self.gold is None else self.gold[rows],
         )  # fmt: skip
+
+    def cut(self, width: int) -> dict[str, Any]:
+        """The inputs up to `width` positions.
+
+        Those that have other axes stay whole: pixels, sound, and all that an encoder is given,
+        even where it happens to be as long as what the decoder is.
+        """
+        prefix = "decoder_" if any(name.startswith("decoder_") for name in self.inputs) else ""
+
+        def is_along(name: str, value: Any) -> bool:
+            is_alike = isinstance(value, Tensor) and value.shape == self.keep.shape
+            return is_alike and name.startswith(prefix)
+
+        return {
+            name: value[:, :width] if is_along(name, value) else value
+            for name, value in self.inputs.items()
+        }
 
     @property
     def mask(self) -> Tensor:

@@ -76,10 +76,13 @@ class Runner:
         position[chosen] = place[:, 1]
         slots = torch.full((len(self.pairs),), -1)
         slots[chosen] = slot
+        width = batch.keep.shape[1]
+        if self.transformer.kind == "next-token":
+            width = int(place[:, 1].max()) + 1  # what follows cannot reach a causal state
         queues = self._queues(slots, len(texts))
         most = max(len(queue) for part in queues for queue in part)
-        copies = max(1, min(most, self.tokens // max(1, len(texts) * batch.keep.shape[1])))
-        recording = record(self.transformer, _repeated(batch, texts.repeat(copies)))
+        copies = max(1, min(most, self.tokens // (len(texts) * width)))
+        recording = record(self.transformer, _repeated(batch, texts.repeat(copies), width))
         last = recording.states[-1][slot, place[:, 1]]
         ends = self._tokens(last, self.transformer.n_layers)
         self.moved += int((ends != self.pairs.token[chosen]).sum())
@@ -181,10 +184,10 @@ def _rounds(queues: list[list[int]], copies: int) -> Iterator[tuple[Tensor, Tens
         yield slots, trials
 
 
-def _repeated(batch: Batch, texts: Tensor) -> dict[str, Any]:
-    """The inputs of some texts, each as often as it is named."""
+def _repeated(batch: Batch, texts: Tensor, width: int) -> dict[str, Any]:
+    """The inputs of some texts up to a width, each text as often as it is named."""
     n = len(batch.keep)
-    return {name: _rows(value, texts, n) for name, value in batch.inputs.items()}
+    return {name: _rows(value, texts, n) for name, value in batch.cut(width).items()}
 
 
 def _rows(value: Any, texts: Tensor, n: int) -> Any:
