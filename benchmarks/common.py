@@ -6,6 +6,7 @@ In: functions to time. Out: `Row`s, merged by name into one JSON file, and a tab
 import gc
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -146,6 +147,25 @@ def demo_arguments(out: Path, smoke: bool) -> tuple[str, ...]:
     """The arguments of `make demo`, or a much smaller run of the same."""
     small = {"4000": "60", "800": "30"} if smoke else {}
     return (*(small.get(word, word) for word in DEMO), "--out", str(out))
+
+
+def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]) -> Any:
+    """`study.json` of a folder, if one run made all of it; else `command` makes it anew.
+
+    Args:
+        folder: where the report is, or will be.
+        command: what makes it.
+        is_wanted: whether the settings that it was made with are those asked for.
+    """
+    path = folder / "study.json"
+    if path.is_file():
+        found = read_json(path)
+        whole = found["summary"].get("run", {}).get("whole", False)
+        if whole and is_wanted(found["settings"]):
+            return found
+        shutil.rmtree(folder)  # finished parts would be taken over, and their time not counted
+    layerleap(*command, "--out", str(folder))
+    return read_json(path)
 
 
 def record(path: Path, rows: Iterable[Row]) -> None:

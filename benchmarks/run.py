@@ -20,7 +20,7 @@ from common import BUILD, Row, record, table
 
 BARS = (
     "fit_cost", "pairs", "memory", "demo_time", "load_time", "shape", "released", "paper",
-    "decoding", "batches", "saturation_time",
+    "decoding", "batches", "saturation_time", "saturation_study",
 )  # fmt: skip
 
 

@@ -88,12 +88,13 @@ def study_saturation(
     require_ranks(transformer, settings.k)
     if bank is not None:
         bank.check_model(transformer)
-    started = time.monotonic()
+    started, is_fresh = time.monotonic(), work is None or not work.exists()
     with _folder(work) as folder:
         run = _Run(transformer, settings, folder, progress)
         result = run.study(bank)
     seconds = round(time.monotonic() - started, 1)
-    result["summary"] = {"run": {"seconds": seconds, "peak_mib": peak_memory()}}
+    # Without the time that an interrupted run had spent before.
+    result["summary"] = {"run": {"seconds": seconds, "whole": is_fresh, "peak_mib": peak_memory()}}
     return result
 
 

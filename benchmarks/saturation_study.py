@@ -1,0 +1,33 @@
+"""The whole study of saturation with the command's defaults: how long it takes.
+
+In: `study.json` of a whole run, made if there is none. Out: one row.
+"""
+
+from common import BUILD, MODEL, Row, study
+
+from layerleap.study.saturation_settings import SIZES, SaturationSettings
+
+
+def run(*, smoke: bool) -> list[Row]:
+    """Minutes of the study, and of the parts that read text."""
+    small = ("--quick", "--fit-texts", "60", "--read-texts", "40")
+    n_fit, n_read = SIZES["text"]
+    wanted = {**SaturationSettings().to_dict(), "n_fit": n_fit, "n_read": n_read}
+    asked = ("n_fit", "n_read", "k", "draws", "walk_share", "permutations", "cells", "pairs",
+             "prompts", "sections", "quick")  # fmt: skip
+    found = study(
+        BUILD / ("bench-smoke-saturation" if smoke else "saturation") / MODEL,
+        ("study", "saturation", MODEL, *(small if smoke else ())),
+        lambda settings: smoke or all(settings[key] == wanted[key] for key in asked),
+    )
+    seen, settings = found["summary"]["run"], found["settings"]
+    detail = {
+        "note": "layerleap study saturation with its defaults, model and text already there",
+        "settings": {key: settings[key] for key in asked},
+        "rows": {row["role"]: row["rows"] for row in found["data"]},
+        "peak_mib": seen["peak_mib"],
+    }
+    return [
+        Row("saturation_study", seen["seconds"] / 60, None, "minutes", 30.0, "<=", judged="ours",
+            detail=detail),
+    ]  # fmt: skip
