@@ -94,7 +94,7 @@ def test_a_model_without_such_parts_is_given_the_reason_instead_of_a_figure():
     (found,) = sections(study)
     assert found.figures == found.tables == ()
     assert found.lead[-1] == "Not done for this model: its blocks are not sums."
-    assert found.seen == "Replacing attention costs least: 55 % agreement from layer 0 on."
+    assert found.seen == ("Replacing attention costs least: 55 % agreement from layer 0 on.",)
 
 
 @pytest.mark.usefixtures("undrawn")

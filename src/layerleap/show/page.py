@@ -35,7 +35,7 @@ class Figure:
     key: str
     title: str
     svg: str
-    seen: str
+    seen: tuple[str, ...]
     how: str
     sample: str
     narrow: bool = False
@@ -68,9 +68,9 @@ class Tile:
     id_share: float
 
 
-def said(study: Study, topic: str) -> str:
-    """The study's findings on a topic, as one run of sentences."""
-    return " ".join(row["text"] for row in study["findings"] if row["topic"] == topic)
+def said(study: Study, topic: str) -> tuple[str, ...]:
+    """The study's findings on a topic."""
+    return tuple(row["text"] for row in study["findings"] if row["topic"] == topic)
 
 
 def figures_of(study: Study) -> list[Figure]:

@@ -201,11 +201,12 @@ def _guesses(study: Study) -> Section | None:
     lead = (
         "Among positions whose top token is wrong: is the token at rank 2, 3 or 4 right more often "
         "if it settled early than if only the last block put it there?",
-        *(row["text"] for row in study["findings"] if row["topic"] == "guesses"),
     )
     caption = "Right answers among runners-up; a dash: too few of them to test"
     table = TableOf("guesses-table", caption, (head, rows))
-    return Section("guesses", "Better guesses", "Guesses", lead, "", (), (table,))
+    return Section(
+        "guesses", "Better guesses", "Guesses", lead, said(study, "guesses"), (), (table,)
+    )
 
 
 def _probe(study: Study) -> Section | None:
@@ -232,7 +233,7 @@ def _probe(study: Study) -> Section | None:
                  "that know nothing are random walks with the model's step sizes.", n),
     ]  # fmt: skip
     title = "Can the task be read off a state?"
-    return Section("probe", title, "Tasks", lead, "", tuple(figures), ())
+    return Section("probe", title, "Tasks", lead, (), tuple(figures), ())
 
 
 def _intervention(study: Study) -> Section | None:
@@ -248,7 +249,7 @@ def _intervention(study: Study) -> Section | None:
     return Section(
         "intervention", "Does a settled state stay settled elsewhere?", "Intervention",
         ("Success: the recipient ends with its own top token and settles at the injection.",),
-        "", tuple(figures), (),
+        (), tuple(figures), (),
     )  # fmt: skip
 
 
@@ -286,7 +287,7 @@ def _exits(study: Study) -> Section | None:
             "intervals over texts)"
         )
         tables.append(TableOf("live-table", caption, _live(found)))
-    seen = f"{said(study, 'calibrated')} {said(study, 'live')}".strip()
+    seen = said(study, "calibrated") + said(study, "live")
     title = "Exiting by task"
     return Section(
         "exits", title, "Exits", lead, seen, tuple(figures), tuple(tables), texts_of(found)

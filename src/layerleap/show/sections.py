@@ -58,7 +58,7 @@ class Section:
     title: str
     short: str
     lead: tuple[str, ...]
-    seen: str
+    seen: tuple[str, ...]
     figures: tuple[Figure, ...]
     tables: tuple[TableOf, ...]
     texts: tuple[Text, ...] = ()
@@ -93,7 +93,7 @@ def _section(
 ) -> Section:
     """A section without the figures and tables that there is no data for."""
     drawn = tuple(figure for figure in figures if figure is not None)
-    seen = "" if any(figure.key == key for figure in drawn) else said(study, key)
+    seen = () if any(figure.key == key for figure in drawn) else said(study, key)
     filled = tuple(table for table in tables if table.table[1])
     return Section(key, title, short, lead, seen, drawn, filled)
 

@@ -83,7 +83,8 @@ def order(
             for is_kept in (False, True)
         ],
     }  # fmt: skip
-    return {**found, "in_order": _in_order(found["tau"][0]), "verdict": _verdict(found)}
+    return {**found, "in_order": _in_order(found["tau"][0]), "verdict": _verdict(found),
+            "others": _others_words(found)}  # fmt: skip
 
 
 def _share(chosen: Tensor) -> float:
@@ -197,14 +198,28 @@ def _in_order(tau: Row) -> bool | None:
 
 
 def _verdict(found: Row) -> list[str]:
-    """One sentence for every cell of tau, then one on how far up the ranks order goes."""
+    """One sentence for every cell of tau, one on how far up the ranks order goes."""
     return [*(_tau_words(row, found) for row in found["tau"]), _steps_words(found["steps"])]
 
 
-def _tau_words(tau: Row, found: Row) -> str:
+def _others_words(found: Row) -> str:
+    """What the selections after the first say, without their numbers."""
+    answers = (
+        f"{_what(tau, found)}: {'too few positions' if tau['value'] is None else _answer(tau)}"
+        for tau in found["tau"][1:]
+    )
+    return f"By other selections. {'. '.join(answers)}."
+
+
+def _what(tau: Row, found: Row) -> str:
     what = f"Ranks {tau['ranks'][0]} to {tau['ranks'][1]}"
     if tau["filtered"]:
         what += f" where the top token settled by layer {found['filter']['limit']}"
+    return what
+
+
+def _tau_words(tau: Row, found: Row) -> str:
+    what = _what(tau, found)
     if tau["value"] is None:
         return (
             f"{what}: {tau['rows']} positions can be compared, {tau['needed']} are needed; "

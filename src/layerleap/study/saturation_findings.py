@@ -41,7 +41,7 @@ def _order(study: Study) -> Found:
                 )
             ),
         )
-        yield "tau", f"Through {name}: {found['verdict'][0]}"  # other selections are in the table
+        yield "tau", f"Through {name}: {found['verdict'][0]} {found['others']}"
         yield "places", f"Through {name}: {found['verdict'][-1]}"
         yield "headline", f"Through {THROUGH[name]}, {_in_order(found)}."
 
@@ -236,6 +236,6 @@ def _twin(study: Study) -> Found:
     )
     if twin["order"] is not None:
         yield "headline", f"In the untrained twin, {_in_order(twin['order'])}."
-        yield "twin", twin["order"]["verdict"][-1]
+        yield "twin", f"In the untrained twin: {twin['order']['verdict'][-1]}"
     if twin["intervention"] is not None:
-        yield "twin", f"There, {twin['intervention']['words']}."
+        yield "intervention", f"In the untrained twin, {twin['intervention']['words']}."

@@ -33,7 +33,7 @@ class SaturationSettings:
     k: int = 5  # ranks
     sections: tuple[str, ...] = SECTIONS  # what is studied besides order
     draws: int = 999  # of each null of order
-    walk_share: float = 0.2  # of the rows, those that random walks are made beside
+    walk_share: float = 0.5  # of the rows, those that random walks are made beside
     permutations: int = 39  # of the probe's labels
     cells: int = 3000  # (row, layer) that a probe is trained on, at most
     pairs: int = 100  # of the intervention, at most
@@ -79,7 +79,7 @@ class SaturationSettings:
         return replace(
             self, permutations=min(self.permutations, 19), cells=min(self.cells, 1500),
             pairs=min(self.pairs, 40), prompts=min(self.prompts, 3),
-            walk_share=max(self.walk_share, 0.4), quick=True,
+            quick=True,
         )  # fmt: skip
 
     def settled(self, transformer: Transformer) -> "SaturationSettings":
