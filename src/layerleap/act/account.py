@@ -12,7 +12,7 @@ EXACTNESS = {
     "exact": "identical to the full model's own text",
     "rounded": "the full model's own text up to near-ties: passes over several tokens round "
     "otherwise in this dtype",
-    "approximate": "some tokens are read before the last layer",
+    "approximate": "tokens may be read before the last layer",
 }
 
 

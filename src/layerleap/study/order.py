@@ -208,7 +208,7 @@ def _others_words(found: Row) -> str:
         f"{_what(tau, found)}: {'too few positions' if tau['value'] is None else _answer(tau)}"
         for tau in found["tau"][1:]
     )
-    return f"By other selections. {'. '.join(answers)}."
+    return f"Other selections. {'. '.join(answers)}."
 
 
 def _what(tau: Row, found: Row) -> str:
