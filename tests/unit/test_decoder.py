@@ -1,5 +1,6 @@
 """What a decoder refuses, leaves behind, and says of itself; rules live exit where replay says."""
 
+import re
 import time
 from dataclasses import replace
 from threading import Thread
@@ -28,6 +29,7 @@ from layerleap.act.rules import (
 )
 from layerleap.act.softmax import Softmax
 from layerleap.act.task_probe import TaskProbe
+from layerleap.act.write import coloured
 from layerleap.errors import BadSettings, BadText, WrongModel
 from layerleap.models.transformer import Transformer
 from layerleap.models.walk import Walk
@@ -460,3 +462,12 @@ def test_a_saved_task_rule_leaves_its_probe_out(llama):
     rule = made_probe(llama[0]).rule(0.25)
     assert rule.to_dict() == {"name": "task", "threshold": 0.25}
     assert from_dict(rule.to_dict()) == rule
+
+
+def test_line_ends_show_their_colour_and_only_the_last_of_several_ends_a_line():
+    pieces = ["a\n", "\n", "", "\n", "b", "\nc\n"]
+    account = {"n_layers": 4, "layers": [1] * 6, "guessed": [False] * 6}
+    page = coloured({"pieces": pieces, "account": account, "prompt": "p\nq", "says": "six"})
+    shown = re.findall(r'<span title="[^"]*" style="[^"]*">([^<]*)</span>', page)
+    assert shown == ["a⏎", "⏎", "", "⏎\n", "b", "⏎\nc⏎\n"]
+    assert ">p\nq</span>" in page

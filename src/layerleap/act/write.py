@@ -6,7 +6,7 @@ coloured by the layer that it was read at.
 
 import html
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from colorsys import hls_to_rgb
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,7 +56,7 @@ def coloured(written: Mapping[str, Any]) -> str:
     n = account["n_layers"]
     spans = []
     for piece, layer, guessed in zip(
-        written["pieces"], account["layers"], account["guessed"], strict=True
+        _marked(written["pieces"]), account["layers"], account["guessed"], strict=True
     ):
         title = f"layer {layer} of {n}" + (", guessed" if guessed else "")
         line = "border-bottom:2px solid #555;" if guessed else ""
@@ -72,6 +72,23 @@ def coloured(written: Mapping[str, Any]) -> str:
         f'<div style="margin-top:10px;font-size:13px;color:#555">{_scale(n)} '
         f"{html.escape(written['says'])}.</div></div>"
     )
+
+
+def _marked(pieces: Sequence[str]) -> list[str]:
+    """Line ends are seen, so that their colour is; of several in a row only the last ends a line.
+
+    A model that leaves too early may write nothing else.
+    """
+    text = "".join(pieces)
+    marked, place = [], 0
+    for piece in pieces:
+        shown = ""
+        for character in piece:
+            place += 1
+            is_last = text[place : place + 1] != "\n"
+            shown += ("\u23ce\n" if is_last else "\u23ce") if character == "\n" else character
+        marked.append(shown)
+    return marked
 
 
 def colour(layer: int, n_layers: int) -> str:

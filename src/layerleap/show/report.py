@@ -7,7 +7,6 @@ the folder are left alone.
 
 import base64
 import hashlib
-import html
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -117,17 +116,3 @@ def _asset(name: str) -> str:
 def _hash(script: str) -> str:
     """What the page's security policy knows our script by; any other script is refused."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def write_page(body: str, title: str, path: Path) -> Path:
-    """Write something that shows itself in a notebook as one self-contained page."""
-    title = html.escape(title)
-    page = (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f"<title>layerleap: {title}</title>"
-        '<body style="font-family:system-ui,sans-serif;margin:2em">'
-        f"<h1>{title}</h1>{body}</body></html>\n"
-    )
-    with whole_file(Path(path)) as temporary:
-        temporary.write_text(page, encoding="utf8")
-    return Path(path)

@@ -3,9 +3,7 @@
 In: a `Strip`. Out: rich renderables, or one self-contained HTML file.
 """
 
-import html
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from layerleap.files import whole_file
 from layerleap.read.readings import TITLES
 from layerleap.read.strip import Strip, ink, marks, shade
+from layerleap.show.sheet import write_sheet
 from layerleap.show.tables import new_table, visible
 
 Row = dict[str, Any]
@@ -72,47 +70,15 @@ def _legend(strip: Strip) -> Text:
 
 def write_strip(strip: Strip, model: str, text: str, path: Path) -> Path:
     """Write a strip as one self-contained page; returns its path."""
-    style = resources.files("layerleap.show").joinpath("report.css").read_text(encoding="utf8")
-    facts = (
-        f"{strip.n_layers} layers",
-        f"ranks 1 to {strip.k}",
-        f"{len(strip.positions)} positions",
-    )
-    page = PAGE.format(
-        style=style, model=html.escape(model), text=html.escape(text), strip=strip._repr_html_(),
-        facts="".join(f"<li>{fact}</li>" for fact in facts), last=strip.n_layers, k=strip.k,
+    return write_sheet(
+        strip._repr_html_(), path, kicker="saturation layers",
+        title=("Where", model, "makes up its mind"),
+        facts=(
+            f"{strip.n_layers} layers", f"ranks 1 to {strip.k}", f"{len(strip.positions)} positions"
+        ),
+        text=text, heading="From which layer on each token stands where it ends",
+        lead=f"Under each token of the text are the {strip.k} tokens that the model holds most "
+        "likely there, best first. The number is the layer from which that token stood at exactly "
+        f"that rank and stayed: layer 0 is the input, layer {strip.n_layers} the finished answer. "
+        "The darker, the earlier it was decided.",
     )  # fmt: skip
-    with whole_file(Path(path)) as temporary:
-        temporary.write_text(page, encoding="utf8")
-    return Path(path)
-
-
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<link rel="icon" href="data:,">
-<title>Saturation layers of {model}: {text}</title>
-<style>{style}</style>
-</head>
-<body>
-<header><div class="wrap">
-<p class="kicker">layerleap &middot; saturation layers</p>
-<h1>Where <span class="name">{model}</span> makes up its mind</h1>
-<ul class="facts">{facts}</ul>
-</div></header>
-<main class="wrap">
-<h2>Text</h2>
-<p>{text}</p>
-<h2>From which layer on each token stands where it ends</h2>
-<p>Under each token of the text are the {k} tokens that the model holds most likely there, best
-first. The number is the layer from which that token stood at exactly that rank and stayed: layer 0
-is the input, layer {last} the finished answer. The darker, the earlier it was decided.</p>
-{strip}
-</main>
-</body>
-</html>
-"""

@@ -111,11 +111,22 @@ def generate(
         if against:
             tell(_against(transformer, written, tokens, chat, seed, options))
         if html is not None:
-            from layerleap.show.report import write_page
-
-            tell(f"page: {write_page(written._repr_html_(), prompt, html)}")
+            tell(f"page: {_page(written, transformer.identity.name, html)}")
         if json:
             print_json(written.to_dict())
+
+
+def _page(written: Any, model: str, path: Path) -> Path:
+    from layerleap.show.sheet import write_sheet
+
+    account = written.account
+    return write_sheet(
+        written._repr_html_(), path, kicker="a text and its layers", title=("What", model, "wrote"),
+        facts=(f"{account.n_layers} layers", f"{account.tokens} tokens"), text=written.prompt,
+        heading="Where each token was read",
+        lead="The warmer a token, the earlier it left; white ones ran through all layers. "
+        "Underlined ones had been guessed. Hold the pointer over one for its layer.",
+    )  # fmt: skip
 
 
 def _check(

@@ -126,9 +126,17 @@ def read(
             text, positions=None if html or position is None else [position], top_k=top_k
         )
         if html:
-            from layerleap.show.report import write_page
+            from layerleap.show.sheet import write_sheet
 
-            tell(f"all positions: {write_page(readings._repr_html_(), text, html)}")
+            page = write_sheet(
+                readings._repr_html_(), html, kicker="readings",
+                title=("What", transformer.identity.name, "is about to say"),
+                facts=(f"{readings.n_layers} layers", f"{len(readings.positions)} positions"),
+                text=text, heading="Layer by layer",
+                lead="A column for every token of the text: what each layer would say comes next. "
+                "Hold the pointer over a cell for its best tokens.",
+            )  # fmt: skip
+            tell(f"all positions: {page}")
         if json:
             print_json(readings.to_dict())
             return
