@@ -216,6 +216,6 @@ def _require_enough(counts: Tensor, rarest: Tensor, rows: int, choice: Choice) -
             "as many rows are needed, or fewer tasks"
         )
     raise BadText(
-        f"{rows} rows give {found} balanced examples of each of {n_tasks} tasks in some fold of "
-        f"{choice.folds}; a probe needs {FEWEST}: {advice}"
+        f"{rows} rows give {found} balanced example{'' if found == 1 else 's'} of each of "
+        f"{n_tasks} tasks in some fold of {choice.folds}; a probe needs {FEWEST}: {advice}"
     )

@@ -151,9 +151,12 @@ def _order(study: Study) -> Section | None:
                  "not in order; ties count as not in order, so chance lies below 0.", n),
     ]  # fmt: skip
     twin = said(study, "twin")
-    table = TableOf(
-        "tau-table", "Strict tau and its two nulls, by selection", _taus(study), "dense"
+    level = next(iter(study["order"].values()))["settings"]["level"]
+    caption = (
+        "Strict tau and its two nulls, by selection. A null is beaten if p is at most "
+        f"{level:g} and the interval over documents is clear of it"
     )
+    table = TableOf("tau-table", caption, _taus(study), "dense")
     title = "Do ranks settle in order?"
     return Section("order", title, "Order", lead, twin, tuple(figures), (table,))
 
