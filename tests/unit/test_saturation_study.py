@@ -14,10 +14,14 @@ from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, WrongModel
 from layerleap.models.transformer import Transformer
+from layerleap.read.lens import Lens
+from layerleap.read.saturation import saturate
+from layerleap.read.scores import score
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.study import saturation as studying
 from layerleap.study.live_exits import prompts_of
+from layerleap.study.saturated_rows import see
 from layerleap.study.saturation import SaturationSettings, default_sampling, study_saturation
 from layerleap.study.saturation_findings import _beside
 
@@ -85,6 +89,30 @@ def test_what_too_few_rows_do_not_allow_is_noted_and_not_made(tmp_path):
     assert answers["Which rank is being decided can be told from a single state."] == "not tested"
 
 
+def test_one_pass_over_the_text_gives_layers_walks_evidence_and_states(tmp_path):
+    transformer = tiny("llama")
+    asked = []
+
+    def batches():
+        asked.append(1)
+        sampling = Sampling(positions="every:2")
+        return batches_of(transformer, sentences(20), sampling, side="both")
+
+    lenses = {"id": Lens(transformer), "mat": Lens(transformer, bank_of(transformer))}
+    seen = see(transformer, lenses, batches, tmp_path / "rows", k=3, walk_share=0.5)
+    assert asked == [1]
+    apart = saturate(transformer, lenses, batches(), k=3)
+    scores = score(transformer, lenses, batches())
+    for name in lenses:
+        assert torch.equal(seen.saturation[name].layer, apart[name].layer)
+        assert torch.equal(seen.evidence[name].top, scores.top[name])
+        assert torch.equal(seen.evidence[name].p1, scores.p1[name])
+        rows = seen.walks[name].rows
+        assert 0 < len(rows) < len(seen.gold)
+        assert torch.equal(seen.walks[name].saturation.documents, apart[name].documents[rows])
+    assert torch.equal(seen.states.documents, apart["id"].documents)
+
+
 def test_sections_that_were_not_asked_for_are_left_out_without_a_note(tmp_path):
     none = settings(text_file(tmp_path), sections=(), n_read=60)
     study = study_saturation(tiny("llama", seed=1, num_hidden_layers=8), none)
@@ -123,6 +151,7 @@ def test_an_interrupted_study_goes_on_with_the_parts_that_were_done(tmp_path, mo
         study = study_saturation(model, few, work=work)
     assert "in the same folder: order, guesses, probe" in study["notes"][-1]
     assert study["notes"][:-1] == whole["notes"]
+    assert [one["summary"]["run"]["whole"] for one in (whole, study)] == [True, False]
     for part in ("order", "guesses", "probe", "twin", "claims", "findings"):
         assert study[part] == whole[part]
     assert [_timeless(row) for row in study["data"]] == [_timeless(row) for row in whole["data"]]
