@@ -74,3 +74,36 @@ def test_a_tone_keeps_pitch_and_loudness_at_another_rate(wanted):
     expected = np.sin(2 * np.pi * 440 * np.arange(wanted) / wanted)
     assert np.abs(found - expected).max() < 1e-5
     assert resampled(tone, 22_050, 22_050) is tone
+
+
+def test_documents_that_are_not_wanted_are_not_spoken_and_the_others_are_the_same(espeak):
+    every = [(clip.name, clip.transcript) for clip in iter_spoken(TEXTS)]
+    espeak.clear()
+    some = list(iter_spoken(TEXTS, wanted=lambda document: "number 1" in document.text))
+    assert len(espeak) == len(some) == PER_DOCUMENT
+    names = {clip.document.name for clip in some}
+    assert len(names) == 1
+    kept = [one for one in every if one[0].startswith(f"{min(names)},")]
+    assert [(clip.name, clip.transcript) for clip in some] == kept
+
+
+@pytest.mark.parametrize("n", [1, 2, 441, 9_973, 30_011])
+def test_a_sound_of_any_length_is_the_same_at_another_rate(n):
+    seconds = np.arange(n) / 22_050
+    swell = np.sin(2 * np.pi * 440 * seconds) * np.hanning(n)  # begins and ends in silence
+    found = resampled(swell.astype(np.float32), 22_050, 16_000)
+    assert len(found) == round(n * 16_000 / 22_050)
+    if n > 441:
+        again = np.interp(np.arange(len(found)) / 16_000, seconds, swell)
+        assert np.abs(found - again).max() < 0.01
+
+
+def test_lengths_are_rounded_up_to_products_of_small_primes():
+    def is_smooth(n):
+        for prime in (2, 3, 5):
+            while n % prime == 0:
+                n //= prime
+        return n == 1
+
+    for least in range(1, 700):
+        assert spoken._smooth(least) == next(n for n in range(least, 2000) if is_smooth(n))

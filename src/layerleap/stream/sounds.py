@@ -6,7 +6,7 @@ Out: `Batch`es: the decoder is given the transcript, and read where the next wor
 """
 
 import wave
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -44,7 +44,9 @@ class Clip:
         return self.document or Document(self.name, self.transcript)
 
 
-def iter_clips(source: Any, *, seed: int = 0) -> Iterator[Clip]:
+def iter_clips(
+    source: Any, *, seed: int = 0, wanted: Callable[[Document], bool] | None = None
+) -> Iterator[Clip]:
     """The recordings of `source`.
 
     Args:
@@ -52,16 +54,23 @@ def iter_clips(source: Any, *, seed: int = 0) -> Iterator[Clip]:
             of such; "spoken", sentences of the bundled news read by espeak-ng, or "spoken:TEXT"
             for another text; or clips.
         seed: chooses the sentences that are spoken.
+        wanted: of which documents clips are wanted; of all when None. Others are not spoken.
     """
+    label = str(source)
+    if isinstance(source, str) and (label == "spoken" or label.startswith("spoken:")):
+        from layerleap.stream.spoken import iter_spoken
+
+        return iter_spoken(label.partition(":")[2] or "news", seed=seed, wanted=wanted)
+    clips = _iter_recorded(source)
+    return clips if wanted is None else (c for c in clips if wanted(c.kept_apart_by))
+
+
+def _iter_recorded(source: Any) -> Iterator[Clip]:
     if not isinstance(source, str | Path):
         return _checked(source)
     label = str(source)
     if label in SOUND_NAMES:
         return iter([_from_file(fetch_sound(label))])
-    if label == "spoken" or label.startswith("spoken:"):
-        from layerleap.stream.spoken import iter_spoken
-
-        return iter_spoken(label.partition(":")[2] or "news", seed=seed)
     path = Path(label).expanduser()
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix.lower() == ".wav")
@@ -104,27 +113,24 @@ def sound_batches(
     census = census if census is not None else Census()
     _require_sound(transformer)
     policy = parse_positions(sampling.positions, sampling.seed)
-    clips = (
-        clip
-        for clip in iter_clips(source, seed=sampling.seed)
-        if side == "both" or _is_out(clip, sampling.held_out, sampling.seed) == (side == "held-out")
-    )
+
+    def wanted(document: Document) -> bool:
+        is_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
+        return side == "both" or is_out == (side == "held-out")
+
+    clips = iter_clips(source, seed=sampling.seed, wanted=wanted)
     some, index, documents = islice(clips, n_clips), 0, dict[str, int]()
     while chunk := list(islice(some, per_batch)):
         examples = []
         for clip in chunk:
             document = documents.setdefault(clip.kept_apart_by.name, len(documents))
-            back = _is_out(clip, ridge_share, sampling.seed + 1)
+            back = is_held_out(clip.kept_apart_by, share=ridge_share, seed=sampling.seed + 1)
             examples.append(_example(transformer, clip, document, policy, back))
             census.documents = len(documents)
             census.note(examples[-1])
         features = [_features(transformer, clip) for clip in chunk]
         yield _batch(transformer, torch.cat(features), examples, index)
         index += 1
-
-
-def _is_out(clip: Clip, share: float, seed: int) -> bool:
-    return is_held_out(clip.kept_apart_by, share=share, seed=seed)
 
 
 def _require_sound(transformer: Transformer) -> None:

@@ -5,18 +5,19 @@ In: any text. Out: one clip a sentence, with the sentence as its transcript.
 The voice is a machine's: results on it say how a model hears such a voice, and reports say so.
 """
 
+import math
 import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from layerleap.errors import BadMedia, CannotFetch
-from layerleap.stream.pieces import iter_pieces
+from layerleap.stream.pieces import Document, iter_pieces
 from layerleap.stream.sounds import Clip, read_wav
 from layerleap.stream.texts import iter_documents
 
@@ -32,12 +33,15 @@ NOTE = (
 )
 
 
-def iter_spoken(text: Any = "news", *, seed: int = 0) -> Iterator[Clip]:
+def iter_spoken(
+    text: Any = "news", *, seed: int = 0, wanted: Callable[[Document], bool] | None = None
+) -> Iterator[Clip]:
     """Sentences of a text, read aloud; a few of each document, documents in random order.
 
     Args:
         text: anything `iter_documents` reads.
         seed: of both orders.
+        wanted: which documents are spoken; all when None.
     """
     program = shutil.which(PROGRAM)
     if program is None:
@@ -50,6 +54,7 @@ def iter_spoken(text: Any = "news", *, seed: int = 0) -> Iterator[Clip]:
     return (
         Clip(f"{document.name}, sentence {number}", *speak(sentence, program), sentence, document)
         for document in documents
+        if wanted is None or wanted(document)
         for number, sentence in enumerate(
             iter_pieces(document, "sentence", per_document=PER_DOCUMENT, seed=seed), start=1
         )
@@ -74,12 +79,33 @@ def speak(sentence: str, program: str = PROGRAM) -> tuple[np.ndarray[Any, Any], 
 
 
 def resampled(samples: np.ndarray[Any, Any], rate: int, wanted: int) -> np.ndarray[Any, Any]:
-    """The same sound with `wanted` samples a second: its spectrum, cut or filled with zeros."""
+    """The same sound with `wanted` samples a second: its spectrum, cut or filled with zeros.
+
+    Silence is put after it until the number of samples is a product of small primes: with a large
+    one in it, a Fourier transform takes ten times as long.
+    """
     if rate == wanted:
         return samples
-    length = round(len(samples) * wanted / rate)
-    spectrum = np.fft.rfft(samples.astype(np.float64))
-    kept = np.zeros(length // 2 + 1, dtype=complex)
+    common = math.gcd(rate, wanted)
+    pieces = _smooth(-(-len(samples) // (rate // common)))
+    before, after = pieces * (rate // common), pieces * (wanted // common)
+    spectrum = np.fft.rfft(samples.astype(np.float64), before)
+    kept = np.zeros(after // 2 + 1, dtype=complex)
     both = min(len(spectrum), len(kept))
     kept[:both] = spectrum[:both]
-    return (np.fft.irfft(kept, length) * (length / len(samples))).astype(np.float32)
+    length = round(len(samples) * wanted / rate)
+    return (np.fft.irfft(kept, after)[:length] * (after / before)).astype(np.float32)
+
+
+def _smooth(least: int) -> int:
+    """The smallest number from `least` on whose only prime factors are 2, 3 and 5."""
+    found = 2 ** max(0, least - 1).bit_length()
+    five = 1
+    while five < found:
+        three = five
+        while three < found:
+            twos = 2 ** max(0, -(-least // three) - 1).bit_length()
+            found = min(found, three * twos)
+            three *= 3
+        five *= 5
+    return found
