@@ -80,10 +80,13 @@ def test_ranks_without_enough_guesses_say_how_many_are_needed():
     second, third, fourth = found["tests"]
     assert second["p"] is None
     assert second["needed"] > 40
-    assert f"too few to test, about {second['needed']} such rows are needed." in found["verdict"][0]
+    assert (
+        f"too few right ones to test, about {second['needed']} such rows are needed."
+        in found["verdict"][0]
+    )
     assert third["p"] is None
     assert third["needed"] is None  # none is early, so these rows cannot say
-    assert "too few to test, more rows are needed." in found["verdict"][2]
+    assert "too few right ones to test, more rows are needed." in found["verdict"][2]
     assert fourth["rank"] == 4
 
 

@@ -97,7 +97,7 @@ def test_how_far_the_order_goes_is_said():
         1, torch.rand(300, 2, generator=torch.Generator().manual_seed(0)).argsort(1)
     )
     found = order(made(layers), settings=QUICK)
-    assert found["verdict"][-1].startswith("Each of the ranks 1 to 4 saturates later")
+    assert found["verdict"][-1].startswith("Ranks up to 4 saturate each later")
     backwards = order(made(in_order(300).flip(1)), settings=QUICK)
     assert backwards["verdict"][-1] == "Rank 2 does not clearly saturate after rank 1."
 

@@ -98,5 +98,5 @@ def test_a_share_must_be_one_and_leave_rows():
     for share in (0, 1.5):
         with pytest.raises(BadSettings, match="above 0 and at most 1"):
             Walks(transformer, {"id": Lens(transformer)}, share=share)
-    with pytest.raises(BadText, match="left none for random walks"):
+    with pytest.raises(BadText, match="rows are too few to take a share"):
         seen(transformer, share=1e-9)

@@ -162,8 +162,8 @@ class ProbeScores:
         where = "at chance" if self.control_at_chance else "away from chance"
         return (
             f"balanced accuracy {a['value']:.3f} ({a['low']:.3f} to {a['high']:.3f}) where chance "
-            f"gives {a['chance']:.3f} and exchanged labels {a['null']:.3f}, p = {a['p']:.3g} of at "
-            f"least {1 / (a['permutations'] + 1):.3g}; on random walks {a['control']:.3f}, {where} "
+            f"gives {a['chance']:.3f} and exchanged labels {a['null']:.3f}, p = {a['p']:.3g} "
+            f"({a['permutations']} exchanges); on random walks {a['control']:.3f}, {where} "
             f"{kept}; {self.cells:,} (row, layer) of {self.documents} documents"
         )
 

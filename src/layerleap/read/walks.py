@@ -92,8 +92,8 @@ class Walks:
         rows = torch.cat(self._taken).nonzero()[:, 0]
         if not len(rows):
             raise BadText(
-                f"a share of {self.share} of {sum(map(len, self._taken))} rows left none for "
-                "random walks; take a larger share or read more"
+                f"{sum(map(len, self._taken))} rows are too few to take a share of {self.share} of "
+                "them for random walks; read more text"
             )
         unknown = torch.full_like(rows, -1, dtype=torch.int32)
         return {

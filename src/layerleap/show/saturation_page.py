@@ -85,10 +85,15 @@ def _tables(study: Study) -> dict[str, list[Row]]:
     }
 
 
+NULLS = ("exchangeable", "walk")  # of a tau, if there were rows enough
+
+
 def _flat(row: Row) -> Row:
     """Rows inside a row get names of their own; lists become words."""
     found: Row = {}
     for key, value in row.items():
+        if value is None and key in NULLS:
+            continue  # other rows have its parts
         if isinstance(value, dict):
             found |= {f"{key}_{inner}": item for inner, item in value.items()}
         else:

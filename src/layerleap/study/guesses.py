@@ -160,7 +160,7 @@ def _words(row: Row, settings: GuessSettings) -> str:
     )
     if row["p"] is None:
         more = "more rows" if row["needed"] is None else f"about {row['needed']:,} such rows"
-        return f"{what}: {counts}: too few to test, {more} are needed."
+        return f"{what}: {counts}: too few right ones to test, {more} are needed."
     interval = "" if row["low"] is None else f" ({row['low']:+.1%} to {row['high']:+.1%})"
     numbers = f"a difference of {row['difference']:+.1%}{interval}, p = {row['p']:.2g}"
     if row["early_are"] is None:

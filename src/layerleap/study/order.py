@@ -183,7 +183,7 @@ def _tau(saturation: Saturation, walk: Walk | None, settings: OrderSettings, cel
         found["walk"] = other = against_walk(
             real.layer, walk.saturation.layer, real.documents, last, cell, **draws
         )
-        enough = min(other["rows"], other["walk_rows"]) >= settings.needed_rows
+        enough = min(other["rows"], other["doubles"]) >= settings.needed_rows
         if enough and other["documents"] >= FEWEST_DOCUMENTS:
             found["beats_walk"] = other["p"] <= settings.level and other["low"] > 0
     return found
@@ -236,7 +236,8 @@ def _tau_words(tau: Row, found: Row) -> str:
     else:
         against.append(
             f"random walks with the model's own steps give {walk['mean']:+.3f} where it has "
-            f"{walk['value']:+.3f} ({walk['rows']:,} positions, p = {walk['p']:.3g})"
+            f"{walk['value']:+.3f} ({walk['rows']:,} positions, {walk['doubles']:,} walks, "
+            f"p = {walk['p']:.3g})"
         )
     return f"{what}: {value}; {' and '.join(against)}: {_answer(tau)}."
 
@@ -248,7 +249,13 @@ def _answer(tau: Row) -> str:
     if not exchangeable:
         return "no more order than chance gives"
     if walk is None:
-        return "more order than exchangeable ranks have; whether a random walk has as much is open"
+        few = (
+            "" if tau["walk"] is None else f" ({tau['walk']['doubles']} walks settle enough ranks)"
+        )
+        return (
+            "more order than exchangeable ranks have; whether a random walk has as much is open"
+            + few
+        )
     if walk:
         return "the order beats both nulls"
     return "no more order than structureless steps of that size give"
@@ -264,8 +271,8 @@ def _steps_words(steps: Sequence[Row]) -> str:
     if clear == 1:
         return "Rank 2 does not clearly saturate after rank 1."
     return (
-        f"Each of the ranks 1 to {clear} saturates later on average than the one before, its "
-        "interval clear of 0; a random walk may do the same."
+        f"Ranks up to {clear} saturate each later on average than the one before, intervals clear "
+        "of 0; a random walk may do the same."
     )
 
 

@@ -1,7 +1,8 @@
 """What "Looking Beyond the Top-1" (arXiv 2410.20210) says, beside what was seen here.
 
 In: the result of a study of saturation. Out: one row per claim: what was seen, whether it agrees
-("yes", "partly", "no" or "not tested"), and how that was decided. The paper's models are larger.
+("yes", "partly", "no", "cannot tell" or "not tested"), and how that was decided. The paper's
+models are larger.
 """
 
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def _order(study: Study) -> Verdict:
     if tau["walk"] and tau["walk"]["mean"] is not None:
         seen += f"; random walks {tau['walk']['mean']:+.3f}"
     if found["in_order"] is None:
-        return seen, "not tested", "too few documents or walks to tell"
+        return seen, "cannot tell", "too few documents, or too few random walks settle"
     partly = "partly" if tau["beats_exchangeable"] else "no"
     why = "yes if it beats both nulls, partly if only exchangeable ranks; the paper has the latter"
     return seen, "yes" if found["in_order"] else partly, why
@@ -85,7 +86,7 @@ def _places(study: Study) -> Verdict:
 
 def _first_three(order: Row) -> Verdict:
     clear = clear_ranks(order)
-    seen = f"each of the ranks 1 to {clear} settles later than the one before"
+    seen = f"ranks up to {clear} settle each later than the one before"
     if clear == 1:
         seen = "rank 2 does not clearly settle after rank 1"
     return seen, "yes" if clear == 3 else "no", "yes if up to rank 3 and no further"

@@ -52,9 +52,9 @@ def _in_order(found: Row) -> str:
         return "too few positions settle to say whether ranks do so in order"
     numbers = f"strict tau {tau['value']:+.2f}"
     if (null := tau["exchangeable"]) is not None:
-        numbers += f", {null['mean']:+.2f} from exchangeable ranks"
+        numbers += f"; exchangeable ranks have {null['mean']:+.2f}"
     if (walk := tau["walk"]) is not None and walk["mean"] is not None:
-        numbers += f", {walk['mean']:+.2f} from random walks"
+        numbers += f", random walks {walk['mean']:+.2f}"
     if found["in_order"]:
         return f"ranks settle in order, beyond what both nulls give ({numbers})"
     if found["in_order"] is None:

@@ -67,7 +67,7 @@ class SaturationSettings:
         if self.draws < 19:
             raise BadSettings(f"{self.draws} draws cannot give a p-value of 0.05; 19 or more")
         if self.k < 3:
-            raise BadSettings(f"order among {self.k} ranks; 3 or more were wanted")
+            raise BadSettings(f"order among {self.k} ranks (-k); 3 or more were wanted")
         if not 0 < self.walk_share <= 1:
             raise BadSettings(f"walk_share {self.walk_share} is not above 0 and at most 1")
         for name in ("tolerance", "delta"):

@@ -113,7 +113,7 @@ def against_walk(
     low, high = spread.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     known = len(names) > 1
     return {
-        "rows": int(real[:, 1].sum()), "walk_rows": int(double[:, 1].sum()),
+        "rows": int(real[:, 1].sum()), "doubles": int(double[:, 1].sum()),
         "documents": len(names), "value": finite(float(_mean(real.sum(0)))),
         "mean": finite(float(_mean(double.sum(0)))), "difference": finite(float(seen)),
         "low": finite(low) if known else None, "high": finite(high) if known else None,

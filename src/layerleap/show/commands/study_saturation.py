@@ -43,7 +43,7 @@ def study_saturation(
     read_texts: Annotated[
         int | None, typer.Option(help="Held-out ones to read. By default 800, of speech 120.")
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", "-k", help="How many ranks.")] = 5,
+    ranks: Annotated[int, typer.Option("--ranks", "-k", help="How many ranks, 3 or more.")] = 5,
     sections: Annotated[
         str,
         typer.Option(
