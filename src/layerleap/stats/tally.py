@@ -183,7 +183,7 @@ def run_tally(
             mark = _marked(mark, batch)
             if batch.index < before:
                 if batch.index + 1 == before:
-                    _require_same_text(mark, tally)
+                    _require_same_text(mark, tally, checkpoint)
                 continue
             if batch.index % shard[1] == shard[0]:
                 seen_now = _states(transformer, batch, tally)
@@ -199,7 +199,9 @@ def run_tally(
             saver.save()
         raise
     if not seen and before:
-        _require_same_text(mark, tally)  # nothing was left to do, or the text got shorter
+        _require_same_text(
+            mark, tally, checkpoint
+        )  # nothing was left to do, or the text got shorter
     if seen and tally.fit.rows:
         saver.save()
     for moments in tally.sets.values():
@@ -236,11 +238,11 @@ def _marked(mark: str, batch: Batch) -> str:
     return hashlib.sha256(mark.encode() + data).hexdigest()
 
 
-def _require_same_text(mark: str, tally: Tally) -> None:
+def _require_same_text(mark: str, tally: Tally, checkpoint: Path | None) -> None:
     if mark != tally.mark:
         raise WrongModel(
             f"the text has changed since the checkpoint of {tally.n_batches} batches was saved; "
-            "delete the checkpoint to start anew"
+            f"delete {checkpoint or 'it'} to start anew"
         )
 
 
