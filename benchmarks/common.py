@@ -163,7 +163,8 @@ def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]
         whole = found["summary"].get("run", {}).get("whole", False)
         if whole and is_wanted(found["settings"]):
             return found
-        shutil.rmtree(folder)  # finished parts would be taken over, and their time not counted
+    # What an interrupted run has finished would be taken over, and its time not counted.
+    shutil.rmtree(folder / ".work", ignore_errors=True)
     layerleap(*command, "--out", str(folder))
     return read_json(path)
 

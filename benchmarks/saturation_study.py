@@ -9,7 +9,7 @@ from layerleap.study.saturation_settings import SIZES, SaturationSettings
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Minutes of the study, and of the parts that read text."""
+    """Minutes that the study takes."""
     small = ("--quick", "--fit-texts", "60", "--read-texts", "40")
     n_fit, n_read = SIZES["text"]
     wanted = {**SaturationSettings().to_dict(), "n_fit": n_fit, "n_read": n_read}

@@ -161,7 +161,7 @@ def require_ranks(transformer: Transformer, k: int) -> None:
 
 
 class _Ranks:
-    """What is known of rows so far."""
+    """Gathers saturation layers, and where their rows are from."""
 
     def __init__(self, transformer: Transformer, lenses: Mapping[str, Lens], k: int) -> None:
         require_ranks(transformer, k)
@@ -192,7 +192,7 @@ class _Ranks:
 
 
 class Ranks(_Ranks):
-    """The same of rows that are read at every layer for another reason.
+    """Saturation layers of rows that are read at every layer for another reason.
 
     `note` each batch, and let `watch` be shown all logits: `score(watch=ranks.watch, ...)`.
     """

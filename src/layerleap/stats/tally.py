@@ -198,10 +198,8 @@ def run_tally(
         if seen and whole:
             saver.save()
         raise
-    if not seen and before:
-        _require_same_text(
-            mark, tally, checkpoint
-        )  # nothing was left to do, or the text got shorter
+    if not seen and before:  # nothing was left to do, or the text got shorter
+        _require_same_text(mark, tally, checkpoint)
     if seen and tally.fit.rows:
         saver.save()
     for moments in tally.sets.values():
