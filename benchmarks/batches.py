@@ -12,7 +12,7 @@ from common import MODEL, Row, generate, interleave, median
 from decoding import prompts_of, table_of
 
 from layerleap import decoder, load
-from layerleap.recipes import default_bank
+from layerleap.maps.fit import default_bank
 
 SIZES, BAR = (2, 4, 8), 1.0
 ROUNDS, TOKENS = 3, 64

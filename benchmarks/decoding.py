@@ -18,14 +18,14 @@ from common import BUILD, MODEL, Row, generate, median
 from early_rule import early_rule
 
 from layerleap import Lens, ShortcutBank, Transformer, decoder, load
-from layerleap.act.decoder import Head
-from layerleap.act.draft_table import DraftTable
-from layerleap.act.pass_cost import measure_passes
-from layerleap.act.rules import Never
+from layerleap.act.decode.decoder import Head
+from layerleap.act.decode.draft_table import DraftTable
+from layerleap.act.decode.pass_cost import measure_passes
+from layerleap.act.exits.rules import Never
 from layerleap.errors import BadArtifact
+from layerleap.maps.fit import default_bank, resolve_text
 from layerleap.memory import peak_memory
-from layerleap.models.packed import Packed
-from layerleap.recipes import default_bank, resolve_text
+from layerleap.models.cursor.packed import Packed
 from layerleap.stream.examples import Sampling
 from layerleap.stream.texts import iter_documents
 

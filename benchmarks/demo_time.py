@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common import BUILD, MODEL, Row, demo_arguments, layerleap, median, timed
 
-from layerleap.models import zoo
+from layerleap.zoo import fetch as zoo
 
 DEMO_FOLDER = BUILD / "bench-demo"
 

@@ -21,16 +21,16 @@ import torch
 from common import BUILD, generate, median
 
 from layerleap import Lens, ShortcutBank, Transformer, decoder
-from layerleap.act.evidence import Evidence, split
-from layerleap.act.families import Family, family
-from layerleap.act.replay import Exits, sweep
-from layerleap.act.rules import Gap, Never, Rule, Similarity, Task
-from layerleap.act.shortlist import Shortlist
-from layerleap.act.task_cells import Choice
-from layerleap.act.task_probe import TaskProbe
-from layerleap.models.packed import Packed
+from layerleap.act.decode.shortlist import Shortlist
+from layerleap.act.exits.evidence import Evidence, split
+from layerleap.act.exits.families import Family, family
+from layerleap.act.exits.replay import Exits, sweep
+from layerleap.act.exits.rules import Gap, Never, Rule, Similarity, Task
+from layerleap.models.cursor.packed import Packed
+from layerleap.read.probes.cells import Choice
+from layerleap.read.probes.task import TaskProbe
 from layerleap.stream.examples import Batch, Example, collate
-from layerleap.study.saturated_rows import SomeStates, numbers, see
+from layerleap.study.saturation.rows import SomeStates, numbers, see
 
 AGREEMENT = 0.95
 # Agreements in replay, tried live until one agrees so often that the mean over as many other texts
@@ -152,7 +152,7 @@ def _evidence(
         choice=Choice(tasks=2, limit=3000, seed=0),
     )  # fmt: skip
     short = seen.evidence["short"].rows(others)
-    rest = probe.attach(short, SomeStates(seen.states, others))
+    rest = short.with_probe(probe, SomeStates(seen.states, others))
     length = 1 + whole.position.double().mean().item()
     families = {
         "task": family(Task, probe=probe), "similarity": family(Similarity),

@@ -3,7 +3,7 @@
 from common import MODEL, Row, median, timed
 
 from layerleap import load
-from layerleap.models import zoo
+from layerleap.zoo import fetch as zoo
 
 
 def run(*, smoke: bool) -> list[Row]:

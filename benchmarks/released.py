@@ -13,13 +13,13 @@ import torch
 from common import MODEL, Row, interleave, median, timed
 
 from layerleap import Lens, Sampling, fit_bank, load
-from layerleap.act.evidence import Evidence
-from layerleap.act.families import LAMBDAS, MORE_LAMBDAS, family
-from layerleap.act.replace import Replacement, cascades
-from layerleap.act.replay import sweep
-from layerleap.act.rules import Gap
-from layerleap.models.parts import KINDS
-from layerleap.models.rerun import record
+from layerleap.act.edits.replace import Replacement, cascades
+from layerleap.act.exits.evidence import Evidence
+from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
+from layerleap.act.exits.replay import sweep
+from layerleap.act.exits.rules import Gap
+from layerleap.models.discovery.parts import KINDS
+from layerleap.models.hooks.recording import record
 from layerleap.read.scores import score
 from layerleap.stream.examples import collate, iter_batches, iter_examples
 

@@ -5,7 +5,7 @@ In: `study.json` of a whole run, made if there is none. Out: one row.
 
 from common import BUILD, MODEL, Row, study
 
-from layerleap.study.saturation_settings import SIZES, SaturationSettings
+from layerleap.study.saturation.settings import SIZES, SaturationSettings
 
 
 def run(*, smoke: bool) -> list[Row]:

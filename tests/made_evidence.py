@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from layerleap.act.evidence import Evidence
+from layerleap.act.exits.evidence import Evidence
 
 
 def made(

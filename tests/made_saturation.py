@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.act.random_states import RandomStates
-from layerleap.act.task_cells import task_labels
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
+from layerleap.read.probes.cells import task_labels
+from layerleap.read.probes.random_states import RandomStates
+from layerleap.read.random_walks import Double, Walk, Walks
 from layerleap.read.saturation import Ranks, Saturation
 from layerleap.read.scores import score
-from layerleap.read.walks import Double, Walk, Walks
 from layerleap.stream.examples import Batch
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tiny_models import sentences, tiny
 
 from layerleap.stream.examples import Sampling
-from layerleap.study.saturation import SaturationSettings, study_saturation
+from layerleap.study.saturation.study import SaturationSettings, study_saturation
 
 SMALL = {
     "n_fit": 150, "n_read": 240, "k": 3, "draws": 99, "walk_share": 0.5, "permutations": 3,

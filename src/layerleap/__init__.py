@@ -1,8 +1,8 @@
 """layerleap: see what a transformer is about to say, layers before it says it, and act on it.
 
-    models -> stream -> stats -> maps -> read -> act -> show
+    zoo -> models -> stream -> stats -> maps -> read -> act -> study -> show
 
-A stage imports only from stages to its left; `study` and `show` may use all. Public names are
+A stage imports only from stages to its left. Public names are
 loaded when first used, so that `layerleap --help` does not wait for torch.
 """
 
@@ -11,12 +11,12 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-STAGES = ("models", "stream", "stats", "maps", "read", "act", "study", "show")
+STAGES = ("zoo", "models", "stream", "stats", "maps", "read", "act", "study", "show")
 
 _HOME = {
     "load": "layerleap.models.load",
     "Transformer": "layerleap.models.transformer",
-    "check_model": "layerleap.models.laws",
+    "check_model": "layerleap.models.discovery.laws",
     "Sampling": "layerleap.stream.examples",
     "iter_documents": "layerleap.stream.texts",
     "Moments": "layerleap.stats.moments",
@@ -27,16 +27,16 @@ _HOME = {
     "import_tuned_lens": "layerleap.maps.imports",
     "Lens": "layerleap.read.lens",
     "Readings": "layerleap.read.readings",
-    "collect": "layerleap.recipes",
-    "merge": "layerleap.recipes",
-    "bank_from": "layerleap.recipes",
-    "fit_bank": "layerleap.recipes",
-    "ShortcutSettings": "layerleap.study.shortcuts",
-    "study_shortcuts": "layerleap.study.shortcuts",
-    "decoder": "layerleap.act.decoder",
-    "write": "layerleap.act.write",
-    "suitability": "layerleap.study.suitability",
-    "write_report": "layerleap.show.report",
+    "collect": "layerleap.maps.fit",
+    "merge": "layerleap.maps.fit",
+    "bank_from": "layerleap.maps.fit",
+    "fit_bank": "layerleap.maps.fit",
+    "ShortcutSettings": "layerleap.study.shortcuts.study",
+    "study_shortcuts": "layerleap.study.shortcuts.study",
+    "decoder": "layerleap.act.decode.decoder",
+    "write": "layerleap.act.decode.generate",
+    "suitability": "layerleap.study.suitability.study",
+    "write_report": "layerleap.show.report.report",
     "LayerleapError": "layerleap.errors",
 }
 

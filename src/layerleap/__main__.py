@@ -1,5 +1,5 @@
 """`python -m layerleap`, which torchrun needs."""
 
-from layerleap.show.cli import main
+from layerleap.show.cli.app import main
 
 main()

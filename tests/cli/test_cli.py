@@ -9,7 +9,7 @@ import torch
 from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
-from layerleap.show.cli import app
+from layerleap.show.cli.app import app
 
 
 def run(*words: object) -> Result:
@@ -383,7 +383,7 @@ def test_no_space_left_on_the_disk(
 
 def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused must be refused before a model is even loaded."""
-    for place in ("layerleap.models.load.load", "layerleap.recipes.merge"):
+    for place in ("layerleap.models.load.load", "layerleap.maps.fit.merge"):
         monkeypatch.setattr(place, lambda *_, **__: pytest.fail("too late"))
 
 
@@ -427,7 +427,7 @@ def test_interruption_keeps_the_checkpoint_and_the_next_run_ends_the_same(
     from layerleap import ShortcutBank
     from layerleap.stats import tally
 
-    monkeypatch.setattr("layerleap.recipes.TOKENS_PER_BATCH", 64)
+    monkeypatch.setattr("layerleap.maps.fit.TOKENS_PER_BATCH", 64)
     fit = ("fit", folder, "--text", text, "--positions", "all", "-o")
     assert run(*fit, tmp_path / "whole").exit_code == 0
     add, seen = tally._add, []

@@ -8,10 +8,10 @@ from tiny_models import tiny
 from typer.testing import CliRunner
 
 import layerleap
-from layerleap.act import divergence as divergence_module
-from layerleap.act.divergence import Divergence
+from layerleap.act.decode import divergence as divergence_module
+from layerleap.act.decode.divergence import Divergence
 from layerleap.files import write_json
-from layerleap.show.cli import app
+from layerleap.show.cli.app import app
 
 
 @pytest.fixture(scope="module")

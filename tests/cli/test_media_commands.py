@@ -8,7 +8,7 @@ from media import seeing, sets
 from typer.testing import CliRunner, Result
 
 from layerleap.maps.bank import ShortcutBank
-from layerleap.show.cli import app
+from layerleap.show.cli.app import app
 
 
 def run(*words: object) -> Result:

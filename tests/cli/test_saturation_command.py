@@ -7,8 +7,8 @@ import pytest
 from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
-from layerleap.recipes import fit_bank
-from layerleap.show.cli import app
+from layerleap.maps.fit import fit_bank
+from layerleap.show.cli.app import app
 
 TEXT = "the cat sat on the mat"
 

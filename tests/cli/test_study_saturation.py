@@ -8,7 +8,7 @@ from saturation_studies import text_file
 from tiny_models import tiny
 from typer.testing import CliRunner, Result
 
-from layerleap.show.cli import app
+from layerleap.show.cli.app import app
 
 SMALL = (
     "--fit-texts", 100, "--read-texts", 150, "-k", 3, "--permutations", 2, "--pairs", 20,

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
-from layerleap.show.cli import app
+from layerleap.show.cli.app import app
 
 
 def run(*words: object) -> Result:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.translator import Translator
-from layerleap.show.cli import app
+from layerleap.show.cli.app import app
 
 HOW = (
     "--positions",

@@ -8,9 +8,9 @@ from contract_bank import bank_of
 from families import NEXT_TOKEN, build
 from transformers import DynamicCache
 
-from layerleap.act.decoder import decoder
-from layerleap.act.pass_cost import PassCost
-from layerleap.act.rules import Never
+from layerleap.act.decode.decoder import decoder
+from layerleap.act.decode.pass_cost import PassCost
+from layerleap.act.exits.rules import Never
 from layerleap.models.transformer import Transformer
 
 SINGLE = (

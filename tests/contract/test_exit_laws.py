@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from made_evidence import made as plain
 from made_evidence import with_task
 
-from layerleap.act.evidence import Evidence
-from layerleap.act.families import LAMBDAS, MORE_LAMBDAS, family
-from layerleap.act.learned import Learned
-from layerleap.act.replay import replay, sweep
-from layerleap.act.rules import (
+from layerleap.act.exits.evidence import Evidence
+from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
+from layerleap.act.exits.learned import Learned
+from layerleap.act.exits.replay import replay, sweep
+from layerleap.act.exits.rules import (
     RULES,
     Entropy,
     Fixed,

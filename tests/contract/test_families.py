@@ -9,10 +9,10 @@ from families import ALL, CLASS, MASKED_TOKEN, NEXT_TOKEN, SEQ_TO_SEQ, build
 from torch import nn
 
 from layerleap.errors import BadSettings
-from layerleap.models.compare import row_gap as gap
-from layerleap.models.laws import LAWS, check, parts_error
-from layerleap.models.probe import probe
-from layerleap.models.sites import Anatomy
+from layerleap.models.discovery.compare import row_gap as gap
+from layerleap.models.discovery.laws import LAWS, check, parts_error
+from layerleap.models.discovery.probe import probe
+from layerleap.models.discovery.sites import Anatomy
 from layerleap.models.transformer import Transformer
 
 EXACT = 1e-9

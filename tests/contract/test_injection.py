@@ -7,11 +7,11 @@ import torch
 from families import ALL, NEXT_TOKEN, build
 from torch import nn
 
-from layerleap.act.inject import Injection, inject, run_injected
+from layerleap.act.edits.patch import Injection, inject, run_injected
 from layerleap.errors import BadSettings
-from layerleap.models.compare import row_gap as gap
-from layerleap.models.probe import probe, ready
-from layerleap.models.rerun import Recording, record
+from layerleap.models.discovery.compare import row_gap as gap
+from layerleap.models.discovery.probe import probe, ready
+from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import sentences, tokenizer
 
-from layerleap.models.compare import row_gap as gap
+from layerleap.models.discovery.compare import row_gap as gap
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.stream.examples import Example, Sampling, collate, iter_batches, iter_examples

@@ -9,7 +9,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from layerleap.errors import ModelRefused
-from layerleap.models.laws import check_model
+from layerleap.models.discovery.laws import check_model
 from layerleap.models.load import load
 from layerleap.models.transformer import Transformer
 

@@ -7,13 +7,13 @@ import torch
 from families import ALL, SEQ_TO_SEQ, build
 from torch import nn
 
-from layerleap.act.replace import Replacement, _alone, _together, cascade, cascades
+from layerleap.act.edits.replace import Replacement, _alone, _together, cascade, cascades
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
-from layerleap.models.compare import row_gap as gap
-from layerleap.models.parts import KINDS, couples_of
-from layerleap.models.probe import probe, ready
-from layerleap.models.rerun import Recording, record
+from layerleap.models.discovery.compare import row_gap as gap
+from layerleap.models.discovery.parts import KINDS, couples_of
+from layerleap.models.discovery.probe import probe, ready
+from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 
 # Attention whose output is taken at an inner projection: the module around it still runs.

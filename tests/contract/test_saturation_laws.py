@@ -9,7 +9,7 @@ from made_saturation import walked
 from layerleap.errors import BadSettings
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
-from layerleap.models.probe import probe
+from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import saturate

@@ -6,7 +6,7 @@ from families import ALL, build
 from media import hearing, seeing
 from tiny_models import tiny
 
-from layerleap.models.laws import check
+from layerleap.models.discovery.laws import check
 from layerleap.models.transformer import Transformer
 from layerleap.models.untrained import untrained
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 from tiny_models import sentences, tiny
 
-from layerleap.act.evidence import Evidence
-from layerleap.act.replay import replay
-from layerleap.act.rules import Entropy, Fixed, Gap, Patience, Similarity, TopProbability
-from layerleap.models.rerun import record
+from layerleap.act.exits.evidence import Evidence
+from layerleap.act.exits.replay import replay
+from layerleap.act.exits.rules import Entropy, Fixed, Gap, Patience, Similarity, TopProbability
+from layerleap.maps.fit import fit_bank
+from layerleap.models.hooks.recording import record
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Distribution
 from layerleap.read.scores import score
-from layerleap.recipes import fit_bank
 from layerleap.stream.examples import Sampling, collate, iter_batches, iter_examples
 
 DOCUMENTS = sentences(60)

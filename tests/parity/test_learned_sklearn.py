@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from layerleap.act.learned import Learned, features
+from layerleap.act.exits.learned import Learned, features
 
 
 @pytest.mark.parametrize("strength", [0.1, 1.0])

@@ -13,11 +13,11 @@ from sklearn.metrics import r2_score
 from tiny_models import sentences, tiny
 
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import fit_bank
 from layerleap.maps.linear import LinearMap
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import DEPTH, Answer, Distribution, mean_interval, resample
 from layerleap.read.scores import GROUPS, Quality, score
-from layerleap.recipes import fit_bank
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from layerleap.errors import BadSettings
 from layerleap.maps.linear import Fit, LinearMap, solve
-from layerleap.models.parts import Couple
+from layerleap.models.discovery.parts import Couple
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
 

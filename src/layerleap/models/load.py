@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerleap.errors import BadSettings, ModelRefused, UnknownModel
-from layerleap.models import zoo
-from layerleap.models.bundles import MODEL_NAMES
-from layerleap.models.quiet import quiet_transformers
+from layerleap.quiet import quiet_transformers
+from layerleap.zoo import fetch as zoo
+from layerleap.zoo.catalog import MODEL_NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from layerleap.errors import ModelRefused
-from layerleap.models.capture import see
-from layerleap.models.discover import Step, find_blocks, find_tail
+from layerleap.models.discovery.probe import probe
+from layerleap.models.discovery.sites import Anatomy, Site, find_anatomy
+from layerleap.models.discovery.structure import Step, find_blocks, find_tail
+from layerleap.models.discovery.trace import trace
+from layerleap.models.hooks.capture import see
 from layerleap.models.identity import Identity, identify
-from layerleap.models.probe import probe
-from layerleap.models.sites import Anatomy, Site, find_anatomy
-from layerleap.models.trace import trace
 
 Kind = Literal["next-token", "masked-token", "class"]
 
@@ -110,7 +110,9 @@ class Transformer:
             processor,
         )
         if check:
-            from layerleap.models.laws import require  # laws need a wrapped model to check
+            from layerleap.models.discovery.laws import (
+                require,  # laws need a wrapped model to check
+            )
 
             require(wrapped)
         return wrapped

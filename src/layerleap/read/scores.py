@@ -20,7 +20,7 @@ from torch import Tensor
 from layerleap.errors import BadArtifact, BadText, ModelRefused
 from layerleap.files import whole_file
 from layerleap.memory import give_back
-from layerleap.models.rerun import Recording, record
+from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read import lens as budget

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from layerleap.errors import BadArtifact, BadSettings, WrongModel
-from layerleap.models.parts import Couple
+from layerleap.models.discovery.parts import Couple
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.files import cache_root, whole_file
-from layerleap.models.probe import ready
+from layerleap.models.discovery.probe import ready
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stream.examples import longest_input
-from layerleap.stream.reactions import REACTIONS
 from layerleap.stream.texts import iter_documents
+from layerleap.zoo.reactions import REACTIONS
 
 METHOD = 2  # raised when the same settings would draw other texts
 NOTE = (

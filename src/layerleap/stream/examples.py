@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.models.probe import ready, vocabulary_size
+from layerleap.models.discovery.probe import ready, vocabulary_size
 from layerleap.models.transformer import Transformer
 from layerleap.stream.pieces import Document, is_held_out, iter_pieces
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions

@@ -17,13 +17,20 @@ import torch
 
 from layerleap.errors import BadMedia, BadSettings
 from layerleap.extras import library
-from layerleap.models.bundles import IMAGE_NAMES
-from layerleap.models.pictures import Pictures, is_held_out, pixel_values, read_pictures, read_table
-from layerleap.models.probe import image_shape, ready
+from layerleap.models.discovery.probe import ready
 from layerleap.models.transformer import Transformer
-from layerleap.models.zoo import fetch_images
 from layerleap.stream.examples import Batch, Census, Sampling
 from layerleap.stream.pieces import Side
+from layerleap.zoo.catalog import IMAGE_NAMES
+from layerleap.zoo.fetch import fetch_images
+from layerleap.zoo.pictures import (
+    Pictures,
+    image_shape,
+    is_held_out,
+    pixel_values,
+    read_pictures,
+    read_table,
+)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 SETS = (*IMAGE_NAMES, "digits")

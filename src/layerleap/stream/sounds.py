@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadMedia, BadSettings
-from layerleap.models.bundles import SOUND_NAMES
-from layerleap.models.probe import ready, sound_shape
+from layerleap.models.discovery.probe import ready, sound_shape
 from layerleap.models.transformer import Transformer
-from layerleap.models.zoo import fetch_sound
 from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
 from layerleap.stream.pieces import Document, Side, is_held_out
 from layerleap.stream.positions import Positions, parse_positions
+from layerleap.zoo.catalog import SOUND_NAMES
+from layerleap.zoo.fetch import fetch_sound
 
 SAMPLE_BYTES = {1: "u1", 2: "<i2", 4: "<i4"}
 

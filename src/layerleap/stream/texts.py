@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from layerleap.errors import BadText, CannotFetch
-from layerleap.models.bundles import TEXT_NAMES
-from layerleap.models.zoo import fetch_text
 from layerleap.stream.pieces import Document, is_held_out, iter_pieces
+from layerleap.zoo.catalog import TEXT_NAMES
+from layerleap.zoo.fetch import fetch_text
 
 __all__ = ["Document", "is_held_out", "iter_documents", "iter_pieces"]
 

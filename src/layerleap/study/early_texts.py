@@ -7,9 +7,9 @@ Out: one plain row per rule, with every token's layer; `show.sections` colours t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from layerleap.act.decoder import decoder
-from layerleap.act.rules import Rule
-from layerleap.act.write import write
+from layerleap.act.decode.decoder import decoder
+from layerleap.act.decode.generate import write
+from layerleap.act.exits.rules import Rule
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import reads

@@ -1,0 +1,1 @@
+"""Decode: exact speculative decoding and early exit for `generate`."""

@@ -1,0 +1,1 @@
+"""Edits: states patched, parts of blocks replaced, blocks skipped."""

@@ -1,0 +1,1 @@
+"""Exits: when to stop early; rules, replay, calibration and cost."""

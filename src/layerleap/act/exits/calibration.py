@@ -1,0 +1,230 @@
+"""Calibration: the boldest rule of a family whose disagreement is kept below a tolerance.
+
+In: a family, `Evidence` set aside for calibration, a tolerance. Out: `Calibrated`: a rule with
+its guarantee, or none, which means: exit nowhere. `verify` then tries it on fresh rows.
+
+"ltt"   Learn-then-test (Angelopoulos et al., arXiv 2110.01052): with probability 1 - delta over
+        the calibration rows, the share of rows that disagree is at most the tolerance. Knobs are
+        tested from the safest to bolder ones by exact binomial tests, each at level delta, up to
+        the first that fails; in a fixed order that needs no correction for their number.
+"crc"   Conformal risk control (arXiv 2208.02814): the expected share is at most the tolerance,
+        on average over calibration sets, not for each of them.
+
+Both assume that calibration rows and later rows are exchangeable. Rows of one document are not
+independent, and another text may be harder: with several rows per document, or on other text, the
+guarantee is only as good as that assumption. The knobs must not come from the calibration rows.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from layerleap.act.exits.evidence import Evidence
+from layerleap.act.exits.families import Family
+from layerleap.act.exits.replay import replay, sweep
+from layerleap.act.exits.rules import Never, Rule, from_dict
+from layerleap.errors import BadSettings
+from layerleap.extras import learn_library
+from layerleap.read.metrics import Bootstrap
+
+Method = Literal["ltt", "crc"]
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A rule, and what is promised of it."""
+
+    rule: Rule | None  # None: exit nowhere
+    tolerance: float  # largest share of rows that may leave with another top token
+    delta: float | None  # how often the promise may fail; None for an expectation ("crc")
+    method: Method
+    n: int  # calibration rows
+    observed: float  # their share of disagreement under the rule
+    bound: float  # upper bound of the disagreement, at most the tolerance
+    note: str  # in words
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**vars(self), "rule": None if self.rule is None else self.rule.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Calibrated":
+        """What `to_dict` gave."""
+        try:
+            rule = None if data["rule"] is None else from_dict(data["rule"])
+            return cls(**{**data, "rule": rule})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadSettings(f"this does not describe a calibrated rule: {error}") from error
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A calibrated rule on rows it has not seen."""
+
+    disagreement: float
+    low: float  # 95 %, the wider of the exact binomial interval and of resampled documents
+    high: float
+    layers: float  # mean blocks run
+    saved: float
+    tolerance: float
+    within: bool  # the observed disagreement is at most the tolerance
+    rows: int
+    documents: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return dict(vars(self))
+
+
+def rows_needed(tolerance: float, delta: float | None, method: Method = "ltt") -> int:
+    """The fewest calibration rows with which any rule could pass: no error among so many."""
+    if method == "crc":
+        n = max(0, math.ceil(1 / tolerance) - 2)
+        while 1 / (n + 1) > tolerance:
+            n += 1
+        return n
+    assert delta is not None
+    return math.ceil(math.log(delta) / math.log1p(-tolerance) - 1e-9)  # rounding is no row
+
+
+def calibrate(
+    family: Family,
+    evidence: Evidence,
+    tolerance: float,
+    *,
+    delta: float = 0.05,
+    method: Method = "ltt",
+    knobs: Sequence[float] | None = None,
+    n: int = 100,
+) -> Calibrated:
+    """The boldest rule of `family` that keeps its promise.
+
+    Args:
+        family: the rules to choose from.
+        evidence: rows that neither the maps nor the rule were fitted on.
+        tolerance: largest share of rows that may leave with another top token than the model's.
+        delta: how often, over calibration sets, "ltt" may break its promise.
+        method: "ltt" for a promise that holds with confidence, "crc" for one on average.
+        knobs: the values to choose from, fixed without looking at these rows; the family's own
+            grid of `n` when None.
+        n: how many values that grid has.
+    """
+    _check(tolerance, delta, method)
+    level = delta if method == "ltt" else None
+    rows = len(evidence)
+    if rows < (wanted := rows_needed(tolerance, level, method)):
+        raise BadSettings(
+            f"{rows} calibration rows can prove no disagreement of at most {tolerance:g}; "
+            f"at least {wanted} are needed: give more, or allow more"
+        )
+    order = family.grid(n, evidence.layers[-1]) if knobs is None else list(knobs)
+    order.sort(reverse=family.direction == "later")  # the safest first
+    swept = sweep(family, evidence, order)
+    wrong = ~swept.agrees
+    if method == "ltt":
+        index = int(fixed_sequence(wrong.sum(0), rows, tolerance, delta))
+    else:
+        index = int(risk_control(_envelope(wrong).sum(0), rows, tolerance))
+    if index < 0 or swept.exits(index).saved == 0:
+        return _nowhere(tolerance, level, method, evidence)
+    observed = swept.exits(index)
+    errors = int(wrong[:, index].sum())
+    bound = (
+        upper_bound(errors, rows, delta)
+        if method == "ltt"
+        else (int(_envelope(wrong)[:, index].sum()) + 1) / (rows + 1)
+    )
+    rule = family.at(order[index])
+    promise = _promise(tolerance, level, evidence)
+    note = f"{rule}: saves {observed.saved:.3g} of {observed.n_layers} layers here; {promise}"
+    return Calibrated(rule, tolerance, level, method, rows, errors / rows, bound, note)
+
+
+def _check(tolerance: float, delta: float, method: str) -> None:
+    if method not in ("ltt", "crc"):
+        raise BadSettings(f"method {method!r} is neither 'ltt' nor 'crc'")
+    if not 0 < tolerance < 1:
+        raise BadSettings(f"tolerance {tolerance} is no share of rows between 0 and 1")
+    if not 0 < delta < 1:
+        raise BadSettings(f"delta {delta} is no probability between 0 and 1")
+
+
+def _nowhere(
+    tolerance: float, delta: float | None, method: Method, evidence: Evidence
+) -> Calibrated:
+    note = (
+        f"no rule that exits keeps its disagreement at most {tolerance:g} on {len(evidence)} rows: "
+        "exit nowhere"
+    )
+    return Calibrated(None, tolerance, delta, method, len(evidence), 0.0, 0.0, note)
+
+
+def _promise(tolerance: float, delta: float | None, evidence: Evidence) -> str:
+    documents = len(evidence.document.unique())
+    sure = "on average" if delta is None else f"with confidence {1 - delta:g}"
+    kept = f"disagreement at most {tolerance:g} {sure}, for rows exchangeable with these"
+    if documents == len(evidence):
+        return kept
+    return (
+        f"{kept}; these {len(evidence)} rows come from {documents} documents and are not "
+        "independent, so the promise is weaker than it looks"
+    )
+
+
+def fixed_sequence(errors: Tensor, n: int, tolerance: float, delta: float) -> Tensor:
+    """The last knob before the first whose test fails, -1 if the first does: (..., knob) -> (...).
+
+    The test of a knob rejects "its risk is above the tolerance" if so few errors as were seen
+    among n have a probability of at most delta at the tolerance.
+    """
+    binom = learn_library("scipy.stats").binom
+    p = torch.from_numpy(binom.cdf(errors.numpy(), n, tolerance))
+    return (p <= delta).int().cumprod(-1).sum(-1) - 1
+
+
+def risk_control(errors: Tensor, n: int, tolerance: float) -> Tensor:
+    """The boldest knob with (errors + 1) / (n + 1) <= tolerance, or -1: (..., knob) -> (...).
+
+    The errors must not fall from one knob to the next, bolder one: see `_envelope`.
+    """
+    return ((errors + 1) / (n + 1) <= tolerance).int().cumprod(-1).sum(-1) - 1
+
+
+def _envelope(wrong: Tensor) -> Tensor:
+    """Wrong at this knob or a safer one: (row, knob), monotone as risk control demands.
+
+    A row may be wrong at one layer and by luck right at an earlier one, so its plain loss is not.
+    """
+    return wrong.int().cummax(1).values
+
+
+def upper_bound(errors: int, n: int, delta: float) -> float:
+    """Exact (Clopper-Pearson) upper bound of a share, with confidence 1 - delta."""
+    beta = learn_library("scipy.stats").beta
+    return 1.0 if errors >= n else float(beta.ppf(1 - delta, errors + 1, n - errors))
+
+
+def verify(calibrated: Calibrated, evidence: Evidence, *, seed: int = 0) -> Verified:
+    """How the calibrated rule does on fresh rows."""
+    exits = replay(calibrated.rule or Never(), evidence)
+    wrong = ~exits.agrees
+    rows, errors = len(evidence), int(wrong.sum())
+    drawn = Bootstrap(evidence.document, seed=seed).estimates(wrong[:, None])[0]
+    # Without any error resampling shows none either, however few rows there are.
+    low = 1 - upper_bound(rows - errors, rows, 0.025)
+    high = upper_bound(errors, rows, 0.025)
+    return Verified(
+        errors / rows,
+        low if drawn.low is None else min(low, drawn.low),
+        high if drawn.high is None else max(high, drawn.high),
+        exits.layers,
+        exits.saved,
+        calibrated.tolerance,
+        errors / rows <= calibrated.tolerance,
+        rows,
+        drawn.documents,
+    )

@@ -1,0 +1,224 @@
+"""What exiting costs: FLOPs per token, with the checks that "layers saved" leaves out.
+
+In: a wrapped model, and the bank whose maps are applied, if any.
+Out: `Cost`: FLOPs of blocks, head and maps, counted by torch on real calls; and the mean FLOPs per
+token of a rule's exits.
+
+A check that reads a state pays a map and a head, and with a small model and a large vocabulary a
+head costs as much as several blocks: saving layers may then cost more than it saves.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from layerleap.act.exits.evidence import FIRST_EXIT
+from layerleap.act.exits.replay import Exits
+from layerleap.act.exits.rules import Rule
+from layerleap.errors import BadSettings, ModelRefused
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.linear import LinearMap
+from layerleap.models.discovery.probe import probe, probe_ids, ready
+from layerleap.models.discovery.trace import state_taken
+from layerleap.models.transformer import Transformer
+from layerleap.stream.examples import longest_input
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs per token; a multiplication and an addition are two."""
+
+    blocks: tuple[float, ...]  # of the blocks that make h[1], h[2], ...
+    head: float  # of the tail: final norm, head and what comes after
+    maps: tuple[float, ...]  # of carrying h[0], h[1], ... to the last layer; 0 for the identity
+    d_model: int
+    context: int  # tokens that the one counted attends to, itself included
+
+    def __post_init__(self) -> None:
+        if not self.blocks or len(self.maps) != len(self.blocks) + 1:
+            raise BadSettings(
+                f"{len(self.maps)} map costs for {len(self.blocks)} blocks; one was wanted for "
+                "each layer, 0 and the last included"
+            )
+
+    @property
+    def n_layers(self) -> int:
+        """How many blocks there are."""
+        return len(self.blocks)
+
+    @property
+    def full(self) -> float:
+        """All blocks and one head: what the model itself costs."""
+        return sum(self.blocks) + self.head
+
+    @property
+    def head_in_blocks(self) -> float:
+        """The head's cost in mean blocks."""
+        return self.head * self.n_layers / sum(self.blocks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        derived = {"full": self.full, "head_in_blocks": self.head_in_blocks}
+        lists = {"blocks": list(self.blocks), "maps": list(self.maps)}
+        return {**asdict(self), **lists, "n_layers": self.n_layers, **derived}
+
+    def of(self, exits: Exits, rule: Rule, layers_checked: Sequence[int] | None = None) -> float:
+        """Mean FLOPs per token when rows leave at `exits`.
+
+        Args:
+            exits: where they leave.
+            rule: how they were stopped; its `needs` says what each check on the way costs.
+            layers_checked: where it looked; at every layer from 1 on when None. At the last
+                layer there is nothing to check: rows that get there pay the head once.
+        """
+        if exits.n_layers != self.n_layers:
+            raise BadSettings(
+                f"exits of a model with {exits.n_layers} layers, costs of one with {self.n_layers}"
+            )
+        by_layer = self._by_layer(rule, layers_checked)
+        return by_layer[exits.layer].mean().item()
+
+    def _by_layer(self, rule: Rule, layers_checked: Sequence[int] | None) -> Tensor:
+        """(layer,): what a row costs that leaves at each layer."""
+        maps = torch.tensor(self.maps, dtype=torch.float64)
+        reading = maps + self.head  # at the last layer there is no map: the model's own head
+        one_check = {
+            "reading": reading,
+            "state": torch.full_like(maps, 2 * self.d_model),  # a dot product with the state before
+            "nothing": torch.zeros_like(maps),
+        }[rule.needs]
+        checked = range(self.n_layers + 1) if layers_checked is None else layers_checked
+        # A rule that reads has its answer from the last check; other rules read once, at the exit.
+        answer = reading if rule.needs != "reading" else torch.zeros_like(reading)
+        answer[-1] = self.head
+        return paid(self.blocks, one_check, answer, checked)
+
+
+def paid(blocks: Sequence[float], check: Tensor, answer: Tensor, checked: Iterable[int]) -> Tensor:
+    """(layer,): what a row pays that leaves at each layer, in whatever unit the prices have.
+
+    Args:
+        blocks: the price of each block.
+        check: (layer,) that of a check at each layer.
+        answer: (layer,) that of the answer, beyond the check that let the row go.
+        checked: where it is checked; layer 0 and the last are never exits, and so are left out.
+    """
+    last = len(blocks)
+    is_checked = torch.zeros(last + 1, dtype=torch.float64)
+    is_checked[[layer for layer in checked if FIRST_EXIT <= layer < last]] = 1.0
+    run = torch.tensor([0.0, *blocks], dtype=torch.float64).cumsum(0)
+    return run + (is_checked * check).cumsum(0) + answer
+
+
+def measure(
+    transformer: Transformer, *, tokens: int = 128, bank: ShortcutBank | None = None
+) -> Cost:
+    """Count the FLOPs of a token that attends to `tokens` tokens, itself included.
+
+    One forward pass over that many random tokens is counted, products only (norms and activations
+    are a percent or less), and divided by their number: the counter takes attention as if every
+    token saw all of them. An image has as many tokens as it has, whatever `tokens` says.
+
+    Args:
+        transformer: the wrapped model.
+        tokens: the context length.
+        bank: whose maps to the last layer are applied before the head; none for the logit lens.
+    """
+    limit = longest_input(transformer)
+    if not 1 <= tokens <= limit:
+        raise BadSettings(f"tokens {tokens} is not in 1 to {limit}, which this model can take")
+    if bank is not None:
+        bank.check_model(transformer)
+    blocks, context = _count_blocks(transformer, _inputs(transformer, tokens))
+    row = torch.zeros(1, transformer.d_model, device=transformer.device(transformer.n_layers))
+    with _counter() as head, torch.no_grad():
+        transformer.logits(row.to(transformer.model.dtype))
+    if 0 in blocks or head.get_total_flops() == 0:
+        raise ModelRefused(
+            f"torch counts no FLOPs in a block or the head of {transformer.identity.name}; its "
+            "products run in kernels that the counter does not know, such as quantised ones"
+        )
+    return Cost(
+        tuple(count / context for count in blocks),
+        float(head.get_total_flops()),
+        _map_costs(transformer, bank),
+        transformer.d_model,
+        context,
+    )
+
+
+def _inputs(transformer: Transformer, tokens: int) -> dict[str, Any]:
+    """One example of `tokens` tokens."""
+    model = transformer.model
+    inputs = probe(model, rows=1)
+    if model.main_input_name == "pixel_values":
+        return inputs
+    ids = probe_ids(model, 1, tokens, 0)
+    if "decoder_input_ids" in inputs:
+        return ready(model, {**inputs, "decoder_input_ids": ids})
+    return ready(model, {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)})
+
+
+def _count_blocks(transformer: Transformer, inputs: dict[str, Any]) -> tuple[list[int], int]:
+    """FLOPs of each block in one forward pass, and the number of tokens it saw."""
+    before: list[int] = []
+    after: list[int] = []
+    lengths: list[int] = []
+    counter = _counter()
+
+    def entering(_: nn.Module, args: Any, kwargs: Any) -> None:
+        before.append(counter.get_total_flops())
+        state = state_taken(args, kwargs)
+        assert state is not None
+        lengths.append(state.shape[1])
+
+    with ExitStack() as hooks:
+        for path in dict.fromkeys(transformer.blocks):  # a shared block runs once per layer
+            block = transformer.model.get_submodule(path)
+            hooks.callback(block.register_forward_pre_hook(entering, with_kwargs=True).remove)
+            hooks.callback(
+                block.register_forward_hook(
+                    lambda *_: after.append(counter.get_total_flops())
+                ).remove
+            )
+        with counter, torch.no_grad():
+            transformer.model(**inputs)
+    return [end - start for start, end in zip(before, after, strict=True)], lengths[0]
+
+
+def _map_costs(transformer: Transformer, bank: ShortcutBank | None) -> tuple[float, ...]:
+    """Two FLOPs per entry of a map's matrices."""
+    costs = []
+    for layer in range(transformer.n_layers):
+        found = None if bank is None else bank[layer, bank.n_layers]
+        tensors = found.tensors().values() if isinstance(found, LinearMap) else ()
+        costs.append(float(sum(2 * t.numel() for t in tensors if t.dim() == 2)))
+    return (*costs, 0.0)
+
+
+def _counter() -> FlopCounterMode:
+    """Torch's counter, taught the kernels that it leaves out on the CPU and for experts."""
+    aten = torch.ops.aten
+    return FlopCounterMode(
+        display=False,
+        custom_mapping={
+            aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+            aten._grouped_mm: _grouped_flops,
+        },
+    )
+
+
+def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Scores and weighted sums of every query head; shapes are (batch, head, token, width)."""
+    batch, heads, queries, width = q
+    return int(2 * batch * heads * queries * k[2] * (width + v[3]))
+
+
+def _grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Each row of `a` times the one matrix of `b` that it is sent to."""
+    return int(2 * a[0] * b[-2] * b[-1])

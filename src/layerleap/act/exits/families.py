@@ -1,0 +1,101 @@
+"""Families: rules that differ in one number, the knob, so that sweeps need not know the rule.
+
+In: a kind of rule and its other fields. Out: the rule for any value of the knob, which way the
+knob works, and grids of values from the safest to the boldest.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from layerleap.act.exits.evidence import Evidence
+from layerleap.act.exits.rules import Entropy, Gap, Rule, Scored, Similarity
+from layerleap.errors import BadSettings
+
+# The paper's values of lam: 13 for mat, and 9 more for id, whose gaps crowd near 1.
+LAMBDAS = (-1.112, *(tenth / 10 for tenth in range(11)), 1.112)
+MORE_LAMBDAS = tuple(round(1 + 0.0112 * step, 4) for step in range(1, 10))
+FINEST = -4.0  # log10 of a grid's smallest distance from the safest threshold, over its width
+MOST_NATS = 20.0  # above ln of any vocabulary
+
+
+@dataclass(frozen=True)
+class Family:
+    """The rules of one kind, by their knob. Made by `family` or by `Learned.train`."""
+
+    kind: type[Scored]
+    fixed: tuple[tuple[str, Any], ...] = ()  # the fields that stay
+
+    @property
+    def name(self) -> str:
+        """The name of its rules."""
+        return self.kind.name
+
+    @property
+    def direction(self) -> Literal["later", "earlier"]:
+        """What a larger knob does to exits."""
+        return "later" if self.kind.slope > 0 else "earlier"
+
+    def at(self, knob: float) -> Rule:
+        """The rule with this knob."""
+        return cast(Rule, self._scored(knob))
+
+    def _scored(self, knob: float) -> Scored:
+        value = int(knob) if self.kind.whole and float(knob).is_integer() else knob
+        return self.kind(**dict(self.fixed), **{self.kind.knob: value})
+
+    def parts(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
+        """(row, layer) scores and (row,) offsets, which are the same for all knobs."""
+        any_member = self._scored(1)  # 1 lies inside the meaning of every knob
+        return any_member.scores(evidence), any_member.offset(evidence)
+
+    def grid(self, n: int, n_layers: int) -> list[float]:
+        """About n knobs fixed in advance, from one that never exits to one that always does.
+
+        They crowd near the safe end, where agreement is decided. They do not depend on data, as
+        calibration demands.
+        """
+        if n < 2:
+            raise BadSettings(f"a grid of {n} knobs has no two ends; at least 2 were wanted")
+        if self.kind.whole:  # layers: the last one is where every row ends anyway
+            steps = torch.linspace(n_layers, 1, min(n, n_layers)).round().int().tolist()
+            return [float(step) for step in dict.fromkeys(steps)]
+        if self.kind is Entropy:
+            return [0.0, *_distances(n - 1, MOST_NATS).tolist()]
+        if self.kind is Gap:  # the bar 0.9 lam from 1 to 0, between the paper's two ends
+            bars = 1 - _distances(n - 2, 1.0)
+            return [LAMBDAS[-1], *(bars / self.kind.slope).tolist(), LAMBDAS[0]]
+        width = 2.0 if self.kind is Similarity else 1.0
+        return [1.0, *(1 - _distances(n - 1, width)).clamp_min(self.kind.least).tolist()]
+
+
+def _distances(n: int, width: float) -> Tensor:
+    """So many distances from the safest threshold, up to `width`.
+
+    Half of them are evenly spaced in their logarithm up to a tenth of the width, the rest evenly.
+    """
+    fine = torch.logspace(FINEST, -1, n // 2, dtype=torch.float64) * width
+    even = torch.linspace(0.1 * width, width, n - n // 2 + 1, dtype=torch.float64)[1:]
+    return torch.cat([fine, even])
+
+
+def family(kind: type[Scored], **fixed: Any) -> Family:
+    """The family of a kind of rule: `family(Gap, length=12.5)`.
+
+    Args:
+        kind: a rule class with a knob.
+        fixed: its fields besides the knob.
+    """
+    knob = getattr(kind, "knob", None)
+    if knob is None:
+        raise BadSettings(f"rule {kind.name!r} has no knob to turn; it is one rule, not a family")
+    if knob in fixed:
+        raise BadSettings(f"{knob} is the knob of {kind.name!r}; leave it out")
+    found = Family(kind, tuple(sorted(fixed.items())))
+    try:
+        found.at(1)
+    except TypeError as error:
+        raise BadSettings(f"these fields do not make a rule {kind.name!r}: {error}") from error
+    return found

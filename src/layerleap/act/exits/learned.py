@@ -1,0 +1,176 @@
+"""A learned rule: small models, one per layer, of how likely a reading is the final one.
+
+In: `Evidence` of a finished pass, to train on. Out: a family of `Learned` rules by threshold,
+which exit where the predicted probability of agreement is above it.
+
+Models are logistic regressions on standardised features, fitted by scikit-learn and kept as plain
+arrays: applying or loading one needs neither scikit-learn nor a pickle. The predicted probability
+is no promise; train on some rows, calibrate the threshold on others (`evidence.split`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from layerleap.act.exits.evidence import FIRST_EXIT, Evidence
+from layerleap.act.exits.families import Family, family
+from layerleap.act.exits.replay import require_finished
+from layerleap.act.exits.rules import Needs, Saved, Scored, require
+from layerleap.errors import BadSettings, BadText
+from layerleap.extras import learn_library
+
+FEATURES = (
+    "logit of p1", "log of gap", "entropy", "cosine", "streak", "repeats", "logit of p1 before",
+    "log of position",
+)  # fmt: skip
+CLOSEST = 1e-6  # probabilities and gaps are kept so far from 0 and 1 before logs are taken
+ARRAYS = ("mean", "scale", "coefficients", "intercepts")
+
+
+def features(evidence: Evidence) -> Tensor:
+    """(row, layer, feature), float64: `FEATURES`, then the extra evidence in order of name.
+
+    Causal: a column rests on itself and the one before. Layer 0 is nobody's column before, as it
+    is never checked; where there is none, the features that need it are 0. So is an unknown
+    cosine.
+    """
+    logit = evidence.p1.double().clamp(CLOSEST, 1 - CLOSEST).logit()
+    before = torch.zeros_like(logit)
+    before[:, 1:] = torch.where(evidence.may_exit[:-1], logit[:, :-1], 0.0)
+    columns = [
+        logit,
+        evidence.gap.clamp_min(CLOSEST).log(),
+        evidence.entropy.double(),
+        evidence.cosine.double().nan_to_num(0.0),
+        evidence.streak.double(),
+        evidence.repeats.double(),
+        before,
+        evidence.position.double().log1p()[:, None].expand_as(logit),
+        *(evidence.extra[name].double() for name in sorted(evidence.extra)),
+    ]
+    return torch.stack(columns, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """Logistic regressions of some layers; arrays are (layer, feature), intercepts (layer,)."""
+
+    layers: tuple[int, ...]  # from layer 1 on
+    extra: tuple[str, ...]  # names of the extra evidence, sorted
+    mean: Tensor
+    scale: Tensor
+    coefficients: Tensor
+    intercepts: Tensor
+
+    def __post_init__(self) -> None:
+        shape = (len(self.layers), len(FEATURES) + len(self.extra))
+        for name in ("mean", "scale", "coefficients"):
+            if tuple(getattr(self, name).shape) != shape:
+                raise BadSettings(f"{name} of a learned rule is not {shape[0]} rows of {shape[1]}")
+        if tuple(self.intercepts.shape) != shape[:1]:
+            raise BadSettings(f"a learned rule of {shape[0]} layers needs as many intercepts")
+        if not all(getattr(self, name).isfinite().all() for name in ARRAYS):
+            raise BadSettings("a learned rule holds NaN or infinite numbers; train it again")
+
+    def probability(self, evidence: Evidence) -> Tensor:
+        """(row, layer): how likely the top token is the final one; NaN at layer 0."""
+        known = set(evidence.extra)
+        if missing := [name for name in self.extra if name not in known]:
+            raise BadSettings(f"this learned rule needs extra evidence {missing[0]!r}; give it")
+        checked = [layer for layer in evidence.layers if layer >= FIRST_EXIT]
+        if tuple(checked) != self.layers[: len(checked)]:
+            raise BadSettings(
+                f"this learned rule was trained on layers {self.layers}, and streaks and the "
+                f"layer before mean something else on {tuple(checked)}; check the same layers"
+            )
+        used = {name: evidence.extra[name] for name in self.extra}
+        n, skipped = len(checked), len(evidence.layers) - len(checked)
+        x = features(replace(evidence, extra=used))[:, skipped:]
+        z = ((x - self.mean[:n]) / self.scale[:n] * self.coefficients[:n]).sum(-1)
+        p = (z + self.intercepts[:n]).sigmoid()
+        return torch.nn.functional.pad(p, (skipped, 0), value=torch.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class Learned(Scored):
+    """Exit where the predicted probability of agreement is above `threshold`.
+
+    Made by `Learned.train`, so always trained.
+    """
+
+    threshold: float
+    models: Models
+    name: ClassVar[str] = "learned"
+    needs: ClassVar[Needs] = "reading"
+    knob: ClassVar[str] = "threshold"
+    least: ClassVar[float] = 0
+    most: ClassVar[float] = 1
+
+    def __post_init__(self) -> None:
+        require(self, "a probability from 0 to 1")
+
+    def score(self, evidence: Evidence) -> Tensor:
+        """The predicted probability of agreement."""
+        return self.models.probability(evidence)
+
+    def __str__(self) -> str:
+        return f"exit if the predicted probability of agreement > {self.threshold:g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; floats survive the way to JSON and back bit for bit."""
+        arrays = {name: getattr(self.models, name).tolist() for name in ARRAYS}
+        said = {"layers": list(self.models.layers), "extra": list(self.models.extra)}
+        return {"name": self.name, "threshold": self.threshold, **said, **arrays}
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any]) -> Saved:
+        """What `to_dict` gave, without the name."""
+        arrays = {name: torch.tensor(values[name], dtype=torch.float64) for name in ARRAYS}
+        models = Models(tuple(values["layers"]), tuple(values["extra"]), **arrays)
+        return cls(values["threshold"], models)
+
+    @classmethod
+    def train(cls, evidence: Evidence, *, strength: float = 1.0) -> Family:
+        """Fit one model per layer; returns the family of rules by threshold.
+
+        Args:
+            evidence: rows of a finished pass; other rows are needed to calibrate.
+            strength: inverse of the penalty on coefficients, scikit-learn's C.
+        """
+        if not 0 < strength < float("inf"):
+            raise BadSettings(f"strength {strength} is not a number above 0")
+        require_finished(evidence)
+        x, agrees = features(evidence), evidence.agrees
+        if not x[:, evidence.may_exit].isfinite().all():
+            raise BadText("NaN or infinite evidence cannot be learned from; read every layer")
+        fitted = []
+        layers = tuple(layer for layer in evidence.layers if layer >= FIRST_EXIT)
+        for column, layer in enumerate(evidence.layers):
+            if layer >= FIRST_EXIT:
+                fitted.append(_fit(x[:, column], agrees[:, column], strength))
+        arrays = dict(zip(ARRAYS, (torch.stack(a) for a in zip(*fitted, strict=True)), strict=True))
+        models = Models(layers, tuple(sorted(evidence.extra)), **arrays)
+        return family(cls, models=models)
+
+
+def _fit(x: Tensor, agrees: Tensor, strength: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean, scale, coefficients and intercept of one layer's model."""
+    if agrees.all() or not agrees.any():  # one class: a constant, by the rule of succession
+        share = (agrees.double().sum() + 1) / (len(agrees) + 2)
+        zeros = torch.zeros(x.shape[1], dtype=torch.float64)
+        return zeros, zeros + 1, zeros, share.logit()
+    linear, scaling = learn_library("sklearn.linear_model"), learn_library("sklearn.preprocessing")
+    pipeline = learn_library("sklearn.pipeline").make_pipeline(
+        scaling.StandardScaler(), linear.LogisticRegression(C=strength, max_iter=1000)
+    )
+    pipeline.fit(x.numpy(), agrees.numpy())
+    scaler, model = pipeline[0], pipeline[1]
+    return (
+        torch.from_numpy(scaler.mean_),
+        torch.from_numpy(scaler.scale_),
+        torch.from_numpy(model.coef_[0]),
+        torch.tensor(model.intercept_[0], dtype=torch.float64),
+    )

@@ -1,0 +1,217 @@
+"""Layers saved at a wanted agreement, with intervals over documents.
+
+In: a family of rules and `Evidence` of a finished pass.
+Out: per target the largest mean saving of any knob whose agreement reaches it, found over all
+knobs that make a difference ("exact"), or, as in the paper, by linear interpolation between the
+knobs of a grid ("curve").
+
+Exact: sort all (row, layer) at which some knob makes a row exit. Going from strict to loose, each
+moves one row to an earlier exit and changes the sums of layers and agreements by a known amount;
+cumulative sums then hold every knob at once, for any weights of the documents.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from layerleap.act.exits.evidence import Evidence
+from layerleap.act.exits.families import Family
+from layerleap.act.exits.replay import require_finished, sweep
+from layerleap.errors import BadSettings
+from layerleap.read.metrics import finite, resample
+
+TARGETS = (0.9, 0.95, 0.98, 0.99)
+CHUNK = 2**20  # (resample, event) entries held at a time, a few times over: 8 MB in float64
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Layers saved at a wanted agreement."""
+
+    target: float
+    saved: float  # mean layers saved
+    low: float | None  # 95 % interval over documents; None with a single one
+    high: float | None
+    agreement: float  # of the knob found; of an interpolated point, the target
+    knob: float | None  # None: no knob but "never" reaches the target, or it was interpolated
+    method: str
+    rows: int
+    documents: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {key: finite(v) if isinstance(v, float) else v for key, v in vars(self).items()}
+
+
+def saved_at(
+    family: Family,
+    evidence: Evidence,
+    targets: Sequence[float] = TARGETS,
+    *,
+    method: Literal["exact", "curve"] = "exact",
+    knobs: Sequence[float] | None = None,
+    resamples: int = 200,
+    seed: int = 0,
+) -> list[Saving]:
+    """The largest mean saving with an agreement of at least each target.
+
+    Args:
+        family: the rules to choose from.
+        evidence: the rows.
+        targets: agreements from 0 to 1.
+        method: "exact" over all knobs, or "curve" between those of a grid.
+        knobs: that grid; the family's own when None.
+        resamples: draws of documents for the interval.
+        seed: of those draws.
+    """
+    if method not in ("exact", "curve"):
+        raise BadSettings(f"method {method!r} is neither 'exact' nor 'curve'")
+    if method == "exact" and knobs is not None:
+        raise BadSettings("knobs are for method 'curve'; 'exact' goes through all there are")
+    for target in targets:
+        if not 0 <= target <= 1:
+            raise BadSettings(f"target {target} is no agreement: it must be from 0 to 1")
+    require_finished(evidence)
+    names, group = evidence.document.unique(return_inverse=True)
+    whole = torch.ones(1, len(names), dtype=torch.float64)
+    weights = torch.cat([whole, resample(len(names), resamples, seed)])
+    if method == "exact":
+        saved, agreement, knob = _exact(family, evidence, group, weights, targets)
+    else:
+        saved, agreement, knob = _on_curve(family, evidence, group, weights, targets, knobs)
+    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    low, high = torch.quantile(saved[1:], ends, dim=0).tolist()
+    known = len(names) > 1
+    return [
+        Saving(
+            target, saved[0, n].item(), low[n] if known else None, high[n] if known else None,
+            agreement[n], knob[n], method, len(evidence), len(names),
+        )
+        for n, target in enumerate(targets)
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Events:
+    """Every (row, layer) that some knob makes an exit, from strict to loose; columns (event,)."""
+
+    strictness: Tensor  # knob at which it happens, sign turned so that larger = stricter
+    group: Tensor  # document of the row
+    saved: Tensor  # change of the layers saved
+    agrees: Tensor  # change of the agreement
+    is_last: Tensor  # True at the last of equal strictness: a knob lies below all or none
+
+
+def _events(family: Family, evidence: Evidence, group: Tensor) -> _Events:
+    scores, offset = family.parts(evidence)
+    slope = abs(family.kind.slope)
+    at = (scores - offset[:, None]) / slope
+    loosest = _loosest(family)
+    at = torch.where(at > loosest, at, -torch.inf)  # no knob reaches these
+    running = at.cummax(1).values
+    record = running > torch.nn.functional.pad(running[:, :-1], (1, 0), value=-torch.inf)
+    record[:, -1] = False  # rows end there anyway
+    rows, columns = record.nonzero(as_tuple=True)
+    # The exit before: the same row's next record, or the last layer.
+    index = torch.where(record, torch.arange(record.shape[1]), record.shape[1] - 1)
+    later = index.flip(1).cummin(1).values.flip(1)  # first record at or after each column
+    before = later[rows, (columns + 1)]
+    layers = torch.tensor(evidence.layers, dtype=torch.float64)
+    agrees = evidence.agrees.double()
+    order = at[rows, columns].argsort(descending=True, stable=True)
+    rows, columns, before = rows[order], columns[order], before[order]
+    strictness = at[rows, columns]
+    is_last = torch.ones(len(rows), dtype=torch.bool)
+    is_last[:-1] = strictness[1:] != strictness[:-1]
+    return _Events(
+        strictness, group[rows], layers[before] - layers[columns],
+        agrees[rows, columns] - agrees[rows, before], is_last,
+    )  # fmt: skip
+
+
+def _loosest(family: Family) -> float:
+    kind = family.kind
+    return kind.least if kind.slope > 0 else -kind.most
+
+
+def _exact(
+    family: Family, evidence: Evidence, group: Tensor, weights: Tensor, targets: Sequence[float]
+) -> tuple[Tensor, list[float], list[float | None]]:
+    events = _events(family, evidence, group)
+    sizes = torch.bincount(group, minlength=weights.shape[1]).double()
+    totals = (weights @ sizes)[:, None]
+    ends = events.is_last.nonzero()[:, 0]
+    best = torch.zeros(len(weights), len(targets), dtype=torch.float64)
+    agreement: list[float] = [1.0] * len(targets)
+    knob: list[float | None] = [None] * len(targets)
+    step = max(1, CHUNK // max(1, len(events.group)))
+    for start in range(0, len(weights), step):
+        part = weights[start : start + step][:, events.group]
+        total = totals[start : start + step]
+        saved = (part * events.saved).cumsum(1)[:, ends] / total
+        lost = (part * events.agrees).cumsum(1)[:, ends]
+        agreed = (total + lost) / total
+        for n, target in enumerate(targets):
+            reached = torch.where(agreed >= target, saved, -1.0)
+            if not len(ends):
+                continue
+            top = reached.max(1)
+            best[start : start + step, n] = top.values.clamp_min(0)
+            if start == 0 and top.values[0] > 0:
+                place = int(top.indices[0])
+                agreement[n] = agreed[0, place].item()
+                knob[n] = _knob(family, events.strictness[ends], place)
+    return best, agreement, knob
+
+
+def _knob(family: Family, levels: Tensor, place: int) -> float:
+    """A knob below levels[place] and not below the next one, half-way if it may be any number."""
+    high = levels[place].item()
+    after = levels[place + 1].item() if place + 1 < len(levels) else high - 1
+    low = max(after, _loosest(family))
+    if family.kind.whole:
+        return high - 1
+    return (low + high) / 2 * (1 if family.kind.slope > 0 else -1)
+
+
+def _on_curve(
+    family: Family,
+    evidence: Evidence,
+    group: Tensor,
+    weights: Tensor,
+    targets: Sequence[float],
+    knobs: Sequence[float] | None,
+) -> tuple[Tensor, list[float], list[float | None]]:
+    safest_first = sorted(
+        family.grid(50, evidence.layers[-1]) if knobs is None else knobs,
+        reverse=family.direction == "later",
+    )
+    swept = sweep(family, evidence, safest_first)
+    columns = torch.cat([swept.n_layers - swept.layer, swept.agrees], 1).double()
+    sums = torch.zeros(weights.shape[1], columns.shape[1], dtype=torch.float64)
+    sums.index_add_(0, group, columns)
+    sizes = torch.bincount(group, minlength=weights.shape[1]).double()
+    saved, agreed = ((weights @ sums) / (weights @ sizes)[:, None]).chunk(2, 1)
+    found = torch.stack([interpolated(saved, agreed, target) for target in targets], 1)
+    return found, list(targets), [None] * len(targets)
+
+
+def interpolated(saved: Tensor, agreement: Tensor, target: float) -> Tensor:
+    """The saving at which curves (curve, knob), safest knob first, last leave `target`.
+
+    Between the boldest knob that reaches the target and the next, the curve is a straight line.
+    Before the first knob it starts at no saving and full agreement.
+    """
+    start = torch.zeros(len(saved), 1, dtype=torch.float64)
+    saved = torch.cat([start, saved.double()], 1)
+    agreement = torch.cat([start + 1, agreement.double()], 1)
+    index = torch.arange(saved.shape[1]).expand_as(saved)
+    left = torch.where(agreement >= target, index, 0).amax(1, keepdim=True)
+    right = (left + 1).clamp_max(saved.shape[1] - 1)
+    s, a = saved.gather(1, left), agreement.gather(1, left)
+    fall = a - agreement.gather(1, right)
+    share = torch.where(fall > 0, (a - target) / fall.clamp_min(1e-300), 0.0)
+    return (s + share * (saved.gather(1, right) - s))[:, 0]

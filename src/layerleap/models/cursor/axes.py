@@ -1,0 +1,152 @@
+"""Which arguments of a block have a row per position, found by watching them grow.
+
+In: a wrapped decoder. Out: `Axes`, with which a block can be given some of the rows of a pass, or
+the nodes of a tree, whatever its family calls masks, positions and biases.
+
+A dimension that is as long as the tokens of a pass, in two passes of different length, counts
+queries; one as long as all tokens so far counts keys. Arguments with both are masks.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerleap.errors import ModelRefused
+from layerleap.models.cursor.tree import Tree
+
+Name = int | str  # an argument by place or by name
+Spec = Any  # (query, key) dimensions of a tensor, a list of specs of a sequence, or None
+# Makes of a tensor for a chain of tokens one for tokens that lie otherwise: by query and key.
+Lay = Callable[[Tensor, int | None, int | None], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What one block was called with, but for the state."""
+
+    queries: int
+    keys: int
+    arguments: Mapping[Name, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Axes:
+    """The dimensions of every argument of every block."""
+
+    specs: tuple[Mapping[Name, Spec], ...]  # by block, the first at 0
+    branches: bool = False  # tokens may branch: proved by `walkable.find_axes`
+    abreast: bool = False  # several texts may go in one pass: proved there too
+
+    def fit(
+        self,
+        block: int,
+        name: Name,
+        value: Any,
+        rows: int,
+        lay: Lay | None,
+        done: dict[Any, Any],
+    ) -> Any:
+        """`value`, cut to the last `rows` queries, or laid out for tokens that are no chain.
+
+        Args:
+            block: 1 to n_layers.
+            name: of the argument.
+            value: as the model made it for a chain of tokens.
+            rows: how many queries are wanted.
+            lay: how to lay it out, if they are none.
+            done: what was made of the same tensors for other blocks of this pass.
+        """
+        spec = self.specs[block - 1].get(name)
+        if spec is None:
+            return value
+        if value is None:
+            raise ModelRefused(
+                f"block {block} was called without its mask {name!r}, so its rows cannot be told "
+                "apart; the attention implementation has changed, or nothing was run before"
+            )
+        key = id(value), rows
+        if key not in done:
+            done[key] = value, _fit(value, spec, rows, lay)  # held, so that its id stays its own
+        return done[key][1]
+
+
+def _fit(value: Any, spec: Spec, rows: int, lay: Lay | None) -> Any:
+    if isinstance(spec, list):
+        return type(value)(_fit(v, s, rows, lay) for v, s in zip(value, spec, strict=True))
+    if spec is None or not isinstance(value, Tensor):
+        return value
+    query, key = spec
+    if lay is not None:
+        return lay(value, query, key)
+    return value if query is None else value.narrow(query, value.shape[query] - rows, rows)
+
+
+def along(tree: Tree) -> Lay:
+    """For nodes that branch after the text so far."""
+    return partial(_branch, tree)
+
+
+def _branch(tree: Tree, value: Tensor, query: int | None, key: int | None) -> Tensor:
+    """A mask or bias of a chain, laid out for nodes that branch.
+
+    What has queries but no keys follows from the positions that the model was given, and is right
+    already. A key's bias is that of its position. Of a mask, each node takes the row of its
+    position, and of the columns of nodes those that it does not see are shut.
+    """
+    if key is None:
+        return value
+    begin, depths = value.shape[key] - len(tree), torch.tensor(tree.depths, device=value.device)
+    places = torch.cat([torch.arange(begin, device=value.device), begin + depths])
+    if query is None:
+        return value.index_select(key, places)
+    first = value.narrow(query, 0, 1)
+    shut = first.narrow(key, value.shape[key] - 1, 1)  # the first token does not see the last
+    laid = value.index_select(query, depths).index_select(key, places)
+    seen = torch.ones(len(tree), value.shape[key], dtype=torch.bool, device=value.device)
+    seen[:, begin:] = tree.sees().to(value.device)
+    if query > key:
+        seen = seen.T
+    shape = [1] * value.dim()
+    shape[query], shape[key] = len(tree), value.shape[key]
+    return torch.where(seen.reshape(shape), laid, shut)
+
+
+def compare(fits: tuple[list[Fit], list[Fit]]) -> Axes:
+    """The axes behind two passes of different lengths."""
+    specs = []
+    for one, two in zip(*fits, strict=True):
+        if set(one.arguments) != set(two.arguments):
+            raise ModelRefused("a block is called with other arguments from pass to pass")
+        specs.append(
+            {
+                name: _spec(value, two.arguments[name], one, two)
+                for name, value in one.arguments.items()
+            }
+        )
+    return Axes(tuple(specs))
+
+
+def _spec(a: Any, b: Any, one: Fit, two: Fit) -> Spec:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        sizes = list(zip(a.shape, b.shape, strict=True)) if a.dim() == b.dim() else []
+        query, key = (_where(sizes, pair) for pair in _pairs(one, two))
+        return None if query is None and key is None else (query, key)
+    if isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b):
+        found = [_spec(x, y, one, two) for x, y in zip(a, b, strict=True)]
+        return found if any(spec is not None for spec in found) else None
+    return None
+
+
+def _pairs(one: Fit, two: Fit) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (one.queries, two.queries), (one.keys, two.keys)
+
+
+def _where(sizes: list[tuple[int, int]], pair: tuple[int, int]) -> int | None:
+    found = [at for at, size in enumerate(sizes) if size == pair]
+    if len(found) > 1:
+        raise ModelRefused(f"two dimensions of an argument of a block are {pair[0]} long")
+    return found[0] if found else None

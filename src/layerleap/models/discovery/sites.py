@@ -1,0 +1,271 @@
+"""Named points inside a block: what enters and leaves attention, FFN and the norms around them.
+
+In: the calls of one block in a trace.
+Out: `{"attn.in": Site(path, "in"), ...}` and the equation by which the parts add up.
+
+The equation is found by trying: each part's contribution may be the output of a module, of
+its last projection, or of a norm or a learnt scale applied to either; the stream may be
+`x + part` (pre-norm, parallel, sandwich) or `norm(x + part)` (post-norm). Whatever reproduces the
+block's own output is the architecture; if nothing does, the block has no sites.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from layerleap.models.discovery.compare import is_same, sum_error
+from layerleap.models.discovery.trace import Call
+
+Style = Literal["sequential", "parallel", "post-norm"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One side of one module, by its path inside the block."""
+
+    path: str
+    side: Literal["in", "out"]
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """How one block is put together.
+
+    sequential, parallel: `out = in + scale * (sum of contributions)`
+    post-norm:            `x = norm(x + contribution)`, part after part
+    """
+
+    style: Style
+    parts: tuple[str, ...]  # "attn", "cross", "ffn" in order of execution
+    adds: tuple[Site, ...]  # for each part, the site whose value is added to the stream
+    scale: float = 1.0
+    sites: dict[str, Site] = field(default_factory=dict)
+    error: float = 0.0  # of the equation on the probe; rounding alone explains up to 1
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A sub-module under investigation: its calls, and where it begins."""
+
+    name: str
+    first: Call  # its input is what enters the part
+    outputs: tuple[Call, ...]  # candidates for what the part gives, best first
+
+
+def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
+    """The anatomy of one block, or the reason why it has none."""
+    inside = [call for call in calls if block.contains(call) and call.gives is not None]
+    norms = [call for call in inside if _is_norm(call.module)]
+    after = [*norms, *(call for call in inside if _is_scale(call.module))]
+    parts = _parts(block, inside, norms)
+    if isinstance(parts, str):
+        return parts
+    best: Anatomy | None = None
+    for outputs in itertools.product(*(_contributions(part, after, block) for part in parts)):
+        for anatomy in (_additive(block, parts, outputs), _post_norm(block, parts, outputs, norms)):
+            if anatomy and anatomy.error <= 1:
+                return _with_sites(anatomy, block, parts, outputs, norms)
+            if anatomy and (best is None or anatomy.error < best.error):
+                best = anatomy
+    near = (
+        f"; the nearest sum is off by {best.error:.2g} times what rounding explains" if best else ""
+    )
+    return f"{', '.join(part.name for part in parts)} do not add up to the block{near}"
+
+
+def _is_norm(module: nn.Module) -> bool:
+    flat = all(parameter.dim() == 1 for parameter in module.parameters())
+    return "norm" in type(module).__name__.lower() and flat
+
+
+def _is_scale(module: nn.Module) -> bool:
+    """A factor or a shift for each coordinate, as vision models learn one for each part."""
+    return not _is_norm(module) and {p.dim() for p in module.parameters()} == {1}
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    """True if the module itself holds weights; quantised ones keep them as buffers."""
+    return any(parameter.dim() > 1 for parameter in module.parameters(recurse=False)) or any(
+        buffer.dim() == 2 for buffer in module.buffers(recurse=False)
+    )
+
+
+def _relative(block: Call, call: Call) -> str:
+    return call.path.removeprefix(f"{block.path}.")
+
+
+def _attention_root(path: str) -> str | None:
+    """The path up to the first component that speaks of attention."""
+    pieces = path.split(".")
+    for place, piece in enumerate(pieces):
+        if re.search("att(n|ention)", piece.lower()):
+            return ".".join(pieces[: place + 1])
+    return None
+
+
+def _parts(block: Call, inside: list[Call], norms: list[Call]) -> tuple[_Part, ...] | str:
+    """Attention(s) and FFN in order of execution."""
+    weighted = [call for call in inside if call not in norms and _has_matrix(call.module)]
+    by_root: dict[str, list[Call]] = {}
+    feed_forward: list[Call] = []
+    for call in weighted:
+        root = _attention_root(_relative(block, call))
+        (by_root.setdefault(root, []) if root else feed_forward).append(call)
+    if not 1 <= len(by_root) <= 2 or not feed_forward:
+        return f"found {len(by_root)} attention modules and {len(feed_forward)} FFN matrices"
+    parts = []
+    for name, (root, members) in zip(("attn", "cross"), by_root.items(), strict=False):
+        whole = next((call for call in inside if _relative(block, call) == root), None)
+        parts.append(_part(name, whole, members))
+    # An FFN often is a module of its own; in BERT and OPT it is loose matrices of the block.
+    mixed = [*norms, *(call for members in by_root.values() for call in members)]
+    whole = _smallest_holding(feed_forward, inside, apart_from=mixed)
+    parts.append(_part("ffn", whole, feed_forward))
+    return tuple(parts)
+
+
+def _part(name: str, whole: Call | None, members: list[Call]) -> _Part:
+    ends = (members[-1],) if whole is None else (whole, members[-1])
+    return _Part(name, whole or members[0], ends)
+
+
+def _smallest_holding(
+    members: list[Call], inside: list[Call], apart_from: list[Call]
+) -> Call | None:
+    """The smallest call that holds all `members` and none of `apart_from`."""
+
+    def holds(call: Call, other: Call) -> bool:
+        return call is other or call.contains(other)
+
+    fitting = [
+        call
+        for call in inside
+        if all(holds(call, member) for member in members)
+        and not any(holds(call, other) for other in apart_from)
+    ]
+    return min(fitting, key=lambda call: call.end - call.start, default=None)
+
+
+def _contributions(part: _Part, after: list[Call], block: Call) -> Iterator[tuple[Call, Call]]:
+    """Pairs (what the part gives, what is added to the stream): raw, or after a norm or scale."""
+    for output in part.outputs:
+        value = _as_state(output, block)
+        if value is None:
+            continue
+        for call in after:
+            if call.start > output.end and is_same(call.takes, value):
+                yield output, call
+        yield output, output
+
+
+def _as_state(call: Call, block: Call) -> Tensor | None:
+    """What a call gives in the block's shape; experts see rows without the batch axis."""
+    assert block.gives is not None
+    value = call.gives
+    if value is None or value.numel() != block.gives.numel():
+        return None
+    return value.reshape(block.gives.shape).to(block.gives.device)
+
+
+def _additive(
+    block: Call, parts: tuple[_Part, ...], outputs: tuple[tuple[Call, Call], ...]
+) -> Anatomy | None:
+    """`out = in + scale * sum`, with the scale that fits best (1 for nearly every family)."""
+    values = [value for _, added in outputs if (value := _as_state(added, block)) is not None]
+    if len(values) < len(outputs) or block.takes is None or block.gives is None:
+        return None
+    names = tuple(part.name for part in parts)
+    adds = tuple(Site(_relative(block, added), "out") for _, added in outputs)
+    plain = Anatomy(
+        "sequential", names, adds, 1.0, error=sum_error(block.gives, [block.takes, *values])
+    )
+    if plain.error <= 1:
+        return plain
+    scale = _best_scale(block.gives.double() - block.takes.to(block.gives.device).double(), values)
+    scaled = [block.takes.double(), *(scale * value.double() for value in values)]
+    return replace(plain, scale=scale, error=sum_error(block.gives, scaled))
+
+
+def _best_scale(change: Tensor, values: list[Tensor]) -> float:
+    total = torch.stack([value.double() for value in values]).sum(0)
+    return ((total * change).sum() / total.square().sum().clamp_min(1e-300)).item()
+
+
+def _post_norm(
+    block: Call,
+    parts: tuple[_Part, ...],
+    outputs: tuple[tuple[Call, Call], ...],
+    norms: list[Call],
+) -> Anatomy | None:
+    """`x = norm(x + part)`, part after part."""
+    through = _summing_norms(block, outputs, norms)
+    if not through or through[-1].gives is None or block.gives is None:
+        return None
+    adds = tuple(Site(_relative(block, added), "out") for _, added in outputs)
+    names = tuple(part.name for part in parts)
+    exact = is_same(through[-1].gives, block.gives)
+    return Anatomy("post-norm", names, adds, error=0.0 if exact else float("inf"))
+
+
+def _summing_norms(
+    block: Call, outputs: tuple[tuple[Call, Call], ...], norms: list[Call]
+) -> list[Call]:
+    """For each part the norm that takes the stream plus that part; empty if there is none."""
+    stream, through = block.takes, []
+    for _, added in outputs:
+        value = _as_state(added, block)
+        if stream is None or value is None:
+            return []
+        total = stream.to(value.device).reshape(value.shape) + value
+        norm = next((n for n in norms if is_same(n.takes, total)), None)
+        if norm is None:
+            return []
+        through.append(norm)
+        stream = norm.gives
+    return through
+
+
+def _with_sites(
+    anatomy: Anatomy,
+    block: Call,
+    parts: tuple[_Part, ...],
+    outputs: tuple[tuple[Call, Call], ...],
+    norms: list[Call],
+) -> Anatomy:
+    """Name the points around each part, and tell parallel blocks from sequential ones."""
+    sites: dict[str, Site] = {}
+
+    def name(word: str, first: Call | None, last: Call | None) -> None:
+        if first and last:
+            sites[f"{word}.in"] = Site(_relative(block, first), "in")
+            sites[f"{word}.out"] = Site(_relative(block, last), "out")
+
+    for part, (output, _) in zip(parts, outputs, strict=True):
+        name(part.name, part.first, output)
+    if anatomy.style == "post-norm":
+        for part, norm in zip(parts, _summing_norms(block, outputs, norms), strict=True):
+            name(f"{part.name}_post", norm, norm)
+        return replace(anatomy, sites=sites)
+    entries = []
+    for part, (output, added) in zip(parts, outputs, strict=True):
+        before = _norm_giving(part.first.takes, norms)
+        name(f"{part.name}_norm", before, before)
+        entries.append(before.takes if before else part.first.takes)
+        if added is not output:
+            name(f"{part.name}_{'post' if added in norms else 'scale'}", added, added)
+    # In a parallel block every part reads what entered the block.
+    parallel = all(_is_entry(entry, block) for entry in entries)
+    return replace(anatomy, sites=sites, style="parallel" if parallel else "sequential")
+
+
+def _is_entry(value: Tensor | None, block: Call) -> bool:
+    return value is not None and block.takes is not None and is_same(value, block.takes)
+
+
+def _norm_giving(value: Tensor | None, norms: list[Call]) -> Call | None:
+    return next((norm for norm in norms if is_same(norm.gives, value)), None)

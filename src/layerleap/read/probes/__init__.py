@@ -1,0 +1,1 @@
+"""Probes: what can be read off a single state."""

@@ -1,0 +1,198 @@
+"""Fitting: shortcuts from a text, from shards, or from what others published.
+
+In: arguments. Out: a bank, or the statistics of a shard.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import layerleap
+from layerleap.errors import BadSettings, CannotWrite
+from layerleap.show.cli.options import (
+    Blocks,
+    Dtype,
+    Field,
+    Folder,
+    Intercept,
+    Json,
+    MaxTokens,
+    MergeIntercept,
+    MergeRidge,
+    Model,
+    Of,
+    Out,
+    Positions,
+    Rank,
+    Revision,
+    Ridge,
+    Seed,
+    Starts,
+    Tail,
+    Text,
+    Unit,
+    load_model,
+    parse_ridge,
+)
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+
+
+def fit(
+    model: Model,
+    text: Text = None,
+    out_folder: Out = Path("bank"),
+    texts: Annotated[
+        int | None, typer.Option(help="How many texts to fit on; all by default.")
+    ] = None,
+    pairs: Annotated[
+        str, typer.Option(help="'final': to the last layer; 'all': every pair.")
+    ] = "final",
+    parts: Annotated[
+        bool,
+        typer.Option("--parts", help="Also fit maps that stand in for attention, FFN and norms."),
+    ] = False,
+    unit: Unit = "sentence",
+    positions: Positions = "one",
+    max_tokens: MaxTokens = 128,
+    field: Field = "text",
+    starts: Starts = None,
+    held_out: Annotated[float, typer.Option(help="Share of documents never fitted on.")] = 0.25,
+    intercept: Intercept = False,
+    ridge: Ridge = "0",
+    rank: Rank = None,
+    seed: Seed = 0,
+    shard: Annotated[
+        str | None,
+        typer.Option(help="'0/4': do the first of four parts and write its statistics, for merge."),
+    ] = None,
+    blocks: Blocks = None,
+    tail: Tail = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Fit linear shortcuts for MODEL in one pass over a text, and save them as a bank.
+
+    Interrupted or killed, the same command goes on where it was. Under torchrun the processes
+    share the work; --shard divides it between machines by hand.
+
+    Example: layerleap fit smollm2 --text news --positions every:4 --unit paragraph -o bank
+    """
+    with clean_errors(), TerminalProgress() as progress:
+        from layerleap import Sampling, bank_from, collect
+        from layerleap.maps.fit import finish
+        from layerleap.maps.linear import check_solving
+        from layerleap.stats.tally import world
+
+        number = parse_ridge(ridge)
+        sampling = Sampling(
+            unit=unit,
+            positions=positions, max_tokens=max_tokens, held_out=held_out, field=field, seed=seed,
+        )  # fmt: skip
+        part = _shard(shard)
+        _check_out(out_folder, is_shard=part is not None)
+        transformer = load_model(model, blocks, tail, revision, dtype)
+        check_solving(number, rank, transformer.d_model)
+        solving = {"intercept": intercept, "ridge": number, "rank": rank}
+        work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
+        if work.exists():
+            tell(f"going on from the checkpoint {work}")
+        tally = collect(
+            transformer, text, sampling, starts=starts, n_texts=texts, pairs=pairs, parts=parts,
+            shard=part, choose_ridge=number == "auto", solving=solving, checkpoint=work,
+            progress=progress,
+        )  # fmt: skip
+        if part:
+            tally.save(out_folder)
+            finish(work)
+            out.print(f"statistics of shard {shard} ({tally.fit.n} rows): {out_folder}")
+            return
+        if world()[0] != 0:
+            finish(work)
+            return
+        bank = bank_from(tally, progress=progress)
+        bank.save_pretrained(out_folder)
+        finish(work)
+    _show_bank(bank, out_folder, json)
+
+
+def _check_out(path: Path, *, is_shard: bool = False) -> None:
+    """Before the pass: can the result be written there?"""
+    from layerleap.maps.bank import check_target
+
+    if not is_shard:
+        check_target(path)
+    elif path.is_dir():
+        raise CannotWrite(f"{path} is a folder; a file for the shard's statistics was wanted")
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    which, _, of = text.partition("/")
+    if not (which.isdigit() and of.isdigit()):
+        raise BadSettings(f"shard {text!r} is not of the form 0/4")
+    return int(which), int(of)
+
+
+def _show_bank(bank: Any, folder: Path, json: bool) -> None:
+    finals = [fit.to_dict() for fit in bank.fits.values() if fit.dst == bank.n_layers]
+    if json:
+        print_json({"bank": str(folder), "maps": len(bank), "data": bank.data, "fits": finals})
+        return
+    from layerleap.show.cli.tables import fits_table
+
+    out.print(fits_table(finals))
+    out.print(f"{bank!r}: {folder}", highlight=False, soft_wrap=True)
+
+
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="The files of all shards.")],
+    out_folder: Out = Path("bank"),
+    intercept: MergeIntercept = None,
+    ridge: MergeRidge = None,
+    rank: Rank = None,
+    json: Json = False,
+) -> None:
+    """Add up the statistics of shards and fit the bank that one run would have given.
+
+    Intercept, ridge and rank are those that the shards were fitted with, unless given anew.
+
+    Example: layerleap merge part-0 part-1 part-2 part-3 -o bank
+    """
+    with clean_errors(), TerminalProgress() as progress:
+        from layerleap import bank_from
+        from layerleap import merge as merged
+
+        number = None if ridge is None else parse_ridge(ridge)
+        _check_out(out_folder)
+        tally = merged(files)
+        bank = bank_from(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
+        bank.save_pretrained(out_folder)
+    _show_bank(bank, out_folder, json)
+
+
+def _imported(kind: str, folder: Path, model: str, out_folder: Path) -> None:
+    with clean_errors():
+        _check_out(out_folder)
+        importer = {"mat": layerleap.import_mat, "tuned-lens": layerleap.import_tuned_lens}[kind]
+        bank = importer(folder, load_model(model))
+        bank.save_pretrained(out_folder)
+        out.print(f"{bank!r}: {out_folder}", highlight=False, soft_wrap=True)
+
+
+def import_mat(folder: Folder, model: Of, out_folder: Out = Path("bank")) -> None:
+    """Import mat's i_j.pickle matrices; nothing in the files is executed.
+
+    Example: layerleap import mat linear-shortcut/gpt2-medium --model gpt2-medium -o bank
+    """
+    _imported("mat", folder, model, out_folder)
+
+
+def import_tuned_lens(folder: Folder, model: Of, out_folder: Out = Path("bank")) -> None:
+    """Import a tuned-lens folder (config.json, params.pt); nothing in it is executed.
+
+    Example: layerleap import tuned-lens lens/gpt2 --model gpt2 -o bank
+    """
+    _imported("tuned-lens", folder, model, out_folder)

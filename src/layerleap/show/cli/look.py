@@ -1,0 +1,158 @@
+"""Looking: what is bundled, whether a model can be trusted, what its layers say.
+
+In: arguments. Out: tables, JSON or a page.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from layerleap.show.cli.options import (
+    Blocks,
+    Dtype,
+    Json,
+    Model,
+    Revision,
+    Tail,
+    load_model,
+    parse_paths,
+)
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+
+
+def models(json: Json = False) -> None:
+    """List the bundled models, texts, images and sounds, and which of them are in the cache.
+
+    Any of them is fetched on first use. dinov2-mnist (DINOv2 with a linear head for digits) and
+    vit-mnist (a small ViT for digits) are then made on this machine, which takes minutes and is
+    done once; how often they are right on images held out is shown here and in their folder's
+    layerleap.json. To make one again, delete its folder.
+
+    Example: layerleap models
+    """
+    from layerleap.zoo.fetch import inventory
+
+    with clean_errors():
+        rows = inventory()
+        if json:
+            print_json(rows)
+            return
+        from layerleap.show.cli.tables import inventory_table
+
+        out.print(inventory_table(rows))
+
+
+def check(
+    model: Model,
+    blocks: Blocks = None,
+    tail: Tail = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Check MODEL against the laws that make it readable; exit code 0 only if all hold.
+
+    A folder without a tokenizer is enough.
+
+    Example: layerleap check ./my-model --blocks transformer.h --tail transformer.ln_f,lm_head
+    """
+    with clean_errors():
+        from layerleap.models.discovery.laws import check_model
+        from layerleap.models.load import load_bare
+
+        bare = load_bare(model, tell=tell, revision=revision, dtype=dtype)
+        found = check_model(bare, blocks=blocks, tail=parse_paths(tail))
+        verdicts = [verdict.to_dict() for verdict in found]
+        if json:
+            print_json(verdicts)
+        else:
+            from layerleap.show.cli.tables import laws_table
+
+            out.print(laws_table(verdicts))
+    if any(verdict["status"] == "fails" for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def read(
+    model: Model,
+    text: Annotated[
+        str, typer.Argument(help="What to read; for masked models with the mask token.")
+    ],
+    bank: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub name of a bank. Without it, one is fitted once and kept."),
+    ] = None,
+    no_bank: Annotated[bool, typer.Option("--no-bank", help="Only the logit lens (id).")] = False,
+    position: Annotated[
+        int | None, typer.Option(help="Which token's reading to show; the last by default.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="How many tokens per layer.")] = 3,
+    html: Annotated[Path | None, typer.Option(help="Also write all positions as a page.")] = None,
+    blocks: Blocks = None,
+    tail: Tail = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Show what every layer of MODEL would say, id and mat side by side.
+
+    id is the logit lens: the layer's state read as if it were the last. mat carries it there with
+    a linear shortcut first. A tick marks the model's own answer; KL is the distance of the whole
+    distribution from the model's, in nats.
+
+    Example: layerleap read smollm2 "The capital of France is"
+    """
+    with clean_errors():
+        from layerleap import Lens, ShortcutBank
+        from layerleap.maps.fit import default_bank
+
+        transformer = load_model(model, blocks, tail, revision, dtype)
+        with TerminalProgress() as progress:
+            if no_bank:
+                found = None
+            elif bank is not None:
+                found = ShortcutBank.from_pretrained(bank)
+            else:
+                found = default_bank(transformer, tell=tell, progress=progress)
+        lens = Lens(transformer, found)
+        if found is not None:
+            rows = found.data.get("rows_fitted")
+            made = f", fitted on {found.data.get('text')}, {rows:,} rows" if rows else ""
+            tell(f"{found!r}{made}")
+        if position is None and not (html or json):
+            position = lens.last_position(text)  # all that will be shown
+        readings = lens.read(
+            text, positions=None if html or position is None else [position], top_k=top_k
+        )
+        if html:
+            from layerleap.show.report.sheet import write_sheet
+
+            page = write_sheet(
+                readings._repr_html_(), html, kicker="readings",
+                title=("What", transformer.identity.name, "is about to say"),
+                facts=(f"{readings.n_layers} layers", f"{len(readings.positions)} positions"),
+                text=text, heading="Layer by layer",
+                lead="A column for every token of the text: what each layer would say comes next. "
+                "Hold the pointer over a cell for its best tokens.",
+            )  # fmt: skip
+            tell(f"all positions: {page}")
+        if json:
+            print_json(readings.to_dict())
+            return
+        from layerleap.show.cli.tables import readings_table
+
+        shown = readings.positions[-1] if position is None else position
+        rows = readings.at(shown)
+        out.print(readings_table(rows, readings.n_layers))
+
+
+def card(bank: Annotated[str, typer.Argument(help="Folder or hub name of a bank.")]) -> None:
+    """Print the card of a bank: what it is of, how it was made, how good it is.
+
+    Example: layerleap card bank
+    """
+    with clean_errors():
+        from layerleap import ShortcutBank
+
+        out.print(ShortcutBank.from_pretrained(bank).card(), highlight=False, markup=False)

@@ -1,0 +1,63 @@
+"""Saturation: from which layer on the tokens at the top of a prediction no longer change.
+
+In: arguments. Out: a strip in the terminal, JSON or a page.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from layerleap.show.cli.options import Blocks, Dtype, Json, Model, Revision, Tail, load_model
+from layerleap.show.cli.terminal import clean_errors, out, print_json, tell
+
+
+def saturation(
+    model: Model,
+    text: Annotated[
+        str, typer.Argument(help="What to read; for masked models with the mask token.")
+    ],
+    ranks: Annotated[int, typer.Option("--ranks", "-k", help="How many ranks.")] = 5,
+    position: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Which tokens to show, negative from the end; repeat it. All by default."
+        ),
+    ] = None,
+    bank: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or hub name of a bank to read through as well as the logit lens."
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the strip as a page.")] = None,
+    blocks: Blocks = None,
+    tail: Tail = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Show from which layer on MODEL keeps each of its best tokens at its rank.
+
+    A line per token of the text: the tokens that the model holds most likely after it, best first,
+    each with the layer from which it stood at exactly that rank and stayed. The darker, the
+    earlier; without colour, only the last layer put it there.
+
+    Example: layerleap saturation smollm2 "The capital of France is" --html strip.html
+    """
+    with clean_errors():
+        from layerleap import Lens, ShortcutBank
+
+        transformer = load_model(model, blocks, tail, revision, dtype)
+        lens = Lens(transformer, None if bank is None else ShortcutBank.from_pretrained(bank))
+        strip = lens.saturation(text, positions=position or None, k=ranks)
+        if html:
+            from layerleap.show.cli.strips import write_strip
+
+            tell(f"the strip: {write_strip(strip, transformer.identity.name, text, html)}")
+        if json:
+            print_json(strip.to_dict())
+            return
+        from layerleap.show.cli.strips import strip_table
+
+        out.print(strip_table(strip))

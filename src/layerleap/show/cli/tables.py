@@ -1,0 +1,213 @@
+"""Tables for the terminal, readable at 80 columns.
+
+In: plain rows (a study, laws, models, readings). Out: rich renderables; printing is the caller's.
+Everything that comes from data is put in as `Text`, so that "[red]" in a name stays a name.
+"""
+
+import unicodedata
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from layerleap.show.figures.select import Curve, Row, Study, home, home_curves, home_rows, sample
+
+STYLES = {"mat": "bright_blue", "id": "dark_orange"}
+VERDICTS = {"holds": "green", "fails": "bold red", "not applicable": "dim"}
+VISIBLE = {"\n": "\u23ce", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
+HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")  # Unicode categories without ink
+
+
+def visible(token: str) -> str:
+    """The token with nothing invisible left: a newline as an arrow, controls as escapes."""
+    if not token:
+        return "''"
+    return "".join(_visible_char(char) for char in token)
+
+
+def _visible_char(char: str) -> str:
+    if char in VISIBLE:
+        return VISIBLE[char]
+    if unicodedata.category(char) not in HIDDEN:
+        return char
+    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+
+
+def _column_order(name: str) -> tuple[bool, bool, str]:
+    """The baseline first, then mat, then any other map by name."""
+    return (name != "id", name != "mat", name)
+
+
+def study_table(study: Study) -> RenderableType:
+    """Agreement per layer, id beside mat, with small bars; the sample stands under it."""
+    curves = {each.map: each for each in home_curves(study, "precision@1")}
+    fit, read = home(study)
+    title = f"{study['model']['name']}: agreement per layer, fitted on {fit}, read on {read}"
+    table = new_table(Text(title))
+    table.add_column("layer", justify="right", no_wrap=True)
+    names = sorted(curves, key=_column_order)
+    for name in names:
+        table.add_column(Text(name), justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True, ratio=1)
+    for layer in range(study["model"]["n_layers"] + 1):
+        cells = [cell for name in names for cell in _agreement_cells(curves[name], layer)]
+        table.add_row(str(layer), *cells)
+    return Group(table, Text(f"{sample(home_rows(study))}.", style="dim"))
+
+
+def _agreement_cells(curve: Curve, layer: int) -> tuple[RenderableType, RenderableType]:
+    point = curve.at(layer)
+    if point is None:
+        return Text("-", style="dim"), Text("")
+    style = STYLES.get(curve.map, "green")
+    bar = ProgressBar(1.0, point.value, complete_style=style, finished_style=style)
+    return Text(f"{100 * point.value:.1f} %"), bar
+
+
+def laws_table(rows: list[Row]) -> RenderableType:
+    """Each law with its verdict; `status` is "holds", "fails" or "not applicable"."""
+    table = new_table()
+    table.add_column("law", ratio=5)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("detail", ratio=5)
+    for row in rows:
+        verdict = Text(row["status"], style=VERDICTS.get(row["status"], ""))
+        table.add_row(Text(row["law"]), verdict, Text(row.get("detail") or "", style="dim"))
+    held = sum(row["status"] == "holds" for row in rows)
+    failed = sum(row["status"] == "fails" for row in rows)
+    verdict = Text(f"{held} hold, {failed} fail, {len(rows) - held - failed} not applicable")
+    verdict.stylize("bold red" if failed else "green")
+    return Group(table, verdict)
+
+
+def inventory_table(rows: list[Row]) -> RenderableType:
+    """The models that can be had by name; notes, licences and paths are lines under the table."""
+    table = new_table()
+    for head in ("name", "kind", "size"):
+        table.add_column(head, no_wrap=True, justify="right" if head == "size" else "left")
+    table.add_column("package", no_wrap=True, overflow="ellipsis", ratio=1, min_width=7)
+    table.add_column("cached", no_wrap=True)
+    for row in rows:
+        cells = [_plain(row.get(key)) for key in ("name", "kind")]
+        cells.append(Text(_size(row.get("size"))))
+        cells.append(_plain(row.get("package")))
+        cached = Text("yes", style="green") if row.get("cached") else Text("no", style="dim")
+        table.add_row(*cells, cached)
+    return Group(table, *_remarks(rows))
+
+
+def _remarks(rows: list[Row]) -> list[RenderableType]:
+    """Notes and paths, one model per row, folded inside their own column."""
+    said = [row for row in rows if row.get("note") or row.get("path")]
+    if not said:
+        return []
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for row in said:
+        said_of = {"note": "{}", "licence": "licence: {}", "path": "{}"}
+        lines = [form.format(row[key]) for key, form in said_of.items() if row.get(key)]
+        grid.add_row(_plain(row["name"]), Text("\n".join(lines), style="dim"))
+    return [grid]
+
+
+def readings_table(frame: list[Row], n_layers: int | None = None) -> RenderableType:
+    """What each map reads at each layer of one position: top tokens, agreement and KL.
+
+    The last layer (`n_layers`, or the highest in the rows) is the model's own answer.
+    """
+    found = {(row["map"], int(row["layer"])): row for row in frame}
+    layers = sorted({layer for _, layer in found})
+    last = n_layers if n_layers is not None else max(layers, default=0)
+    names = sorted({name for name, _ in found}, key=_column_order)
+    table = new_table()
+    table.add_column("layer", justify="right", no_wrap=True)
+    for name in names:
+        table.add_column(Text(name), no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column("=", no_wrap=True)
+        table.add_column("KL", justify="right", no_wrap=True)
+    for layer in (layer for layer in layers if layer < last):
+        cells = [cell for name in names for cell in _reading_cells(found.get((name, layer)))]
+        table.add_row(str(layer), *cells)
+    own = next((found[name, last] for name in names if (name, last) in found), None)
+    if own is None:
+        return table
+    answer = Text("the model's own answer: ", style="bold")
+    answer.append_text(_tokens(own["top"]))
+    answer.no_wrap, answer.overflow = True, "ellipsis"
+    legend = "\u2713 the model's own top token; KL(model || reading) in nats"
+    return Group(table, Text(f"{last:>6}  ").append_text(answer), Text(legend, style="dim"))
+
+
+def _reading_cells(row: Row | None) -> tuple[Text, Text, Text]:
+    if row is None:
+        return Text("-", style="dim"), Text(""), Text("")
+    mark = Text("\u2713", style="bold green") if row["agrees"] else Text("\u00b7", style="dim")
+    kl = row.get("kl")
+    return _tokens(row["top"]), mark, Text("-" if kl is None else f"{kl:.2f}")
+
+
+def _tokens(top: list[Row]) -> Text:
+    """Tokens with their probability in percent; too long a list is cut by the column."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for place, entry in enumerate(top):
+        text.append("  " if place else "")
+        text.append(visible(entry["token"]), style="" if place else "bold")
+        text.append(f" {100 * entry['prob']:.0f}%", style="dim")
+    return text
+
+
+def new_table(title: Text | None = None) -> Table:
+    """Our look: a rule under the head, no frame, as wide as the terminal."""
+    look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
+    return Table(title=title, title_justify="left", expand=True, **look)
+
+
+def _plain(value: Any) -> Text:
+    return Text("-" if value in (None, "") else str(value))
+
+
+def _size(size: Any) -> str:
+    """Bytes as megabytes or gigabytes; what is already text stays as it is."""
+    if size is None or isinstance(size, str):
+        return size or "-"
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def fits_table(rows: list[Row]) -> RenderableType:
+    """How each map to the last layer was fitted."""
+    table = new_table(Text("fits to the last layer"))
+    for name in ("layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of id"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        short = row["rank"] < row["width"]
+        table.add_row(
+            str(row["src"]), f"{row['rows']:,}",
+            Text(f"{row['rank']}/{row['width']}", style="bold red" if short else ""),
+            f"{row['condition']:.1e}", f"{row['ridge']:g}", f"{row['train_r2']:.3f}",
+            f"{row['train_r2_id']:.3f}",
+        )  # fmt: skip
+    short = [row for row in rows if row["rank"] < row["width"]]
+    note = (
+        f"{len(short)} of {len(rows)} fits are rank-deficient: the rows do not determine every "
+        "direction, and the minimum-norm map was taken; fit on more text."
+    )
+    return Group(table, Text(note, style="yellow")) if short else table
+
+
+def tuned_table(rows: list[Row]) -> RenderableType:
+    """The closed form beside what tuning made of it, on rows of other documents."""
+    table = new_table(Text("tuned against the closed form (mat), on documents not trained on"))
+    for name in ("layer", "KL mat", "KL tuned", "agreement mat", "tuned", "rows until ahead"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        needed = row["rows_needed"]
+        table.add_row(
+            str(row["layer"]), f"{row['kl_closed']:.3f}", f"{row['kl_tuned']:.3f}",
+            *(f"{100 * row[f'agreement_{kind}']:.1f} %" for kind in ("closed", "tuned")),
+            Text("never", style="yellow") if needed is None else f"{needed:,}",
+        )  # fmt: skip
+    return table

@@ -1,1 +1,0 @@
-"""The commands, by what one does with them: look, fit, study."""

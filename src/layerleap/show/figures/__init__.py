@@ -1,0 +1,1 @@
+"""Figures: one function per picture, each drawn from a table."""

@@ -1,0 +1,1 @@
+"""Reports: one self-contained HTML page per study, with its data beside it."""

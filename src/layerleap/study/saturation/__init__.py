@@ -1,0 +1,1 @@
+"""The study of saturation ("Looking Beyond the Top-1")."""

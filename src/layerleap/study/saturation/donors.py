@@ -1,0 +1,213 @@
+"""Whose state goes into whose stream: donors, recipients and controls, chosen without running.
+
+In: saturation layers, and what every layer reads as (`Evidence` of the same rows).
+Out: `Pairs` of rows with the same final top token that settle at different layers, and `Trials`:
+which state of which row is put in before which block, for the donor and for each control.
+
+    donor        the state of the row that settles earlier, so many layers from where it does
+    unsaturated  a state of the same layer that reads as the same token, about as surely, in a row
+                 whose top token still changes after it: all that a donor's state has by definition
+    random       a random direction, as long as the donor's state
+    copy         the state of some other row at the same layer, whose final top token is another
+    no-op        the recipient's own state
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from layerleap.act.exits.evidence import Evidence
+from layerleap.errors import BadSettings, BadText
+from layerleap.read.saturation import Saturation
+
+KINDS = ("donor", "unsaturated", "random", "copy", "no-op")
+FEWEST = 20  # pairs below which a share says next to nothing
+DRAWS = 16  # tries to find a row that meets a condition beyond the order of saturation layers
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which pairs, and where their states go in."""
+
+    offsets: tuple[int, ...]  # layers after the donor's saturation layer
+    gap: int  # least distance of the two saturation layers
+    first: int  # lowest saturation layer of a donor
+    near: int | None = None  # same document, and at most so many positions apart
+    limit: int = 100  # pairs at most
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.offsets or 0 not in self.offsets:
+            raise BadSettings(f"offsets {self.offsets} do not hold 0, where the step should be")
+        if self.gap <= max(self.offsets):
+            raise BadSettings(
+                f"a gap of {self.gap} layers lets offset {max(self.offsets)} reach the recipient's "
+                f"own saturation layer; more than {max(self.offsets)} was wanted"
+            )
+        if self.first + min(self.offsets) < 1:
+            raise BadSettings(
+                f"offset {min(self.offsets)} from a saturation layer of {self.first} is no layer "
+                f"from 1 on; first must be at least {1 - min(self.offsets)}"
+            )
+        if self.limit < 1:
+            raise BadSettings(f"a limit of {self.limit} pairs leaves none")
+
+    @classmethod
+    def of(cls, n_layers: int, *, limit: int = 100, seed: int = 0) -> "Plan":
+        """Offsets of up to 5 layers in deep models, as in the paper, and fewer in others."""
+        reach, gap = (5, 10) if n_layers >= 24 else (3, 5) if n_layers >= 12 else (1, 2)
+        offsets = tuple(range(-reach, reach + 1))
+        return cls(offsets, gap, reach + 1, limit=limit, seed=seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Rows by number: (pair,)."""
+
+    donor: Tensor
+    recipient: Tensor
+    token: Tensor  # the final top token of both
+    start: Tensor  # the donor's saturation layer
+
+    def __len__(self) -> int:
+        return len(self.donor)
+
+
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """What is put in where: (trial,)."""
+
+    pair: Tensor
+    kind: Tensor  # which of KINDS
+    offset: Tensor
+    layer: Tensor  # before the block that follows it
+    source: Tensor  # the row whose state it is; for "random", whose length it has
+
+    def __len__(self) -> int:
+        return len(self.pair)
+
+    def some(self, chosen: Tensor) -> "Trials":
+        """Those of a mask."""
+        return Trials(*(getattr(self, name)[chosen] for name in TRIAL))
+
+
+TRIAL = ("pair", "kind", "offset", "layer", "source")
+
+
+def find_pairs(saturation: Saturation, plan: Plan) -> Pairs:
+    """One random donor for every recipient that has any, up to the limit.
+
+    Rows are sorted by final top token and saturation layer; all donors of a recipient then stand
+    side by side, and a binary search finds them.
+    """
+    s, token = saturation.layer[:, 0].long(), saturation.tokens[:, 0].long()
+    group = token.unique(return_inverse=True)[1]
+    if plan.near is not None:
+        document = saturation.documents.unique(return_inverse=True)[1]
+        group = group * (int(document.max()) + 1) + document
+    width = saturation.n_layers + 1
+    key, order = (group * width + s).sort(stable=True)
+    low = torch.searchsorted(key, group * width + plan.first)
+    latest = (s - plan.gap).clamp_min(plan.first - 1)
+    count = torch.searchsorted(key, group * width + latest, right=True) - low
+    generator = torch.Generator().manual_seed(plan.seed)
+    chosen = torch.randperm(len(s), generator=generator)
+    chosen = chosen[count[chosen] > 0]
+    donor = torch.full((len(chosen),), -1)
+    for _ in range(1 if plan.near is None else DRAWS):
+        place = (torch.rand(len(chosen), generator=generator) * count[chosen]).long()
+        drawn = order[low[chosen] + place]
+        donor = torch.where((donor < 0) & _is_near(saturation, drawn, chosen, plan), drawn, donor)
+    recipient, donor = chosen[donor >= 0][: plan.limit], donor[donor >= 0][: plan.limit]
+    _require_enough(len(recipient), len(s), plan)
+    return Pairs(donor, recipient, token[recipient], s[donor])
+
+
+def _is_near(saturation: Saturation, donor: Tensor, recipient: Tensor, plan: Plan) -> Tensor:
+    if plan.near is None:
+        return torch.ones(len(donor), dtype=torch.bool)
+    position = saturation.positions.long()
+    return (position[donor] - position[recipient]).abs() <= plan.near
+
+
+def _require_enough(found: int, rows: int, plan: Plan) -> None:
+    if found >= min(FEWEST, plan.limit):
+        return
+    needed = (
+        f"about {-(-rows * FEWEST // found)} rows like these are needed"
+        if found
+        else "far more rows are needed, or a smaller gap"
+    )
+    raise BadText(
+        f"{found} pairs of rows among {rows} have the same final top token and settle at least "
+        f"{plan.gap} layers apart; {FEWEST} were wanted: {needed}"
+    )
+
+
+def make_trials(saturation: Saturation, evidence: Evidence, pairs: Pairs, plan: Plan) -> Trials:
+    """The donor at every offset, and every control at offsets from 0 on where there is one."""
+    numbers = torch.arange(len(pairs))
+    unsettled = _Unsettled(saturation, evidence)
+    generator = torch.Generator().manual_seed(plan.seed + 1)
+    parts = []
+    for offset in plan.offsets:
+        layer = pairs.start + offset
+        sources = {"donor": pairs.donor}
+        if offset >= 0:
+            sources |= {
+                "unsaturated": unsettled.nearest(pairs, layer),
+                "random": pairs.donor,
+                "copy": _others(saturation, pairs, generator),
+                "no-op": pairs.recipient,
+            }
+        for kind, source in sources.items():
+            number = torch.full_like(numbers, KINDS.index(kind))
+            same = torch.full_like(numbers, offset)
+            parts.append(Trials(numbers, number, same, layer, source))
+    every = Trials(*(torch.cat([getattr(part, name) for part in parts]) for name in TRIAL))
+    return every.some(every.source >= 0)
+
+
+def _others(saturation: Saturation, pairs: Pairs, generator: torch.Generator) -> Tensor:
+    """A random row for every pair that ends with another token; -1 where none was met."""
+    token = saturation.tokens[:, 0].long()
+    found = torch.full((len(pairs),), -1)
+    for _ in range(DRAWS):
+        drawn = torch.randint(len(token), (len(pairs),), generator=generator)
+        found = torch.where((found < 0) & (token[drawn] != pairs.token), drawn, found)
+    return found
+
+
+class _Unsettled:
+    """All (row, layer) whose top token still changes afterwards, by layer, token and margin."""
+
+    def __init__(self, saturation: Saturation, evidence: Evidence) -> None:
+        layers = torch.arange(saturation.n_layers + 1)
+        row, layer = (saturation.layer[:, :1].long() > layers).nonzero(as_tuple=True)
+        self.margins = evidence.gap
+        self.width = int(evidence.top.max()) + 1
+        key = layer * self.width + evidence.top[row, layer].long()
+        margin = self.margins[row, layer]
+        order = np.lexsort((margin.numpy(), key.numpy()))
+        self.key, self.margin = key.numpy()[order], margin.numpy()[order]
+        self.row = row.numpy()[order]
+
+    def nearest(self, pairs: Pairs, layer: Tensor) -> Tensor:
+        """For each pair the row that reads as its token at `layer`, as surely as the donor does.
+
+        -1 where there is none but the recipient itself.
+        """
+        wanted = (layer * self.width + pairs.token).numpy()
+        low, high = (np.searchsorted(self.key, wanted, side) for side in ("left", "right"))
+        margins = self.margins[pairs.donor, layer].numpy()
+        found = torch.full((len(pairs),), -1)
+        for pair, (start, stop) in enumerate(zip(low, high, strict=True)):
+            at = start + int(np.searchsorted(self.margin[start:stop], margins[pair]))
+            close = np.arange(max(start, at - 2), min(stop, at + 2))
+            close = close[self.row[close] != int(pairs.recipient[pair])]
+            if len(close):
+                best = close[np.abs(self.margin[close] - margins[pair]).argmin()]
+                found[pair] = int(self.row[best])
+        return found

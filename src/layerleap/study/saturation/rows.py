@@ -1,0 +1,125 @@
+"""What one model shows of one text: everything that the study of saturation is made from.
+
+In: a wrapped model, lenses, and a way to make the same batches again.
+Out: `Seen`: saturation layers, random walks, evidence and states, all of the same rows in the same
+order. States are spilled to a file, 4 bytes a number (71 kB a row with 30 layers of 576).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from layerleap.act.exits.evidence import Evidence
+from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, silent
+from layerleap.read.lens import Lens
+from layerleap.read.probes.task import States
+from layerleap.read.random_walks import Walk, Walks
+from layerleap.read.saturation import Ranks, Saturation
+from layerleap.read.scores import score
+from layerleap.stats.rows import RowFile, RowWriter
+from layerleap.stream.examples import Batch
+
+EVERY = 2**40  # rows are never so many: all are kept, in their order
+Batches = Callable[[], Iterator[Batch]]
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One model on one text; mappings are by lens."""
+
+    transformer: Transformer
+    lenses: Mapping[str, Lens]
+    saturation: Mapping[str, Saturation]
+    walks: Mapping[str, Walk]
+    evidence: Mapping[str, Evidence]
+    states: States
+    batches: Batches  # makes them again, in the same order
+
+    @property
+    def gold(self) -> Tensor:
+        """(row,) the right answer, -1 where it is unknown."""
+        return next(iter(self.saturation.values())).gold
+
+
+class SomeStates:
+    """The states of some rows of others, by number."""
+
+    def __init__(self, whole: States, chosen: Tensor) -> None:
+        self.whole, self.chosen = whole, chosen
+        self.n_layers, self.d_model, self.model = whole.n_layers, whole.d_model, whole.model
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def documents(self) -> Tensor:
+        """(row,)."""
+        return self.whole.documents[self.chosen]
+
+    def cells(self, rows: Tensor, layers: Tensor) -> Tensor:
+        """h[layers[i]] of row rows[i]: (cell, d_model)."""
+        return self.whole.cells(self.chosen[rows], layers)
+
+
+def see(
+    transformer: Transformer,
+    lenses: Mapping[str, Lens],
+    batches: Batches,
+    file: Path,
+    *,
+    k: int,
+    walk_share: float,
+    seed: int = 0,
+    progress: Progress = silent,
+    total: int | None = None,
+    phase: str = "reading",
+) -> Seen:
+    """Read the batches once, and every row at every layer: all else is made from its logits.
+
+    Args:
+        transformer: the model.
+        lenses: by name.
+        batches: makes the same batches whenever it is called.
+        file: where states are spilled to.
+        k: how many ranks.
+        walk_share: the share of rows that random walks are made beside.
+        seed: of the walks.
+        progress: told the number of texts.
+        total: how many texts there will be, if known.
+        phase: what progress calls it.
+    """
+    ranks = Ranks(transformer, lenses, k)
+    walks = Walks(transformer, lenses, k=k, share=walk_share, seed=seed)
+    target = RowFile(file, EVERY, seed)
+    target.remove()
+    writer = RowWriter(target, transformer, 0)
+
+    def keep(states: Mapping[int, Tensor], batch: Batch) -> None:
+        ranks.note(batch)
+        writer.add([states[layer] for layer in sorted(states)], batch.documents)
+
+    def watch(way: str, layer: int, logits: Tensor) -> None:
+        ranks.watch(way, layer, logits)
+        walks.watch(way, layer, logits)
+
+    with closing(writer):
+        scores = score(
+            transformer, lenses, batches(), keep_states=keep, watch=watch,
+            progress=progress, total=total, phase=phase,
+        )  # fmt: skip
+    writer.finish()
+    found = ranks.results()
+    return Seen(
+        transformer, lenses, found, walks.results(found),
+        {name: Evidence.of(scores, name) for name in lenses}, target.open(), batches,
+    )  # fmt: skip
+
+
+def numbers(mask: Tensor) -> Tensor:
+    """Which rows a mask holds."""
+    return torch.nonzero(mask)[:, 0]

@@ -1,0 +1,1 @@
+"""The study of linear shortcuts ("Jump to Conclusions")."""

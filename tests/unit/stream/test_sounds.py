@@ -1,0 +1,267 @@
+import wave
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from media import RATE, clip, hearing, seeing, write_wav
+from tiny_models import WORDS, tiny
+
+from layerleap.errors import BadMedia, BadSettings, CannotFetch
+from layerleap.maps.fit import collect
+from layerleap.read.lens import Lens
+from layerleap.read.scores import score
+from layerleap.stream.batches import batches_of, reads
+from layerleap.stream.examples import Census, Sampling
+from layerleap.stream.pieces import Document
+from layerleap.stream.sounds import iter_clips, read_wav, sound_batches
+from layerleap.zoo.catalog import BUNDLED
+
+
+@pytest.fixture(scope="module")
+def whisper():
+    return hearing()
+
+
+def recorded(folder, name="a", said="the cat sat", **more):
+    path = write_wav(folder / f"{name}.wav", clip(seed=len(name)).samples, **more)
+    (folder / f"{name}.txt").write_text(said + "\n")
+    return path
+
+
+def test_a_recording_is_read_with_the_transcript_beside_it(tmp_path):
+    path = recorded(tmp_path, said="the cat\n  sat")
+    (found,) = iter_clips(path)
+    assert (found.name, found.rate, found.transcript) == ("a.wav", RATE, "the cat sat")
+    assert np.abs(found.samples - clip(seed=1).samples).max() < 1e-4
+
+
+def test_a_folder_gives_its_recordings_in_order(tmp_path):
+    (tmp_path / "deep").mkdir()
+    recorded(tmp_path, "b")
+    recorded(tmp_path / "deep", "c")
+    recorded(tmp_path, "a")
+    assert [found.name for found in iter_clips(str(tmp_path))] == ["a.wav", "b.wav", "c.wav"]
+
+
+def test_the_bundled_recording_comes_from_the_cache(empty_cache):
+    folder = BUNDLED["beckett"].path.parent
+    folder.mkdir(parents=True)
+    recorded(folder, "beckett", "ever tried")
+    (found,) = iter_clips("beckett")
+    assert found.transcript == "ever tried"
+
+
+@pytest.mark.parametrize(("width", "middle"), [(1, 128), (2, 0), (4, 0)])
+def test_samples_run_from_minus_one_to_one(tmp_path, width, middle):
+    most = 2 ** (8 * width - 1)
+    values = np.array([middle, middle + most - 1, middle - most]).astype(
+        {1: "u1", 2: "<i2", 4: "<i4"}[width]
+    )
+    with wave.open(str(tmp_path / "x.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(width)
+        file.setframerate(RATE)
+        file.writeframes(values.tobytes())
+    samples, rate = read_wav(tmp_path / "x.wav")
+    assert rate == RATE
+    assert samples.dtype == np.float32
+    assert samples == pytest.approx([0, 1, -1], abs=1.01 / most)
+
+
+def test_the_decoder_is_given_the_transcript_and_read_where_words_are_to_come(whisper):
+    said = "the cat sat"
+    (batch,) = sound_batches(whisper, [replace(clip(), transcript=said)])
+    start, bos, end = 2, 1, 2
+    words = [whisper.tokenizer.convert_tokens_to_ids(word) for word in said.split()]
+    assert batch.inputs["decoder_input_ids"].tolist() == [[start, bos, *words]]
+    assert batch.positions.tolist() == [1, 2, 3, 4]
+    assert batch.gold.tolist() == [*words, end]
+    assert batch.inputs["input_features"].shape == (1, 8, 100)
+    assert (batch.n_texts, batch.n_tokens) == (1, 5)
+
+
+def test_rows_do_not_depend_on_their_batch_or_its_padding(whisper):
+    clips = [clip(words, seed=words) for words in (2, 9, 4, 6, 3)]
+
+    def states(per_batch):
+        found = [
+            whisper.see(batch.inputs, keep=batch.keep).states[3]
+            for batch in sound_batches(whisper, clips, per_batch=per_batch)
+        ]
+        return torch.cat(found)
+
+    assert len(states(1)) == sum(len(each.transcript.split()) + 1 for each in clips)
+    torch.testing.assert_close(states(1), states(5), rtol=1e-4, atol=1e-4)
+
+
+def test_some_clips_of_a_batch_are_a_batch(whisper):
+    (batch,) = sound_batches(whisper, [clip(words, seed=words) for words in (2, 9, 4)])
+    some = batch.texts(torch.tensor([True, False, True]))
+    assert some.inputs["decoder_input_ids"].shape == (2, 6)
+    assert some.inputs["input_features"].shape == (2, 8, 100)
+    kept = batch.documents != 1
+    assert torch.equal(some.gold, batch.gold[kept])
+    whole = whisper.see(batch.inputs, keep=batch.keep).states[1][kept]
+    torch.testing.assert_close(
+        whisper.see(some.inputs, keep=some.keep).states[1], whole, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_positions_may_be_fewer_than_all(whisper):
+    clips = [clip(8, seed=n) for n in range(6)]
+    one = [b.positions for b in sound_batches(whisper, clips, Sampling(positions="one"))]
+    assert len(torch.cat(one)) == 6
+    (nth, _) = sound_batches(whisper, clips, Sampling(positions="every:4"))
+    assert nth.positions[nth.documents == 0].tolist() == [1, 5, 9]
+
+
+def test_clips_of_one_document_stay_on_one_side(whisper):
+    clips = [
+        replace(clip(seed=n), document=Document(f"article {n // 3}", f"text {n // 3}"))
+        for n in range(60)
+    ]
+
+    def names(side):
+        found = sound_batches(whisper, clips, side=side)
+        rows = sum(len(batch.documents.unique()) for batch in found)
+        kept = [
+            each.name for each in clips
+            if side == "both" or _held(each) == (side == "held-out")
+        ]  # fmt: skip
+        return rows, kept
+
+    assert names("fit")[0] + names("held-out")[0] >= 20
+    fit, held = names("fit")[1], names("held-out")[1]
+    articles = [{int(name.split()[1]) // 3 for name in side} for side in (fit, held)]
+    assert not articles[0] & articles[1]
+    census = Census()
+    list(sound_batches(whisper, clips, census=census))
+    assert (census.documents, census.texts) == (20, 60)
+
+
+def _held(each):
+    from layerleap.stream.pieces import is_held_out
+
+    return is_held_out(each.kept_apart_by, share=0.25, seed=0)
+
+
+def test_speech_is_scored_and_fitted_like_text(whisper):
+    clips = [clip(10, seed=n) for n in range(12)]
+    tally = collect(whisper, clips, Sampling(positions="all", held_out=0.0))
+    assert tally.fit.n == 12 * 11
+    batches = batches_of(whisper, clips, Sampling(positions="all"), side="both")
+    scores = score(whisper, {"id": Lens(whisper)}, batches)
+    assert scores.check.agreement == 1.0
+    assert len(scores.documents) == 12 * 11
+    assert reads(whisper) == "sound"
+
+
+def test_a_missing_transcript_is_said(tmp_path, whisper):
+    write_wav(tmp_path / "a.wav", clip().samples)
+    with pytest.raises(BadMedia, match=r"a\.wav has no transcript: a\.txt was wanted beside it"):
+        list(sound_batches(whisper, tmp_path))
+    (tmp_path / "a.txt").write_text(" \n")
+    with pytest.raises(BadMedia, match=r"a\.txt is empty; what is said in a\.wav"):
+        list(sound_batches(whisper, tmp_path))
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadMedia, match="UTF-8 text was wanted"):
+        list(sound_batches(whisper, tmp_path))
+
+
+def test_another_rate_is_refused_with_the_way_to_mend_it(tmp_path, whisper):
+    recorded(tmp_path, rate=22_050)
+    with pytest.raises(
+        BadMedia, match=r"22050 samples a second, and the model hears 16000.*ffmpeg"
+    ):
+        list(sound_batches(whisper, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda f: f / "nothing.wav", "there is no file or folder .*; bundled sounds are beckett"),
+        (lambda f: f, "holds no .wav file"),
+        (lambda f: recorded(f, channels=2), "has 2 channels; one was wanted"),
+        (lambda f: _broken(recorded(f)), "cannot be read as a .wav file"),
+        (lambda f: _empty(recorded(f)), "is empty; a recording was wanted"),
+        (lambda f: _three_bytes(recorded(f)), "has 24 bits a sample"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path, whisper, make, said):
+    with pytest.raises(BadMedia, match=said) as caught:
+        list(sound_batches(whisper, make(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+def _broken(path):
+    path.write_bytes(b"no sound at all, but long enough to be some")
+    return path
+
+
+def _empty(path):
+    return write_wav(path, np.zeros(0))
+
+
+def _three_bytes(path):
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(3)
+        file.setframerate(RATE)
+        file.writeframes(b"\0" * 300)
+    return path
+
+
+def test_what_is_too_long_is_refused_and_not_cut(whisper):
+    with pytest.raises(BadMedia, match=r"lasts 1\.5 s, and the model hears 1 s at most"):
+        list(sound_batches(whisper, [clip(seconds=1.5)]))
+    with pytest.raises(BadMedia, match="has 72 tokens, and the model writes 64 at most"):
+        list(sound_batches(whisper, [clip(70)]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"samples": np.zeros((2, 100), np.float32)}, r"float32 of shape \(2, 100\)"),
+        ({"samples": np.zeros(100, np.int16)}, "int16 of shape"),
+        ({"samples": np.zeros(0, np.float32)}, r"of shape \(0,\)"),
+        ({"transcript": "  "}, "has no transcript"),
+    ],
+)
+def test_a_clip_of_the_wrong_shape_is_refused(whisper, change, said):
+    with pytest.raises(BadMedia, match=said):
+        list(sound_batches(whisper, [replace(clip(), **change)]))
+
+
+def test_something_else_than_a_clip_is_refused(whisper):
+    with pytest.raises(BadMedia, match="an item is of type ndarray; a Clip was wanted"):
+        list(sound_batches(whisper, [np.zeros(100)]))
+
+
+def test_models_that_cannot_hear_are_refused(whisper):
+    for model in (tiny("llama"), seeing()):
+        with pytest.raises(BadSettings, match="is no speech-to-text model"):
+            list(sound_batches(model, [clip()]))
+    deaf = hearing()
+    deaf.processor = None
+    with pytest.raises(BadMedia, match="tiny-whisper has no processor with a tokenizer"):
+        list(sound_batches(deaf, [clip()]))
+
+
+def test_a_processor_of_another_model_is_refused():
+    other = hearing(num_mel_bins=10)
+    with pytest.raises(
+        BadMedia, match="makes 8 bands of 100 frames, and the model takes 10 of 100"
+    ):
+        list(sound_batches(other, [clip()]))
+
+
+def test_without_espeak_nothing_is_spoken(whisper, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(CannotFetch, match=r"espeak-ng is not installed.*apt-get install espeak-ng"):
+        list(sound_batches(whisper, "spoken"))
+
+
+def test_the_words_of_the_tests_are_known(whisper):
+    assert len(WORDS) > 30
+    assert whisper.tokenizer.unk_token_id not in whisper.tokenizer(" ".join(WORDS))["input_ids"]

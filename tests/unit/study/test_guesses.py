@@ -1,0 +1,111 @@
+"""Early runners-up against late ones: the textbook test, and plain words if it cannot be made."""
+
+import json
+
+import pytest
+import torch
+
+from layerleap.errors import BadSettings, BadText
+from layerleap.read.saturation import Saturation
+from layerleap.study.saturation.guesses import GuessSettings, guesses
+
+LAST = 12
+
+
+def made(early_right, late_right, n=400, documents=40, top_right=50):
+    """Rows of which half have an early rank 2, half a late one, right at the given rates."""
+    generator = torch.Generator().manual_seed(0)
+    total = 2 * n + top_right
+    layer = torch.full((total, 4), LAST - 2)
+    layer[:n, 1], layer[n : 2 * n, 1] = 3, LAST
+    tokens = torch.arange(4).expand(total, -1).clone()
+    gold = torch.full((total,), 9)
+    right = torch.rand(n, generator=generator) < early_right
+    gold[:n][right] = 1
+    right = torch.rand(n, generator=generator) < late_right
+    gold[n : 2 * n][right] = 1
+    gold[2 * n :] = 0  # the top token is right: these are left out
+    order = torch.randperm(total, generator=generator)
+    found = Saturation(
+        layer.to(torch.int16), tokens.int(), gold.int(),
+        torch.arange(total) % documents, torch.arange(total), LAST, "id",
+    )  # fmt: skip
+    return found.rows(order)
+
+
+def test_a_difference_is_found_where_it_is():
+    found = guesses(made(0.3, 0.1))
+    assert (found["rows"], found["wrong"], found["documents"]) == (850, 800, 40)
+    test = found["tests"][0]
+    assert test["early_are"] == "right more often"
+    assert test["low"] < 0.2 < test["high"]
+    assert test["p"] < 1e-6
+    assert found["verdict"][0].endswith("early tokens are right more often.")
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_other_way_round_is_said_as_well():
+    assert guesses(made(0.1, 0.3))["tests"][0]["early_are"] == "right less often"
+
+
+def test_equal_rates_are_not_clearly_different():
+    test = guesses(made(0.2, 0.2))["tests"][0]
+    assert test["early_are"] == "not clearly different"
+    assert test["p"] > 0.05
+
+
+def test_the_test_is_the_textbooks():
+    """45 of 200 against 30 of 250; z and Wilson intervals worked out apart, by hand."""
+    layer = torch.full((450, 2), LAST - 1)
+    layer[:200, 1], layer[200:, 1] = 0, LAST
+    gold = torch.full((450,), 5)
+    gold[:45] = gold[200:230] = 1
+    tokens = torch.tensor([0, 1]).expand(450, -1)
+    rows = torch.arange(450)
+    made_up = Saturation(layer, tokens, gold, rows, rows, LAST, "id")
+    test = guesses(made_up, GuessSettings(ranks=(2,)))["tests"][0]
+    pooled = 75 / 450
+    z = (45 / 200 - 30 / 250) / (pooled * (1 - pooled) * (1 / 200 + 1 / 250)) ** 0.5
+    assert test["z"] == pytest.approx(z)
+    assert test["z"] == pytest.approx(2.970, abs=1e-3)
+    assert test["p"] == pytest.approx(0.00298, abs=1e-5)
+    assert (test["early"]["low"], test["early"]["high"]) == pytest.approx(
+        (0.1726, 0.2877), abs=2e-4
+    )
+    assert (test["late"]["low"], test["late"]["high"]) == pytest.approx((0.0854, 0.1661), abs=2e-4)
+
+
+def test_ranks_without_enough_guesses_say_how_many_are_needed():
+    found = guesses(made(0.3, 0.1, n=20))
+    second, third, fourth = found["tests"]
+    assert second["p"] is None
+    assert second["needed"] > 40
+    assert (
+        f"too few right ones to test, about {second['needed']} such rows are needed."
+        in found["verdict"][0]
+    )
+    assert third["p"] is None
+    assert third["needed"] is None  # none is early, so these rows cannot say
+    assert "too few right ones to test, more rows are needed." in found["verdict"][2]
+    assert fourth["rank"] == 4
+
+
+def test_one_document_has_no_interval():
+    test = guesses(made(0.3, 0.1, documents=1))
+    assert test["tests"][0]["early_are"] is None
+    assert "one document cannot tell" in test["verdict"][0]
+
+
+def test_what_cannot_be_asked_is_refused():
+    rows = made(0.3, 0.1)
+    with pytest.raises(BadSettings, match="choose a lead of 1 to 12"):
+        guesses(rows, GuessSettings(lead=13))
+    with pytest.raises(BadSettings, match="name ranks from 2 on"):
+        guesses(rows, GuessSettings(ranks=(1,)))
+    with pytest.raises(BadSettings, match="read more ranks"):
+        guesses(rows, GuessSettings(ranks=(5,)))
+    with pytest.raises(BadText, match="the top token is right in all 50 rows"):
+        guesses(rows.rows(rows.gold == 0))
+    unknown = Saturation(**{**vars(rows), "gold": torch.full_like(rows.gold, -1)})
+    with pytest.raises(BadText, match="right answer is unknown in all 850 rows"):
+        guesses(unknown)

@@ -1,0 +1,141 @@
+"""Order of saturation: numbers by hand, words that follow from them, and refusals."""
+
+import json
+
+import pytest
+import torch
+from made_saturation import walked
+from tiny_models import sentences, tiny
+
+from layerleap.errors import BadSettings, BadText
+from layerleap.read.lens import Lens
+from layerleap.read.random_walks import Walk
+from layerleap.read.saturation import Saturation
+from layerleap.stream.examples import Sampling, iter_batches, iter_examples
+from layerleap.study.saturation.order import OrderSettings, order, saturation_places
+
+LAST = 20
+QUICK = OrderSettings(draws=99)
+
+
+def made(layers, documents=20):
+    layers = torch.as_tensor(layers)
+    rows = torch.arange(len(layers))
+    return Saturation(
+        layers.to(torch.int16), torch.zeros_like(layers), rows, rows % documents, rows, LAST, "id"
+    )
+
+
+def random_layers(n, seed=0, low=4):
+    return torch.randint(low, LAST + 1, (n, 5), generator=torch.Generator().manual_seed(seed))
+
+
+def in_order(n, seed=0):
+    return random_layers(n, seed).sort(dim=1).values
+
+
+def test_places_are_shared_by_equal_layers_and_unknown_without_saturation():
+    places = saturation_places(torch.tensor([[3, 1, 3, LAST, 7], [LAST] * 5]), LAST)
+    assert places[0, [0, 1, 2, 4]].tolist() == [2, 1, 2, 4]
+    assert places[0, 3].isnan()
+    assert places[1].isnan().all()
+
+
+def test_means_count_the_rows_in_which_a_rank_saturates():
+    layers = [[1, 2, 3, 4, 5]] * 30 + [[2, 1, 3, 4, LAST]] * 10
+    found = order(made(layers), settings=QUICK)
+    first, *_, last = (row for row in found["places"] if not row["filtered"])
+    assert first["value"] == pytest.approx((30 * 1 + 10 * 2) / 40)
+    assert (first["rows"], last["rows"], last["value"]) == (40, 30, 5)
+    assert first["low"] <= first["value"] <= first["high"]
+    assert found["histogram"][4]["counts"][LAST] == 10
+    assert found["histogram"][4]["never"] == 0.25
+    assert found["tau"][0]["value"] == pytest.approx((30 * 1 + 10 * 4 / 6) / 40)
+
+
+def test_the_filter_keeps_rows_whose_top_token_settles_by_85_percent_of_the_depth():
+    layers = [[17, 18, 19, LAST, LAST]] * 40 + [[18, 2, 3, 4, 5]] * 60
+    found = order(made(layers), settings=QUICK)
+    assert found["filter"] == {"limit": 17, "rows": 40, "share": 0.4}
+    tau = {(row["ranks"][0], row["filtered"]): row for row in found["tau"]}
+    assert tau[1, True]["rows"] == 40
+    assert tau[1, True]["value"] == 1
+    assert tau[1, False]["rows"] == 100
+    assert tau[2, False]["rows"] == 60  # ranks 2 to 5 of the others are too few to compare
+    assert tau[2, True]["rows"] == 0
+    assert tau[2, True]["value"] is None
+    assert found["verdict"][3].endswith("0 positions can be compared, 30 are needed; not tested.")
+
+
+def test_order_beats_both_nulls_only_if_it_is_more_than_a_walks():
+    layers, rows = in_order(300), torch.arange(300)
+    chance = Walk(made(random_layers(300, seed=1)), rows)
+    same = Walk(made(in_order(300, seed=2)), rows)
+    found = order(made(layers), chance, QUICK)
+    assert found["in_order"] is True
+    assert found["verdict"][0].endswith("the order beats both nulls.")
+    assert found["tau"][0]["walk"]["difference"] > 0.5
+    found = order(made(layers), same, QUICK)
+    assert found["in_order"] is False
+    assert found["verdict"][0].endswith("no more order than structureless steps of that size give.")
+    found = order(made(layers), None, QUICK)
+    assert found["in_order"] is None
+    assert "random walks were not made" in found["verdict"][0]
+    assert found["walk_places"] == []
+
+
+def test_no_order_is_said_to_be_none():
+    rows = torch.arange(300)
+    found = order(made(random_layers(300)), Walk(made(random_layers(300, seed=1)), rows), QUICK)
+    assert found["in_order"] is False
+    assert found["verdict"][0].endswith("no more order than chance gives.")
+
+
+def test_how_far_the_order_goes_is_said():
+    layers = in_order(300)
+    layers[:, 3:] = layers[:, 3:].gather(
+        1, torch.rand(300, 2, generator=torch.Generator().manual_seed(0)).argsort(1)
+    )
+    found = order(made(layers), settings=QUICK)
+    assert found["verdict"][-1].startswith("Ranks up to 4 saturate each later")
+    backwards = order(made(in_order(300).flip(1)), settings=QUICK)
+    assert backwards["verdict"][-1] == "Rank 2 does not clearly saturate after rank 1."
+
+
+def test_few_documents_cannot_tell():
+    found = order(made(in_order(300), documents=3), settings=QUICK)
+    assert found["in_order"] is None
+    assert "3 documents cannot tell, 5 or more are needed" in found["verdict"][0]
+
+
+def test_too_few_positions_are_an_error_that_says_how_many_are_needed():
+    with pytest.raises(BadText, match=r"10 of 40 positions .* needs 30: about 120 positions"):
+        order(made([[1, 2, 3, 4, 5]] * 10 + [[1, 2, LAST, LAST, LAST]] * 30))
+    with pytest.raises(BadText, match="0 of 40 positions"):
+        order(made([[LAST] * 5] * 40))
+    with pytest.raises(BadSettings, match="order among 2 ranks; 3 or more"):
+        order(made([[1, 2]] * 40))
+
+
+def test_settings_that_cannot_answer_are_refused():
+    with pytest.raises(BadSettings, match="19 or more were wanted"):
+        OrderSettings(draws=9)
+    with pytest.raises(BadSettings, match="between 0 and 1"):
+        OrderSettings(filter_depth=1.0)
+    with pytest.raises(BadSettings, match="1 or more"):
+        OrderSettings(needed_rows=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_model_from_text_to_verdict_in_plain_json_types(name):
+    transformer = tiny(name, num_hidden_layers=6)
+    lenses = {"id": Lens(transformer)}
+    sampling = Sampling(positions="every:7" if name == "bert" else "all")
+    examples = iter_examples(transformer, sentences(60), sampling, side="both")
+    real, walks = walked(transformer, lenses, iter_batches(transformer, examples), share=0.5)
+    found = real["id"]
+    result = order(found, walks["id"], OrderSettings(draws=99, needed_rows=10))
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert result["rows"] == len(found)
+    assert result["tau"][0]["walk"]["rows"] < result["tau"][0]["rows"]
+    assert len(result["verdict"]) == 5

@@ -1,0 +1,576 @@
+"""The study of shortcuts from text files to report, on tiny models."""
+
+import json
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from studies import make_study
+from tiny_models import WORDS, sentences, tiny
+
+from layerleap.errors import BadSettings, BadText
+from layerleap.maps.bank import ShortcutBank
+from layerleap.show.report.report import write_report
+from layerleap.stream.drawn import NOTE, Drawing
+from layerleap.stream.examples import Sampling, iter_examples
+from layerleap.study.shortcuts.findings import findings, lasting, laws
+from layerleap.study.shortcuts.run import slug
+from layerleap.study.shortcuts.study import ShortcutSettings, default_texts, study_shortcuts
+
+LAST = 3
+METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "kl")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Two files of documents, one a line."""
+    folder = tmp_path_factory.mktemp("texts")
+    for name, seed, count in (("one", 0, 400), ("two", 1, 300)):
+        (folder / f"{name}.txt").write_text("\n".join(sentences(count, seed)))
+    return str(folder / "one.txt"), str(folder / "two.txt")
+
+
+@pytest.fixture(scope="module")
+def settings(texts):
+    return ShortcutSettings(text=texts[0], other=texts[1], n_fit=600, n_read=200)
+
+
+@pytest.fixture(scope="module", params=["llama", "bert"])
+def case(request, settings):
+    transformer = tiny(request.param)
+    return transformer, *study_shortcuts(transformer, settings)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny("llama")
+
+
+def value(study, fit, read, metric, layer):
+    (row,) = (
+        row
+        for row in study["scores"]
+        if (row["fit"], row["read"], row["metric"], row["layer"]) == (fit, read, metric, layer)
+    )
+    return row["value"]
+
+
+def without_times(study):
+    """All that a study says but when it was made and how long that took."""
+    if isinstance(study, list):
+        return [without_times(value) for value in study]
+    if not isinstance(study, dict):
+        return study
+    times = ("made", "seconds", "seconds_needed", "run")
+    return {key: without_times(value) for key, value in study.items() if key not in times}
+
+
+def fitted_in(folder):
+    """The banks that a study keeps, but for the second one that has its parts with a bias."""
+    return [path for path in folder.glob("fitted-*") if not path.name.endswith("-biased")]
+
+
+def test_a_study_has_the_parts_that_the_report_is_tested_with(case):
+    _, study, _ = case
+    wanted = make_study(full=True)
+    assert set(study) == set(wanted)
+    assert set(study["model"]) == set(wanted["model"])
+    for name in ("r2", "scores", "fits", "laws", "findings", "data"):
+        assert {frozenset(row) for row in study[name]} == {frozenset(wanted[name][0])}
+    assert json.loads(json.dumps(study, allow_nan=False)) == study
+    assert (study["format"], study["kind"]) == (1, "shortcuts")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", study["made"])
+
+
+def test_tables_have_a_row_for_everything(case, texts):
+    _, study, _ = case
+    one, two = texts
+    pairs = {(src, dst) for src in range(LAST) for dst in range(src + 1, LAST + 1)}
+    assert {(r["map"], r["src"], r["dst"]) for r in study["r2"]} == {
+        (name, *pair) for name in ("mat", "id") for pair in pairs
+    }
+    assert [(r["src"], r["dst"]) for r in study["fits"]] == sorted(pairs)
+    keys = [(r["fit"], r["read"], r["map"], r["metric"], r["layer"]) for r in study["scores"]]
+    assert len(keys) == len(set(keys))
+    assert set(keys) == {
+        (fit, read, {"-": "id", "tuned": "tuned"}.get(fit, "mat"), metric, layer)
+        for fit in ("-", one, two, "tuned")
+        for read in (one, two)
+        for metric in METRICS
+        for layer in range(LAST + 1)
+    }
+
+
+def test_sizes_are_those_asked_for_and_those_seen(case, texts):
+    _transformer, study, _ = case
+    data = {(row["role"], row["text"]): row for row in study["data"]}
+    assert list(data) == [(role, text) for role in ("fit", "read") for text in texts]
+    for text in texts:
+        assert data["fit", text]["texts"] == data["fit", text]["rows"] == 600
+        assert data["read", text]["texts"] == 200
+    assert {row["rows"] for row in study["fits"]} == {600}
+    for row in study["scores"]:
+        assert row["rows"] == data["read", row["read"]]["rows"]
+        assert row["documents"] == data["read", row["read"]]["documents"]
+    for row in study["r2"]:
+        assert row["rows"] == data["read", texts[0]]["rows"]
+
+
+def test_fitted_and_read_documents_are_disjoint(case, settings, texts):
+    transformer, study, _ = case
+    data = {(row["role"], row["text"]): row for row in study["data"]}
+    for text in texts:
+        sides = {
+            side: list(iter_examples(transformer, text, Sampling(), side=side, n_texts=n))
+            for side, n in (("fit", settings.n_fit), ("held-out", settings.n_read))
+        }
+        fitted, read = ({e.document for e in examples} for examples in sides.values())
+        assert not fitted & read
+        assert len(fitted) == data["fit", text]["documents"]
+        assert len(read) == data["read", text]["documents"]
+
+
+def test_all_laws_hold(case, texts):
+    _, study, _ = case
+    assert [law["holds"] for law in study["laws"]] == [True] * 3
+    assert [check["text"] for check in study["summary"]["tail"]] == list(texts)
+    for check in study["summary"]["tail"]:
+        assert check["rows"] > 0
+        assert check["agreement"] == 1
+        assert f"100.0% of {check['rows']} rows" in study["laws"][0]["detail"]
+    for fit in ("-", *texts):
+        for read in texts:
+            for k in (1, 5, 10):
+                assert value(study, fit, read, f"precision@{k}", LAST) == 1
+            for layer in range(LAST + 1):
+                one, five, ten = (
+                    value(study, fit, read, f"precision@{k}", layer) for k in (1, 5, 10)
+                )
+                assert one <= five <= ten
+            floor = value(study, fit, read, "surprisal", LAST)
+            assert all(
+                value(study, fit, read, "surprisal", layer) >= floor - 1e-6 for layer in range(LAST)
+            )
+    assert all(fit["train_r2"] >= fit["train_r2_id"] for fit in study["fits"])
+
+
+def test_a_broken_law_is_noticed(case):
+    _, study, _ = case
+    row = next(r for r in study["scores"] if r["metric"] == "precision@5" and r["layer"] == LAST)
+    broken = {**study, "scores": [{**r, "value": 0.5} if r is row else r for r in study["scores"]]}
+    assert [law["holds"] for law in laws(broken)] == [True, False, True]
+    other_tail = [{**study["summary"]["tail"][0], "agreement": 0.98}]
+    foreign = {**study, "summary": {**study["summary"], "tail": other_tail}}
+    assert [law["holds"] for law in laws(foreign)] == [False, True, True]
+    unchecked = {**study["summary"], "tail": [{**other_tail[0], "rows": 0, "agreement": None}]}
+    assert not laws({**study, "summary": unchecked})[0]["holds"]
+    worse = {**study, "fits": [{**study["fits"][0], "train_r2": -9.0}, *study["fits"][1:]]}
+    assert [law["holds"] for law in laws(worse)] == [True, True, False]
+    assert "5 of 6 fits" in laws(worse)[2]["detail"]
+
+
+def said(study, topic):
+    return [row["text"] for row in study["findings"] if row["topic"] == topic]
+
+
+def test_headlines_say_what_the_tables_say(case, texts):
+    transformer, study, _ = case
+    one = texts[0]
+    mat = [value(study, one, one, "precision@1", layer) for layer in range(LAST + 1)]
+    plain = [value(study, "-", one, "precision@1", layer) for layer in range(LAST + 1)]
+    first, second, third = said(study, "headline")
+    assert first.startswith("After 1 of 3 layers")
+    assert f"in {mat[1]:.0%} of cases; the logit lens does in {plain[1]:.0%}." in first
+    assert ("masked token" in first) == (transformer.kind == "masked-token")
+    wins = sum(a > b for a, b in zip(mat[:LAST], plain[:LAST], strict=True))
+    lead = [a - b for a, b in zip(mat[:LAST], plain[:LAST], strict=True)]
+    assert f"at {wins} of the 3 layers" in second
+    assert f"at layer {lead.index(max(lead))}: {100 * max(lead):.0f} points" in second
+    halves = [min(at for at in range(LAST + 1) if min(curve[at:]) >= 0.5) for curve in (mat, plain)]
+    assert study["summary"]["half"] == {"mat": halves[0], "id": halves[1]}
+    read = next(row for row in study["data"] if row["role"] == "read")
+    assert f"n = 200 texts of {read['documents']} documents" in first
+    assert f"from layer {halves[0]} on with shortcuts, from layer {halves[1]} on with" in third
+
+
+def test_other_findings_say_what_the_tables_say(case, texts):
+    _, study, _ = case
+    one, _two = texts
+    for sentence, k in zip(said(study, "precision"), (1, 5, 10), strict=True):
+        mat, plain = (value(study, fit, one, f"precision@{k}", 0) for fit in (one, "-"))
+        assert f"Precision@{k} lies between {mat:.0%} and {mat:.0%} with shortcuts" in sentence
+        assert f"between {plain:.0%} and {plain:.0%} with the logit lens" in sentence
+    (surprisal,) = said(study, "surprisal")
+    at = [value(study, fit, one, "surprisal", 1) for fit in (one, "-")]
+    assert f"by {at[0]:.1f} against {at[1]:.1f} nats" in surprisal
+    assert f"is {value(study, one, one, 'surprisal', LAST):.2f} nats" in surprisal
+    (kl,) = said(study, "kl")
+    at = [value(study, fit, one, "kl", 1) for fit in (one, "-")]
+    assert f"is {at[0]:.1f} nats away from the model's, the logit lens's {at[1]:.1f}." in kl
+    by = {(row["map"], row["src"], row["dst"]): row["r2"] for row in study["r2"]}
+    wins = sum(by["mat", *p] > by["id", *p] for p in {key[1:] for key in by})
+    count, means, other = said(study, "r2")
+    assert f"in {wins} of 6 pairs" in count
+    steps = [sum(by[name, at, at + 1] for at in range(LAST)) / LAST for name in ("mat", "id")]
+    assert f"mean R2 is {steps[0]:.2f} with shortcuts and {steps[1]:.2f} without" in means
+    assert f"network {by['mat', 0, LAST]:.2f} and {by['id', 0, LAST]:.2f}." in means
+    finals = [row for row in study["r2"] if row["map"] == "mat" and row["dst"] == LAST]
+    for key in ("r2", "weighted", "no_first"):
+        assert f"{sum(row[key] for row in finals) / LAST:.2f}" in other
+
+
+def test_transfer_is_the_mean_change_of_agreement(case, texts):
+    _, study, _ = case
+    sentences_ = said(study, "transfer")
+    assert study["summary"]["equal_fits"] == {text: text for text in texts}
+    for sentence, (read, away) in zip(sentences_, (texts, texts[::-1]), strict=True):
+        change = [
+            value(study, away, read, "precision@1", layer)
+            - value(study, read, read, "precision@1", layer)
+            for layer in range(LAST)
+        ]
+        mean = 100 * sum(change) / LAST
+        verb = "loses" if mean < 0 else "gains"
+        assert f"fitted on {away} {verb} {abs(mean):.1f} points" in sentence
+        assert sentence.endswith(f"(600 rows of {away}, 600 of {read}).")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_transfer_between_texts_of_different_size_compares_fits_of_equal_size(
+    llama, tmp_path, order
+):
+    for name, seed, count in (("large", 0, 400), ("small", 1, 60)):
+        (tmp_path / f"{name}.txt").write_text("\n".join(sentences(count, seed)))
+    large, small = (str(tmp_path / f"{name}.txt") for name in ("large", "small"))
+    main, other = (large, small)[::order]
+    settings = ShortcutSettings(text=main, other=other, n_fit=600, n_read=100)
+    study, bank = study_shortcuts(llama, settings, work=tmp_path / "work")
+    data = {(row["role"], row["text"]): row for row in study["data"]}
+    few = data["fit", small]["texts"]
+    label = f"{large}, {few} rows"
+    assert few < 200
+    assert data["fit", label]["rows"] == data["fit", small]["rows"] == few
+    assert study["summary"]["equal_fits"] == {large: label, small: small}
+    assert {(r["fit"], r["read"]) for r in study["scores"]} == {
+        (fit, read) for fit in ("-", large, small, label, "tuned") for read in (large, small)
+    }
+    by_read = dict(zip((main, other), said(study, "transfer"), strict=True))
+    for read, away, home in ((large, small, label), (small, label, small)):
+        change = [
+            value(study, away, read, "precision@1", layer)
+            - value(study, home, read, "precision@1", layer)
+            for layer in range(LAST)
+        ]
+        assert f"{abs(100 * sum(change) / LAST):.1f} points" in by_read[read]
+        assert by_read[read].count(f"{few} ") == 2
+    assert f"{small}: {few} of 600 texts asked for were found to fit on." in study["notes"]
+    assert not any(label in note for note in study["notes"])
+    assert bank.data["rows_fitted"] == data["fit", main]["rows"]
+    assert "fit on" not in " ".join(n for n in study["notes"] if n.startswith(large))
+    again, _ = study_shortcuts(llama, settings, work=tmp_path / "work")
+    assert without_times(again) == without_times(study)
+    assert write_report(study, tmp_path / "report").exists()
+
+
+def test_the_bank_of_a_study_leads_to_the_last_layer_and_carries_its_scores(case, texts, tmp_path):
+    transformer, study, bank = case
+    assert sorted(bank.maps) == [(src, LAST) for src in range(LAST)]
+    bank.check_model(transformer)
+    assert len(bank.quality) == LAST + 1
+    for row in bank.quality:
+        for fit, name in ((texts[0], "mat"), ("-", "id")):
+            wanted = value(study, fit, texts[0], "precision@1", row["layer"])
+            assert row[f"precision@1 {name}"] == wanted
+            assert row[f"precision@1 {name} low"] <= wanted <= row[f"precision@1 {name} high"]
+            for metric in ("surprisal", "kl"):
+                wanted = value(study, fit, texts[0], metric, row["layer"])
+                assert row[f"{metric} {name}"] == wanted
+        assert (row["rows"], row["documents"]) == (
+            study["r2"][0]["rows"],
+            study["r2"][0]["documents"],
+        )
+    loaded = ShortcutBank.from_pretrained(bank.save_pretrained(tmp_path / "bank"))
+    assert loaded.quality == bank.quality
+    assert not {"study", "account"} & set(bank.data)
+    assert "Held-out scores:" in bank.card()
+
+
+def test_a_report_is_written_from_it(case, tmp_path):
+    _, study, _ = case
+    page = write_report(study, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} >= {
+        *("report.html", "study.json", "r2.csv", "scores.csv", "fits.csv")
+    }
+    assert json.loads((tmp_path / "study.json").read_text(encoding="utf8")) == study
+    text = page.read_text(encoding="utf8")
+    assert study["model"]["name"] in text
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == len(study["scores"]) + 1
+
+
+def test_a_study_is_reproducible(case, settings):
+    transformer, study, _ = case
+    again, _ = study_shortcuts(transformer, settings)
+    assert without_times(again) == without_times(study)
+
+
+class Interrupter:
+    """Progress that stops the run at the n-th batch of a phase, and notes what it was told."""
+
+    def __init__(self, phase="", at=0):
+        self.phase, self.at, self.told = phase, at, []
+
+    def __call__(self, phase, done, total, unit="texts"):
+        self.told.append((phase, done))
+        if self.phase and phase == self.phase and len(self.done(phase)) == self.at:
+            raise KeyboardInterrupt
+
+    def done(self, phase):
+        return [done for told, done in self.told if told == phase]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_interrupted_study_goes_on_and_ends_the_same(case, settings, tmp_path, which):
+    transformer, study, bank = case
+    phase = f"fitting on {(settings.text, settings.other)[which]}"
+    stopped = Interrupter(phase, at=2)
+    with pytest.raises(KeyboardInterrupt):
+        study_shortcuts(transformer, settings, work=tmp_path, progress=stopped)
+    assert len(list(tmp_path.glob("fitting-*.safetensors"))) == 1
+    assert len(fitted_in(tmp_path)) == which
+    resumed = Interrupter()
+    again, again_bank = study_shortcuts(transformer, settings, work=tmp_path, progress=resumed)
+    assert without_times(again) == without_times(study)
+    assert resumed.done(phase)[0] > stopped.done(phase)[-1]  # not from the start
+    assert bool(resumed.done(f"fitting on {settings.text}")) == (which == 0)
+    assert not list(tmp_path.glob("fitting-*"))
+    for pair, shortcut in bank.maps.items():
+        assert shortcut.weight.equal(again_bank.maps[pair].weight)
+
+
+def test_a_study_interrupted_while_reading_does_not_fit_again(case, settings, tmp_path):
+    transformer, study, _ = case
+    with pytest.raises(KeyboardInterrupt):
+        study_shortcuts(
+            transformer, settings, work=tmp_path,
+            progress=Interrupter(f"reading {settings.other}", at=1),
+        )  # fmt: skip
+    resumed = Interrupter()
+    again, _ = study_shortcuts(transformer, settings, work=tmp_path, progress=resumed)
+    assert without_times(again) == without_times(study)
+    assert not [phase for phase, _ in resumed.told if phase.startswith("fitting")]
+    assert not resumed.done(f"reading {settings.text}")  # the text that had been read
+
+
+@pytest.mark.parametrize("change", ["n_read", "text", "damage", "bank"])
+def test_a_text_is_read_again_if_anything_behind_its_tables_has_changed(llama, tmp_path, change):
+    file = tmp_path / "text.txt"
+    file.write_text("\n".join(sentences(100)))
+    settings = ShortcutSettings(text=str(file), other=None, n_fit=100, n_read=30)
+    study_shortcuts(llama, settings, work=tmp_path / "work")
+    (kept,) = (tmp_path / "work").glob("read-*.json")
+    if change == "n_read":
+        settings = replace(settings, n_read=20)
+    elif change == "text":
+        file.write_text("\n".join(sentences(120, 5)))
+    elif change == "damage":
+        kept.write_text("{}")
+    else:
+        settings = replace(settings, ridge=0.5)
+    told = Interrupter()
+    again, _ = study_shortcuts(llama, settings, work=tmp_path / "work", progress=told)
+    assert told.done(f"reading {file}")
+    assert without_times(again) == without_times(study_shortcuts(llama, settings)[0])
+
+
+@pytest.mark.parametrize("change", [{"n_fit": 300}, {"intercept": True}, {"ridge": 0.1}])
+def test_work_of_other_settings_is_not_taken_up(llama, settings, tmp_path, change):
+    study_shortcuts(llama, replace(settings, other=None), work=tmp_path)
+    changed = replace(settings, other=None, **change)
+    again, _ = study_shortcuts(llama, changed, work=tmp_path)
+    wanted, _ = study_shortcuts(llama, changed)
+    assert without_times(again) == without_times(wanted)
+
+
+def test_work_of_another_model_or_damaged_work_is_not_taken_up(llama, settings, tmp_path):
+    alone = replace(settings, other=None)
+    study_shortcuts(tiny("llama", seed=1), alone, work=tmp_path)
+    wanted = without_times(study_shortcuts(llama, alone)[0])
+    assert without_times(study_shortcuts(llama, alone, work=tmp_path)[0]) == wanted
+    (kept,) = fitted_in(tmp_path)
+    (kept / "maps.safetensors").write_bytes(b"cut")
+    assert without_times(study_shortcuts(llama, alone, work=tmp_path)[0]) == wanted
+
+
+def test_texts_with_similar_names_do_not_share_their_work(llama, tmp_path):
+    for name in ("a-b.txt", "a_b.txt"):
+        (tmp_path / name).write_text("\n".join(sentences(60, len(name))))
+    settings = ShortcutSettings(
+        text=str(tmp_path / "a-b.txt"), other=str(tmp_path / "a_b.txt"), n_fit=90, n_read=30
+    )
+    study_shortcuts(llama, settings, work=tmp_path / "work")
+    assert len(fitted_in(tmp_path / "work")) == 2
+    long = [f"{'x' * 100}/{end}/{'y' * 100}" for end in "ab"]
+    assert slug(long[0]) != slug(long[1])
+    assert Path(slug(long[0])).name == slug(long[0])
+
+
+def test_final_pairs_leave_out_inner_layers(llama, settings):
+    study, bank = study_shortcuts(llama, replace(settings, pairs="final"))
+    assert {(r["src"], r["dst"]) for r in study["r2"]} == {(0, 3), (1, 3), (2, 3)}
+    assert len(study["fits"]) == len(bank) == 3
+    assert all(law["holds"] for law in study["laws"])
+
+
+def test_without_another_text_there_is_no_transfer(llama, settings, texts, tmp_path):
+    study, _ = study_shortcuts(llama, replace(settings, other=None))
+    assert said(study, "transfer") == []
+    assert {row["read"] for row in study["scores"]} == {texts[0]}
+    assert {row["fit"] for row in study["scores"]} == {"-", texts[0], "tuned"}
+    assert [row["role"] for row in study["data"]] == ["fit", "read"]
+    assert write_report(study, tmp_path).exists()
+
+
+@pytest.mark.parametrize("options", [{"ridge": "auto"}, {"ridge": 0.01}, {"intercept": True}])
+def test_kinds_of_fit_are_carried_out_and_noted(llama, settings, options):
+    study, bank = study_shortcuts(llama, replace(settings, other=None, **options))
+    assert {key: study["settings"][key] for key in options} == options
+    assert (bank[0, LAST].bias is not None) == ("intercept" in options)
+    if options.get("ridge") == 0.01:
+        assert {fit["ridge"] for fit in study["fits"]} == {0.01}
+    assert all(law["holds"] for law in study["laws"])
+
+
+def test_few_rows_are_called_rank_deficient(llama, settings):
+    study, bank = study_shortcuts(llama, replace(settings, other=None, n_fit=10))
+    warning, _ = said(study, "fit")
+    assert "3 of 3 fits to the last layer are rank-deficient: 10 rows" in warning
+    assert "rank-deficient" in bank.card()
+
+
+def test_a_text_of_one_document_is_refused_with_the_reason(llama, tmp_path):
+    reasons = set()
+    for seed in range(8):  # by the seed the document falls to one side or the other
+        (tmp_path / "one.txt").write_text("the cat sat on the mat and then it slept")
+        settings = ShortcutSettings(
+            text=str(tmp_path / "one.txt"), other=None, sampling=Sampling(seed=seed)
+        )
+        with pytest.raises(BadText, match="held-out side") as caught:
+            study_shortcuts(llama, settings)
+        assert "give more" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        reasons.add(str(caught.value).split(":")[0])
+    assert reasons == {"no position to fit on", "no position to read"}
+
+
+def test_one_held_out_document_gives_values_without_intervals(llama, tmp_path, settings):
+    documents = sentences(12)
+    (tmp_path / "few.txt").write_text("\n".join(documents))
+    few = ShortcutSettings(text=str(tmp_path / "few.txt"), other=None, n_read=1)
+    study, _ = study_shortcuts(llama, few)
+    for row in study["scores"]:
+        assert (row["documents"], row["low"], row["high"]) == (1, None, None)
+    assert write_report(study, tmp_path / "report").exists()
+
+
+def test_settings_without_meaning_are_refused(llama, settings):
+    with pytest.raises(BadSettings, match="pairs 'some' "):
+        study_shortcuts(llama, replace(settings, pairs="some"))
+    with pytest.raises(BadSettings, match="given twice"):
+        study_shortcuts(llama, replace(settings, other=settings.text))
+
+
+def test_a_missing_text_is_refused(llama, settings):
+    with pytest.raises(BadText, match="no file or folder"):
+        study_shortcuts(llama, replace(settings, text="./no-such-file.txt"))
+
+
+def test_settings_are_flat_and_survive_json(settings):
+    flat = settings.to_dict()
+    assert json.loads(json.dumps(flat)) == flat
+    assert flat["unit"] == "sentence"
+    assert "sampling" not in flat
+
+
+def test_a_quick_study_is_small():
+    quick = ShortcutSettings().quickened()
+    assert quick.quick
+    assert quick.n_fit < ShortcutSettings().n_fit
+    assert ShortcutSettings(n_fit=5, n_read=5).quickened().n_fit == 5
+
+
+def test_a_text_is_never_compared_with_itself(llama):
+    assert default_texts(llama, None, "news") == ("wikipedia", "news")
+    assert default_texts(llama, "news", "news") == ("news", None)
+    assert default_texts(llama, "drawn", "news") == ("drawn", None)
+    assert default_texts(llama, "a", None) == ("a", None)
+    assert default_texts(llama, "drawn", "a") == ("drawn", "a")  # asked for by name
+
+
+def test_half_is_reached_where_it_lasts_and_not_at_a_passing_peak():
+    assert lasting([0.1, 0.6, 0.4, 0.5, 0.9, 1.0], 0.5) == 3
+    assert lasting([0.5, 0.6], 0.5) == 0
+    assert lasting([0.6, None, 0.7], 0.5) == 2
+    assert lasting([0.6, 0.4], 0.5) is None
+
+
+@pytest.mark.parametrize("field", ["text", "other", "starts"])
+def test_standard_input_is_refused_at_once(field):
+    with pytest.raises(BadSettings, match=r"only once.*save it to a file first"):
+        ShortcutSettings(**{"text": "drawn", field: "-"})
+
+
+def test_starts_without_drawn_texts_are_refused():
+    with pytest.raises(BadSettings, match="starts are for texts that the model draws"):
+        ShortcutSettings(text="wikipedia", starts="some.txt")
+
+
+@pytest.fixture
+def few_drawn(monkeypatch, empty_cache):
+    few = partial(Drawing, n_texts=200, max_tokens=12)
+    monkeypatch.setattr("layerleap.stream.drawn.Drawing", few)
+
+
+@pytest.mark.usefixtures("few_drawn")
+def test_texts_that_the_model_draws_are_studied_by_name():
+    settings = ShortcutSettings(text="drawn", n_fit=60, n_read=20, sampling=Sampling(field="body"))
+    study, bank = study_shortcuts(tiny("llama", vocab_size=len(WORDS) + 5), settings)
+    assert (study["settings"]["text"], study["settings"]["other"]) == ("drawn", None)
+    assert NOTE in study["notes"]
+    assert bank.data["text"] == "drawn"
+
+
+@pytest.mark.usefixtures("few_drawn")
+def test_starts_are_what_a_masked_model_draws_from(tmp_path):
+    starts = tmp_path / "starts.txt"
+    starts.write_text("\n\n".join(t.lower().replace(" .", "") for t in sentences(20)))
+    bert = tiny("bert", vocab_size=len(WORDS) + 5)
+    settings = ShortcutSettings(starts=str(starts), n_fit=60, n_read=20)
+    study, _ = study_shortcuts(bert, settings)
+    assert study["settings"]["text"] == "drawn"
+    with pytest.raises(BadText, match="--starts"):
+        study_shortcuts(bert, replace(settings, text="drawn", starts=None))
+
+
+def test_the_text_that_suits_the_model_is_taken_when_none_is_named(llama, texts, monkeypatch):
+    monkeypatch.setattr("layerleap.study.shortcuts.study.default_text", lambda _: texts[0])
+    study, _ = study_shortcuts(llama, ShortcutSettings(other=None, n_fit=100, n_read=20))
+    assert study["settings"]["text"] == texts[0]
+
+
+def test_two_held_out_rows_give_findings_and_json_without_nan(llama, settings, tmp_path):
+    for n_read in (1, 2):
+        study, bank = study_shortcuts(llama, replace(settings, other=None, n_read=n_read))
+        json.dumps([study, bank.quality], allow_nan=False)
+        assert len(said(study, "headline")) == 3
+        assert write_report(study, tmp_path / str(n_read)).exists()
+
+
+def test_pairs_without_r2_are_left_out_of_what_is_said(case):
+    _, study, _ = case
+    none = [{**row, "r2": None, "weighted": None, "no_first": None} for row in study["r2"]]
+    assert not [row for row in findings({**study, "r2": none}) if row["topic"] == "r2"]
+    some = [*none[:1], *study["r2"][1:]]
+    (first, *_) = (r["text"] for r in findings({**study, "r2": some}) if r["topic"] == "r2")
+    assert "of 5 pairs" in first

