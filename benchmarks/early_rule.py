@@ -27,10 +27,10 @@ from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.replay import Exits, sweep
 from layerleap.act.exits.rules import Gap, Never, Rule, Similarity, Task
 from layerleap.models.cursor.packed import Packed
-from layerleap.read.probes.cells import Choice
+from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.task import TaskProbe
 from layerleap.stream.examples import Batch, Example, collate
-from layerleap.study.saturation.rows import SomeStates, numbers, see
+from layerleap.study.saturation.rows import SomeStates, numbers, observe
 
 AGREEMENT = 0.95
 # Agreements in replay, tried live until one agrees so often that the mean over as many other texts
@@ -142,14 +142,14 @@ def _evidence(
         for number, start in enumerate(range(0, len(written), 8)):
             yield collate(transformer, written[start : start + 8], number)
 
-    seen = see(transformer, lenses, batches, BUILD / "decoding.rows", k=3, walk_share=0.01)
+    seen = observe(transformer, lenses, batches, BUILD / "decoding.rows", k=3, walk_share=0.01)
     whole = seen.evidence["mat"]
     train, _ = split(whole, (1 / 3, 2 / 3), seed=0)
     is_train = torch.isin(whole.document, train.document.unique())
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
         seen.saturation["mat"].rows(learning), SomeStates(seen.states, learning),
-        choice=Choice(tasks=2, limit=3000, seed=0),
+        choice=CellSampling(tasks=2, limit=3000, seed=0),
     )  # fmt: skip
     short = seen.evidence["short"].rows(others)
     rest = short.with_probe(probe, SomeStates(seen.states, others))
@@ -188,7 +188,7 @@ def _seconds(
     with torch.inference_mode(), nullcontext() if packed is None else packed.on():
         for _ in range(20):
             for name, head in ways.items():
-                transformer.see({"input_ids": ids[:, :1]}, layers=[transformer.n_layers])
+                transformer.capture({"input_ids": ids[:, :1]}, layers=[transformer.n_layers])
                 started = time.perf_counter()
                 head(h)
                 times[name].append(time.perf_counter() - started)

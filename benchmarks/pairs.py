@@ -99,7 +99,7 @@ def _real_states(transformer: Transformer, rows: int) -> list[Tensor]:
     examples = iter_examples(transformer, "wikipedia", Sampling(positions="all"))
     parts: list[list[Tensor]] = []
     for batch in iter_batches(transformer, examples):
-        seen = transformer.see(batch.inputs, keep=batch.keep)
+        seen = transformer.capture(batch.inputs, keep=batch.keep)
         parts.append([seen.states[layer].float() for layer in range(transformer.n_layers + 1)])
         if sum(len(part[0]) for part in parts) >= rows:
             break

@@ -18,7 +18,7 @@ from common import MODEL, Row, interleave, median
 
 from layerleap import Lens, Sampling, Transformer, load
 from layerleap.memory import peak_memory
-from layerleap.read.reader import Rows, Waiting
+from layerleap.read.reader import RowQueue, Rows
 from layerleap.read.saturation import saturate
 from layerleap.stream.examples import Batch, Example, iter_batches, iter_examples
 
@@ -87,9 +87,9 @@ def _readings(
             lens.logits(rows[layer], layer)
 
     def every(number: int) -> None:
-        waiting = Waiting(transformer, read)
+        waiting = RowQueue(transformer, read)
         for batch in rounds[number]:
-            waiting.add(transformer.see(batch.inputs, keep=batch.keep).states)
+            waiting.add(transformer.capture(batch.inputs, keep=batch.keep).states)
         waiting.settle()
 
     return every

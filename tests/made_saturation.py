@@ -10,7 +10,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.probes.cells import task_labels
 from layerleap.read.probes.random_states import RandomStates
-from layerleap.read.random_walks import Double, Walk, Walks
+from layerleap.read.random_walks import Double, RandomWalk, RandomWalks
 from layerleap.read.saturation import Ranks, Saturation
 from layerleap.read.scores import score
 from layerleap.stream.examples import Batch
@@ -67,9 +67,9 @@ def walked(
     lenses: Mapping[str, Lens],
     batches: Iterable[Batch],
     **settings: Any,
-) -> tuple[dict[str, Saturation], dict[str, Walk]]:
+) -> tuple[dict[str, Saturation], dict[str, RandomWalk]]:
     """Saturation layers of a pass, and those of random walks beside it."""
-    walks, ranks = Walks(transformer, lenses, **settings), Ranks(transformer, lenses)
+    walks, ranks = RandomWalks(transformer, lenses, **settings), Ranks(transformer, lenses)
 
     def watch(way: str, layer: int, logits: Tensor) -> None:
         ranks.watch(way, layer, logits)

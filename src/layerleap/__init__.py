@@ -34,7 +34,7 @@ _HOME = {
     "ShortcutSettings": "layerleap.study.shortcuts.study",
     "study_shortcuts": "layerleap.study.shortcuts.study",
     "decoder": "layerleap.act.decode.decoder",
-    "write": "layerleap.act.decode.generate",
+    "generate": "layerleap.act.decode.generate",
     "suitability": "layerleap.study.suitability.study",
     "write_report": "layerleap.show.report.report",
     "LayerleapError": "layerleap.errors",

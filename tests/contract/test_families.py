@@ -39,7 +39,7 @@ def look(name: str):
     """One pass over fresh inputs: every layer, every site, logits."""
     transformer = wrapped(name)
     inputs = probe(transformer.model, rows=3, seed=3)
-    return inputs, transformer.see(inputs, sites=all_sites(transformer), logits=True)
+    return inputs, transformer.capture(inputs, sites=all_sites(transformer), logits=True)
 
 
 def all_sites(transformer: Transformer) -> list[tuple[int, str]]:
@@ -204,8 +204,8 @@ def test_sites_bear_the_names_of_their_style(name):
 def test_reading_leaves_no_hook_and_bit_identical_logits(name):
     transformer, (inputs, _) = wrapped(name), look(name)
     before, hooks = logits_of(transformer, inputs), hook_counts(transformer.model)
-    transformer.see(inputs, sites=all_sites(transformer))
-    transformer.see(inputs, layers=[1])  # ends early, by an exception of its own
+    transformer.capture(inputs, sites=all_sites(transformer))
+    transformer.capture(inputs, layers=[1])  # ends early, by an exception of its own
     assert hook_counts(transformer.model) == hooks
     assert torch.equal(logits_of(transformer, inputs), before)
 
@@ -222,7 +222,7 @@ def test_a_pass_that_breaks_off_leaves_no_hook(name, error):
     handle = transformer.model.get_submodule(transformer.blocks[1]).register_forward_hook(stop)
     try:
         with pytest.raises(error, match="stop"):
-            transformer.see(inputs, sites=all_sites(transformer))
+            transformer.capture(inputs, sites=all_sites(transformer))
         with pytest.raises(error, match="stop"):
             Transformer.wrap(transformer.model)
     finally:
@@ -236,7 +236,7 @@ def test_kept_positions_equal_the_full_states_sliced(name):
     transformer, (inputs, full) = wrapped(name), look(name)
     generator = torch.Generator().manual_seed(1)
     keep = torch.rand(full.states[0].shape[:2], generator=generator) < 0.4
-    kept = transformer.see(inputs, sites=all_sites(transformer), keep=keep)
+    kept = transformer.capture(inputs, sites=all_sites(transformer), keep=keep)
     assert kept.logits is None
     for layer, h in kept.states.items():
         assert torch.equal(h, full.states[layer][keep])
@@ -259,7 +259,7 @@ def test_ending_early_gives_the_states_of_a_full_pass_and_runs_no_further_block(
             transformer.model.get_submodule(path).register_forward_hook(count)
             for path in dict.fromkeys(transformer.blocks)
         ]
-        seen = transformer.see(inputs, layers=[layer])
+        seen = transformer.capture(inputs, layers=[layer])
         for handle in handles:
             handle.remove()
         assert list(seen.states) == [layer]
@@ -270,7 +270,7 @@ def test_ending_early_gives_the_states_of_a_full_pass_and_runs_no_further_block(
 @pytest.mark.parametrize("name", ALL)
 def test_states_are_copies_that_a_block_adding_in_place_cannot_change(name):
     transformer, (inputs, full) = wrapped(name), look(name)
-    again = transformer.see(inputs)
+    again = transformer.capture(inputs)
     for layer, h in full.states.items():
         assert torch.equal(h, again.states[layer])
         assert h.untyped_storage().size() == h.numel() * h.element_size()
@@ -283,7 +283,7 @@ def test_a_shared_block_counts_one_layer_per_call():
     values = [seen.sites[block, "attn.out"] for block in (1, 2, 3)]
     assert not torch.equal(values[0], values[1])
     assert not torch.equal(values[1], values[2])
-    only_second = transformer.see(inputs, layers=[], sites=[(2, "attn.out")])
+    only_second = transformer.capture(inputs, layers=[], sites=[(2, "attn.out")])
     assert list(only_second.sites) == [(2, "attn.out")]
     assert torch.equal(only_second.sites[2, "attn.out"], values[1])
 
@@ -299,7 +299,7 @@ def test_a_shared_block_counts_one_layer_per_call():
 )
 def test_a_layer_or_site_that_does_not_exist_is_an_error_not_a_guess(wanted, said):
     with pytest.raises(BadSettings, match=said):
-        wrapped("llama").see(look("llama")[0], **wanted)
+        wrapped("llama").capture(look("llama")[0], **wanted)
 
 
 @pytest.mark.parametrize("name", ALL)

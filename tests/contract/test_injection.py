@@ -78,7 +78,7 @@ def test_a_foreign_state_is_seen_there_and_changes_what_follows(name):
     for layer in range(3):
         injection = foreign(name, layer)
         with inject(wrapped(name), injection):
-            seen = wrapped(name).see(inputs(name), logits=True)
+            seen = wrapped(name).capture(inputs(name), logits=True)
         for below in range(layer):
             assert torch.equal(seen.states[below], found.states[below])
         if layer == 0:  # what is above zero is seen as the block below left it
@@ -95,7 +95,7 @@ def test_a_recorded_pass_goes_on_as_the_whole_model_does(name):
     both = [foreign(name, 1, text=1), foreign(name, 2, text=2, position=1)]
     for injections in ([both[0]], [both[1]], both):
         with inject(wrapped(name), *injections):
-            seen = wrapped(name).see(inputs(name), logits=True)
+            seen = wrapped(name).capture(inputs(name), logits=True)
         states = dict(run_injected(found, injections))
         assert list(states) == list(range(min(i.layer for i in injections), 4))
         assert torch.equal(states[3], seen.states[3])

@@ -40,7 +40,7 @@ def states_of(transformer: Transformer, texts: list[list[int]]) -> list[list[tor
     """For each text, its states by layer, all read in one batch."""
     examples = [Example(n, tuple(ids), tuple(range(len(ids)))) for n, ids in enumerate(texts)]
     batch = collate(transformer, examples)
-    seen = transformer.see(batch.inputs, keep=batch.keep)
+    seen = transformer.capture(batch.inputs, keep=batch.keep)
     return [
         [seen.states[layer][batch.documents == n] for layer in range(transformer.n_layers + 1)]
         for n in range(len(texts))
@@ -91,7 +91,7 @@ def test_a_corpus_gives_the_same_rows_at_any_batch_size_and_padding_side(name, s
         examples = iter_examples(transformer, sentences(12), sampling)
         found = {}
         for batch in iter_batches(transformer, examples, tokens_per_batch=tokens_per_batch):
-            seen = transformer.see(batch.inputs, keep=batch.keep)
+            seen = transformer.capture(batch.inputs, keep=batch.keep)
             last = seen.states[transformer.n_layers]
             found |= {
                 int(d): (int(p), h)

@@ -11,7 +11,7 @@ from layerleap.act.edits.replace import Replacement, _alone, _together, cascade,
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.compare import row_gap as gap
-from layerleap.models.discovery.parts import KINDS, couples_of
+from layerleap.models.discovery.parts import KINDS, block_parts
 from layerleap.models.discovery.probe import probe, ready
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
@@ -34,7 +34,7 @@ def padded(name: str) -> tuple[dict, torch.Tensor]:
     model = wrapped(name).model
     inputs = probe(model, rows=3, seed=4)
     if "attention_mask" not in inputs:
-        states = wrapped(name).see(inputs, layers=[0]).states
+        states = wrapped(name).capture(inputs, layers=[0]).states
         return inputs, torch.ones(states[0].shape[:2], dtype=torch.bool)
     inputs["attention_mask"][0, 4:] = 0
     inputs["attention_mask"][2, 6:] = 0
@@ -57,7 +57,7 @@ def replacement(name: str) -> Replacement:
         (block, part): LinearMap(
             block - 1, block, weight=torch.randn(d, d, generator=generator) / d**0.5
         )
-        for block, part in couples_of(transformer, KINDS)
+        for block, part in block_parts(transformer, KINDS)
     }
     bank = ShortcutBank(
         [], model=transformer.identity.to_dict(), n_layers=transformer.n_layers, d_model=d,
@@ -85,7 +85,7 @@ def test_blocks_run_again_give_what_they_gave_to_the_bit(name):
 @pytest.mark.parametrize("name", ALL)
 def test_a_recording_holds_the_states_and_logits_of_a_plain_pass(name):
     found = recording(name)
-    seen = wrapped(name).see(padded(name)[0], logits=True)
+    seen = wrapped(name).capture(padded(name)[0], logits=True)
     assert len(found.states) == len(seen.states)
     for layer, h in enumerate(found.states):
         assert torch.equal(h, seen.states[layer])
@@ -143,7 +143,7 @@ def test_a_cascade_is_the_whole_model_run_with_its_parts_replaced(name, kinds):
     found, (inputs, keep) = recording(name), padded(name)
     for start in (0, 1, 2):
         with replacement(name).of(kinds, start=start):
-            seen = wrapped(name).see(inputs)
+            seen = wrapped(name).capture(inputs)
         for layer in range(start + 1):
             assert torch.equal(seen.states[layer], found.states[layer])
         assert gap(seen.states[start + 1], found.states[start + 1]) > 1e-6
@@ -182,5 +182,5 @@ def test_replaced_parts_give_exactly_their_maps(name):
         sites = [(block, f"{part}.in"), (block, f"{part}.out")]
         kind = part if part in KINDS else "norms"
         with own.of([kind], start=0):
-            seen = transformer.see(inputs, layers=[], sites=sites)
+            seen = transformer.capture(inputs, layers=[], sites=sites)
         assert gap(seen.sites[sites[1]], linear(seen.sites[sites[0]])) < 1e-12

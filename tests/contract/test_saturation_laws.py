@@ -19,7 +19,7 @@ from layerleap.stream.examples import Batch
 def batch_of(transformer, rows=6, seed=5):
     """Random inputs of any kind; every position that speaks is kept."""
     inputs = probe(transformer.model, rows=rows, seed=seed)
-    n_positions = transformer.see(inputs, layers=[0]).states[0].shape[1]
+    n_positions = transformer.capture(inputs, layers=[0]).states[0].shape[1]
     keep = torch.zeros(rows, n_positions, dtype=torch.bool)
     picked = transformer.picked_position
     keep[:, slice(None) if picked is None else slice(picked, picked + 1)] = True
@@ -43,7 +43,7 @@ def random_bank(transformer):
 
 def by_sorting(transformer, lens, batch, k):
     """The definition word for word: (row, k) layers and the final tokens."""
-    states = transformer.see(batch.inputs, keep=batch.keep).states
+    states = transformer.capture(batch.inputs, keep=batch.keep).states
     orders = [
         lens.logits(states[layer], layer).sort(dim=-1, descending=True, stable=True).indices[:, :k]
         for layer in range(transformer.n_layers + 1)

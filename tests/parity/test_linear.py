@@ -12,7 +12,7 @@ from tiny_models import sentences, tiny
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps import linear
 from layerleap.maps.fit import collect
-from layerleap.maps.linear import RIDGES, Identity, moments_r2, solve, squared_error
+from layerleap.maps.linear import RIDGES, IdentityMap, moments_r2, solve, squared_error
 from layerleap.stats.moments import Moments
 from layerleap.stream.examples import Sampling
 
@@ -408,7 +408,7 @@ def test_maps_are_stored_as_float32(monkeypatch):
 
 def test_the_identity_gives_the_very_rows():
     h = torch.randn(3, 7)
-    assert Identity(0, 1)(h) is h
+    assert IdentityMap(0, 1)(h) is h
 
 
 @pytest.mark.real

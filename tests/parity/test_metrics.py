@@ -140,7 +140,7 @@ def measured(request):
     quality = Quality(transformer, bank)
     lenses = {"-": Lens(transformer), "all": Lens(transformer, bank)}
     scores = score(transformer, lenses, batches, keep_states=quality.add)
-    seen = [transformer.see(batch.inputs, keep=batch.keep).states for batch in batches]
+    seen = [transformer.capture(batch.inputs, keep=batch.keep).states for batch in batches]
     states = {at: torch.cat([h[at] for h in seen]) for at in range(transformer.n_layers + 1)}
     return SimpleNamespace(
         transformer=transformer, bank=bank, quality=quality, scores=scores, states=states

@@ -14,7 +14,7 @@ from torch import Tensor
 from layerleap.errors import BadArtifact, BadSettings
 from layerleap.maps.artifact import Artifact, require_identity
 from layerleap.maps.card import readme
-from layerleap.maps.linear import Fit, Identity, LinearMap
+from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ShortcutBank:
         n_layers: int,
         d_model: int,
         parts: Mapping[tuple[int, str], LinearMap] | None = None,
-        fits: Iterable[Fit] = (),
+        fits: Iterable[FitReport] = (),
         settings: Mapping[str, Any] | None = None,
         data: Mapping[str, Any] | None = None,
         quality: Iterable[Mapping[str, Any]] = (),
@@ -58,11 +58,11 @@ class ShortcutBank:
         self.quality = [dict(row) for row in quality]  # held-out scores, if they were measured
         self.source = source  # who fitted it
 
-    def __getitem__(self, pair: tuple[int, int]) -> LinearMap | Identity:
+    def __getitem__(self, pair: tuple[int, int]) -> LinearMap | IdentityMap:
         """The map from src to dst; from a layer to itself, the identity."""
         src, dst = pair
         if src == dst and 0 <= src <= self.n_layers:
-            return Identity(src, dst)
+            return IdentityMap(src, dst)
         if pair not in self.maps:
             have = "every layer to the last" if self.is_final_only else f"{len(self.maps)} pairs"
             raise BadSettings(
@@ -158,7 +158,7 @@ class ShortcutBank:
             return cls(
                 _maps(tensors),
                 parts=_parts(tensors),
-                fits=[Fit(**fit) for fit in config["fits"]],
+                fits=[FitReport(**fit) for fit in config["fits"]],
                 **{key: config[key] for key in KEPT},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

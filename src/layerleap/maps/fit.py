@@ -21,7 +21,7 @@ from layerleap.files import cache_root
 from layerleap.maps.bank import ShortcutBank, check_target
 from layerleap.maps.linear import LinearMap, check_solving, solve
 from layerleap.maps.parts import solve_parts
-from layerleap.models.discovery.parts import KINDS, couples_of
+from layerleap.models.discovery.parts import KINDS, block_parts
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_about
@@ -138,7 +138,7 @@ def collect(
         "model": transformer.identity.to_dict(),
         "text": str(text) if isinstance(text, str | Path) else "given texts",
         "sampling": sampling.to_dict(), "solve": dict(solving or {}),
-        "n_texts": n_texts, "pairs": pairs, "parts": couples_of(transformer, kinds) or None,
+        "n_texts": n_texts, "pairs": pairs, "parts": block_parts(transformer, kinds) or None,
         "choose_ridge": choose_ridge, "rows_kept": kept.settings() if kept else None,
         "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
     }  # fmt: skip

@@ -23,7 +23,7 @@ RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # tried by "auto"
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitReport:
     """How one map came about; plain JSON types."""
 
     src: int
@@ -104,7 +104,7 @@ class LinearMap:
 
 
 @dataclass(frozen=True)
-class Identity:
+class IdentityMap:
     """The logit lens: h[dst] ~ h[src]."""
 
     src: int
@@ -124,7 +124,7 @@ def solve(
     ridge: float | str = 0.0,
     rank: int | None = None,
     held_back: Moments | None = None,
-) -> Iterator[tuple[LinearMap, Fit]]:
+) -> Iterator[tuple[LinearMap, FitReport]]:
     """Maps from `src` to each of `targets`.
 
     Args:
@@ -222,10 +222,10 @@ class _Source:
         left = weight @ directions
         return left, directions.T, self._bias(dst, left @ directions.T)
 
-    def report(self, dst: int, weight: Tensor, bias: Tensor | None, ridge: float) -> Fit:
+    def report(self, dst: int, weight: Tensor, bias: Tensor | None, ridge: float) -> FitReport:
         kept = self.values[self.known]
         condition = (kept[-1] / kept[0]).sqrt().item() if len(kept) else 1.0
-        return Fit(
+        return FitReport(
             self.src, dst, self.moments.n, int(self.known.sum()), len(weight), condition,
             ridge, moments_r2(self.moments, self.src, dst, weight, bias),
             moments_r2(self.moments, self.src, dst, None, None),
@@ -243,7 +243,7 @@ class _Source:
                 "give more documents, or a ridge as a number"
             )
         dst = self.moments.n_layers
-        other = _Rows(held_back, self, dst)
+        other = _HeldBack(held_back, self, dst)
         fitted = self.vectors.T @ self._xy(dst) * other.weights
         gram = self.vectors.T @ other.xx @ self.vectors
         quadratic = gram * (fitted @ fitted.T)
@@ -256,7 +256,7 @@ class _Source:
         return min(RIDGES, key=error)
 
 
-class _Rows:
+class _HeldBack:
     """Held-back rows seen from the fit's centre, coordinates weighted to count equally in R2."""
 
     def __init__(self, held_back: Moments, source: _Source, dst: int) -> None:

@@ -1,6 +1,7 @@
 """Linear stand-ins for the parts of blocks, fitted to what enters and leaves them.
 
-In: `Moments` of couples, and which parts they are of. Out: a `LinearMap` and a `Fit` per part.
+In: `Moments` of what enters and leaves each part.
+Out: a `LinearMap` and a `FitReport` per part.
 
     y ~ x @ W + b      x: what enters a part of a block, y: what the part makes of it
 
@@ -13,23 +14,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from layerleap.errors import BadSettings
-from layerleap.maps.linear import Fit, LinearMap, solve
-from layerleap.models.discovery.parts import Couple
+from layerleap.maps.linear import FitReport, LinearMap, solve
+from layerleap.models.discovery.parts import BlockPart
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
 
 
 def solve_parts(
     moments: Moments,
-    couples: Sequence[Couple],
+    couples: Sequence[BlockPart],
     *,
     intercept: bool = False,
     ridge: float = 0.0,
     progress: Progress = silent,
-) -> tuple[dict[tuple[int, str], LinearMap], list[Fit]]:
+) -> tuple[dict[tuple[int, str], LinearMap], list[FitReport]]:
     """The map of each couple by (block, part), and how each came about.
 
-    Maps and fits say src = block - 1 and dst = block; `Fit.part` says which part it is.
+    Maps and fits say src = block - 1 and dst = block; `FitReport.part` says which part it is.
     """
     if moments.pairs != "couples" or moments.n_layers + 1 != 2 * len(couples):
         raise BadSettings(

@@ -1,6 +1,6 @@
 """Who a model is: the name people use, and a fingerprint of its weights.
 
-In: a loaded model. Out: `Identity`, written into every artefact and compared on load.
+In: a loaded model. Out: `ModelIdentity`, written into every artefact and compared on load.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ SAMPLES = 256  # values per tensor that are hashed as they are
 
 
 @dataclass(frozen=True)
-class Identity:
+class ModelIdentity:
     """Name, revision, class and weight fingerprint of a model."""
 
     name: str
@@ -31,9 +31,9 @@ class Identity:
         return asdict(self)
 
 
-def identify(model: PreTrainedModel, name: str | None, revision: str | None) -> Identity:
+def identify(model: PreTrainedModel, name: str | None, revision: str | None) -> ModelIdentity:
     """The identity of `model`; the name falls back to where it was loaded from."""
-    return Identity(
+    return ModelIdentity(
         name or getattr(model.config, "_name_or_path", "") or type(model).__name__,
         revision or getattr(model.config, "_commit_hash", None),
         type(model).__name__,

@@ -16,8 +16,8 @@ from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.sites import Anatomy, Site, find_anatomy
 from layerleap.models.discovery.structure import Step, find_blocks, find_tail
 from layerleap.models.discovery.trace import trace
-from layerleap.models.hooks.capture import see
-from layerleap.models.identity import Identity, identify
+from layerleap.models.hooks.capture import capture
+from layerleap.models.identity import ModelIdentity, identify
 
 Kind = Literal["next-token", "masked-token", "class"]
 
@@ -35,7 +35,7 @@ class Transformer:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None,
-        identity: Identity,
+        identity: ModelIdentity,
         blocks: tuple[str, ...],
         tail: tuple[Step, ...],
         anatomy: tuple[Anatomy | str, ...],
@@ -123,7 +123,7 @@ class Transformer:
             f"{self.n_layers} layers, d_model {self.d_model}, {self.d_vocab} outputs)"
         )
 
-    see = see  # one forward pass: the function of `capture`, as a method
+    capture = capture  # one forward pass: the function of `capture`, as a method
 
     def logits(self, h: Tensor) -> Tensor:
         """Read states of h[n_layers] with the model's own tail: (row, d_model) -> (row, d_vocab).

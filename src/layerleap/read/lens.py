@@ -12,7 +12,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.linear import Identity, LinearMap
+from layerleap.maps.linear import IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
 from layerleap.read.metrics import Answer, Comparison
 from layerleap.read.readings import Readings, Track
@@ -41,10 +41,10 @@ class Lens:
             return "id"
         return "tuned" if self.bank.settings.get("lens") == "tuned" else "mat"
 
-    def map(self, layer: int) -> LinearMap | Identity:
+    def map(self, layer: int) -> LinearMap | IdentityMap:
         """The map from `layer` to the last."""
         last = self.transformer.n_layers
-        return Identity(layer, last) if self.bank is None else self.bank[layer, last]
+        return IdentityMap(layer, last) if self.bank is None else self.bank[layer, last]
 
     @torch.no_grad()  # not inference mode: a probe may be trained on what comes out
     def logits(self, h: Tensor, layer: int) -> Tensor:
@@ -79,7 +79,7 @@ class Lens:
         if not 1 <= top_k <= self.transformer.d_vocab:
             raise BadSettings(f"top_k {top_k} is not in 1 to {self.transformer.d_vocab}")
         encoded, kept, batch = self._batch(texts, positions)
-        seen = self.transformer.see(batch.inputs, keep=batch.keep)
+        seen = self.transformer.capture(batch.inputs, keep=batch.keep)
         tracks = {name: track(lens, seen.states, top_k) for name, lens in self._and_plain().items()}
         found = []
         for number, (ids, keep) in enumerate(zip(encoded, kept, strict=True)):

@@ -26,14 +26,14 @@ from layerleap.read.saturation import Saturation, finite_top, require_ranks, sat
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
+class RandomWalk:
     """The doubles of some rows of a pass: `saturation` of `rows`, counted over the whole pass."""
 
     saturation: Saturation  # gold is unknown: a double has no right answer
     rows: Tensor  # (row,)
 
 
-class Walks:
+class RandomWalks:
     """Takes a share of the rows of a pass and lets a double walk beside each.
 
     `watch` is made for `score(..., watch=walks.watch)`: one reading of the rows serves both.
@@ -87,7 +87,7 @@ class Walks:
             self.layers[way].append(saturation_layers(tops))
             self.tokens[way].append(tops[:, -1].to(torch.int32))
 
-    def results(self, real: Mapping[str, Saturation]) -> dict[str, Walk]:
+    def results(self, real: Mapping[str, Saturation]) -> dict[str, RandomWalk]:
         """By lens, beside the rows themselves."""
         rows = torch.cat(self._taken).nonzero()[:, 0]
         if not len(rows):
@@ -97,7 +97,7 @@ class Walks:
             )
         unknown = torch.full_like(rows, -1, dtype=torch.int32)
         return {
-            name: Walk(
+            name: RandomWalk(
                 replace(
                     real[name].rows(rows), layer=torch.cat(layers),
                     tokens=torch.cat(self.tokens[name]), gold=unknown,

@@ -29,7 +29,7 @@ Rows = Mapping[Any, Tensor]  # rows by what they are; those of h[n_layers] under
 
 
 @dataclass(frozen=True)
-class Way:
+class Predictor:
     """One way of reading every layer below the last."""
 
     said: str  # what errors call it
@@ -37,14 +37,14 @@ class Way:
     may_fail: bool = False  # logits that are no numbers are a wrong answer, and not an error
 
 
-class Watch(Protocol):
+class LogitObserver(Protocol):
     """Shown all logits while they are there: of each chunk of rows every way, layers rising."""
 
     def __call__(self, way: str, layer: int, logits: Tensor) -> object:
         """`logits` are (row, d_vocab), and not to be changed."""
 
 
-class Waiting:
+class RowQueue:
     """Rows of several batches, handed on as many at a time as the budget of logits allows.
 
     The head is by far the largest matrix; it is read from memory once per layer and way however
@@ -82,9 +82,9 @@ class Reader:
     def __init__(
         self,
         transformer: Transformer,
-        ways: Mapping[str, Way],
+        ways: Mapping[str, Predictor],
         layers: Sequence[int] | None = None,
-        watch: Watch | None = None,
+        watch: LogitObserver | None = None,
     ) -> None:
         """Nothing read yet.
 
@@ -99,7 +99,7 @@ class Reader:
         self.kept: dict[tuple[str, str], list[Tensor]] = {
             (measure, name): [] for measure in MEASURES for name in ways
         }
-        self.waiting = Waiting(transformer, self._compare)
+        self.waiting = RowQueue(transformer, self._compare)
 
     def add(self, rows: Rows) -> None:
         """Take in the rows of one batch; every batch has the same keys."""

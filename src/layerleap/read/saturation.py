@@ -26,7 +26,7 @@ from layerleap.memory import give_back
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
-from layerleap.read.reader import Rows, Waiting
+from layerleap.read.reader import RowQueue, Rows
 from layerleap.read.scores import CHECK_EVERY, TRIM_EVERY, TailCheck, check_tail
 from layerleap.read.top import top_k
 from layerleap.stream.examples import Batch
@@ -130,7 +130,7 @@ def saturate(
     for number, batch in enumerate(batches):
         if number % CHECK_EVERY == 0:
             check_tail(transformer, batch, check)
-        seen = transformer.see(batch.inputs, keep=batch.keep)
+        seen = transformer.capture(batch.inputs, keep=batch.keep)
         if keep_states is not None:
             keep_states(seen.states, batch)
         follower.note(batch)
@@ -222,7 +222,7 @@ class _Follower(_Ranks):
 
     def __init__(self, transformer: Transformer, lenses: Mapping[str, Lens], k: int) -> None:
         super().__init__(transformer, lenses, k)
-        self.waiting = Waiting(transformer, self._follow)
+        self.waiting = RowQueue(transformer, self._follow)
 
     def _follow(self, rows: Rows) -> None:
         last = self.transformer.n_layers

@@ -27,7 +27,14 @@ from layerleap.read import lens as budget
 from layerleap.read.lens import Lens, chunks
 from layerleap.read.metrics import finite
 from layerleap.read.quality import GROUPS, Quality
-from layerleap.read.reader import MEASURES, PRECISIONS, Reader, Watch, Way, score_table
+from layerleap.read.reader import (
+    MEASURES,
+    PRECISIONS,
+    LogitObserver,
+    Predictor,
+    Reader,
+    score_table,
+)
 from layerleap.stream.examples import Batch
 
 __all__ = ["GROUPS", "MEASURES", "PRECISIONS", "Quality", "Scores", "TailCheck", "score"]
@@ -136,7 +143,7 @@ def score(
     batches: Iterable[Batch],
     *,
     keep_states: Callable[[Mapping[int, Tensor], Batch], object] | None = None,
-    watch: Watch | None = None,
+    watch: LogitObserver | None = None,
     also: Callable[[Recording, Batch], object] | None = None,
     progress: Progress = silent,
     total: int | None = None,
@@ -189,14 +196,16 @@ def _states(
 ) -> dict[int, Tensor]:
     """The kept rows of every layer, from one forward pass."""
     if also is None:
-        return transformer.see(batch.inputs, keep=batch.keep).states
+        return transformer.capture(batch.inputs, keep=batch.keep).states
     recording = record(transformer, batch.inputs)
     also(recording, batch)
     return recording.rows(batch.keep)
 
 
-def _way(name: str, lens: Lens) -> Way:
-    return Way(f"lens {name!r} ({lens.name})", lambda rows, layer: lens.map(layer)(rows[layer]))
+def _way(name: str, lens: Lens) -> Predictor:
+    return Predictor(
+        f"lens {name!r} ({lens.name})", lambda rows, layer: lens.map(layer)(rows[layer])
+    )
 
 
 @torch.no_grad()
@@ -212,7 +221,7 @@ def check_tail(transformer: Transformer, batch: Batch, check: TailCheck) -> None
     room = budget.ENTRIES // (transformer.d_vocab * batch.keep.shape[1])
     few = batch.texts(read & (read.cumsum(0) <= max(1, room)))
     last = transformer.n_layers
-    seen = transformer.see(few.inputs, keep=few.keep, layers=[last], logits=True)
+    seen = transformer.capture(few.inputs, keep=few.keep, layers=[last], logits=True)
     assert seen.logits is not None
     own = seen.logits  # of every position, or in a class model of the whole input
     own = own[few.keep.to(own.device)] if own.dim() == 3 else own[few.keep.nonzero()[:, 0]]

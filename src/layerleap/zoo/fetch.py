@@ -32,12 +32,12 @@ from layerleap.files import (
 from layerleap.zoo.catalog import (
     BUNDLED,
     IMAGE_NAMES,
-    MADE,
     MODEL_NAMES,
     SOUND_NAMES,
     TEXT_NAMES,
+    TRAINED,
     Bundle,
-    Made,
+    TrainedBundle,
 )
 
 Tell = Callable[[str], None]
@@ -56,8 +56,8 @@ def fetch_model(name: str, *, tell: Tell | None = None) -> Path:
     """
     if name not in MODEL_NAMES:
         raise UnknownModel(f"no bundled model is called {name!r}; there are {_and(MODEL_NAMES)}")
-    if name in MADE:
-        return _make(MADE[name], tell)
+    if name in TRAINED:
+        return _make(TRAINED[name], tell)
     bundle = BUNDLED[name]
     if bundle.is_cached:
         return bundle.path
@@ -69,7 +69,7 @@ def fetch_model(name: str, *, tell: Tell | None = None) -> Path:
     return bundle.path
 
 
-def _make(made: Made, tell: Tell | None) -> Path:
+def _make(made: TrainedBundle, tell: Tell | None) -> Path:
     if not made.is_cached:
         from layerleap.zoo.trained import make
 
@@ -158,7 +158,7 @@ def _write_sound(bundle: Bundle, source: Path, file: Path) -> None:
 
 def inventory() -> list[dict[str, Any]]:
     """One row for all that is bundled or made: what it is, and whether it is in the cache."""
-    every: list[Bundle | Made] = [*BUNDLED.values(), *MADE.values()]
+    every: list[Bundle | TrainedBundle] = [*BUNDLED.values(), *TRAINED.values()]
     return [
         {
             "name": each.name,
@@ -174,9 +174,9 @@ def inventory() -> list[dict[str, Any]]:
     ]
 
 
-def _how_good(each: Bundle | Made) -> str:
+def _how_good(each: Bundle | TrainedBundle) -> str:
     """What the card of a model that was made here says about images it was not fitted on."""
-    if not isinstance(each, Made) or not each.is_cached:
+    if not isinstance(each, TrainedBundle) or not each.is_cached:
         return ""
     right = read_json(each.path / "layerleap.json").get("held_out")
     if not right:
@@ -198,7 +198,7 @@ def _card(bundle: Bundle) -> dict[str, str]:
     }
 
 
-def _require(bundle: Bundle | Made) -> None:
+def _require(bundle: Bundle | TrainedBundle) -> None:
     """Missing libraries are better known before a long download than after it."""
     missing = [library for library in bundle.needs if importlib.util.find_spec(library) is None]
     if missing:

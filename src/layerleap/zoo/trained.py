@@ -15,7 +15,7 @@ from torch import Tensor
 
 from layerleap.files import whole_folder, write_json
 from layerleap.quiet import quiet_transformers
-from layerleap.zoo.catalog import Made
+from layerleap.zoo.catalog import TrainedBundle
 from layerleap.zoo.class_head import at_size, cls_states, fit_head, with_head
 from layerleap.zoo.convert_media import BICUBIC, COLOURS, write_processor
 from layerleap.zoo.pictures import HELD_OUT, Pictures, pixel_values, read_pictures
@@ -26,7 +26,7 @@ HEAD_IMAGE_SIZE = 112  # four times that of the digits; 8 x 8 patches of 14
 Z95 = 1.959964
 
 
-def make(made: Made, sources: Mapping[str, Path], *, tell: Tell) -> None:
+def make(made: TrainedBundle, sources: Mapping[str, Path], *, tell: Tell) -> None:
     """Put the finished model into its place in the cache."""
     with whole_folder(made.path) as folder, quiet_transformers():
         how = RECIPES[made.name](sources, folder, tell)

@@ -29,7 +29,7 @@ from layerleap.act.exits.rules import (
     from_dict,
 )
 from layerleap.errors import BadSettings, BadText, WrongModel
-from layerleap.models.cursor.cursor import Walk
+from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
@@ -104,7 +104,7 @@ def test_tokens_that_leave_early_may_be_read_from_a_shortlist_alone(llama, rule)
     decoding = decoder(bank, rule=rule, transformer=transformer, shortlist=short, head="shortlist")
     ids = write(transformer, decoding)[0]
     lens, left = Lens(transformer, bank), 0
-    states = transformer.see({"input_ids": ids[None]}, layers=range(6)).states
+    states = transformer.capture({"input_ids": ids[None]}, layers=range(6)).states
     for written, layer in enumerate(decoding.accounts[0].layers):
         at = PROMPT.shape[1] + written
         logits = lens.logits(states[layer][0, at - 1][None], layer)[0]
@@ -348,7 +348,7 @@ def test_another_thread_is_not_caught_in_a_pass(llama):
         thread.join()
         return False
 
-    with Walk(transformer, find_axes(transformer)) as walk:
+    with Cursor(transformer, find_axes(transformer)) as walk:
         walk.run(ids[0].tolist(), watch=other, checks=[2])
     assert torch.equal(seen[0], expected)
 
@@ -423,7 +423,7 @@ def test_a_task_probe_asked_live_exits_where_replay_says(llama, checks):
     batch = collate(transformer, [Example(0, tuple(ids), tuple(places))])
     lens = Lens(transformer, bank)
     seen = Evidence.of(score(transformer, {"mat": lens}, [batch]), "mat")
-    states = transformer.see(batch.inputs, keep=batch.keep).states
+    states = transformer.capture(batch.inputs, keep=batch.keep).states
     seen = replace(seen, extra=probe.evidence(states))
     wanted = replay(rule, seen.at(range(1, 5) if checks is None else checks)).layer.tolist()
     assert decoding.accounts[0].layers[1:] == wanted[1:]
@@ -445,14 +445,14 @@ def test_a_probe_of_another_model_is_refused(llama):
 
 def test_what_is_left_to_run_at_the_end_is_on_the_clock(llama, monkeypatch):
     transformer, bank = llama
-    slow = Walk.run
+    slow = Cursor.run
 
     def run(self, new, **options):
         if not new:
             time.sleep(0.3)
         return slow(self, new, **options)
 
-    monkeypatch.setattr(Walk, "run", run)
+    monkeypatch.setattr(Cursor, "run", run)
     early = decoder(bank, rule=Fixed(2), transformer=transformer)
     write(transformer, early)
     assert early.accounts[0].seconds >= 0.3

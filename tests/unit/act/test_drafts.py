@@ -7,7 +7,7 @@ from families import build
 
 from layerleap.act.decode import pass_cost
 from layerleap.act.decode.draft_table import DraftTable
-from layerleap.act.decode.draft_tree import MOST, Chances, Drafted, Drafter
+from layerleap.act.decode.draft_tree import MOST, AcceptanceRates, Draft, Drafter
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
 from layerleap.act.decode.prompt_lookup import Lookup
 from layerleap.act.decode.shortlist import Shortlist
@@ -47,7 +47,7 @@ def test_a_run_is_not_followed_by_itself_alone():
 def test_a_row_of_the_table_is_the_reading_of_layer_0(lens):
     table = DraftTable(lens, width=4)
     ids, p = table.of(7)
-    h = lens.transformer.see(
+    h = lens.transformer.capture(
         {"input_ids": torch.tensor([[7]])}, keep=torch.ones(1, 1, dtype=torch.bool), layers=[0]
     ).states[0]
     reading = lens.logits(h, 0).softmax(-1)[0].topk(4)
@@ -112,7 +112,7 @@ def test_chances_follow_what_was_right(lens):
     for _ in range(50):
         drafter.learn(drafted, [0, 1], [0] * len(drafted.tree), [])
     assert drafter.chances.of(kind, 0.1) > before
-    chances = Chances()
+    chances = AcceptanceRates()
     assert chances.of(("table", 3), 0.25) == pytest.approx(0.25)
 
 
@@ -120,7 +120,7 @@ def test_what_the_model_said_after_a_wrong_guess_is_tried_when_its_words_come_up
     drafter = Drafter(FREE)  # nothing but the text itself
     drafter.begin([5, 6])
     assert drafter.draw(6, room=3).tree.ids == (6,)
-    tried = Drafted(Tree((6, 30), (-1, 0)), (None, ("table", 0)), (1.0, 0.5))
+    tried = Draft(Tree((6, 30), (-1, 0)), (None, ("table", 0)), (1.0, 0.5))
     drafter.learn(tried, [0], [40, 50], [])
     drafter.note(40)
     assert drafter.draw(40, room=3).tree.ids == (40,)

@@ -56,9 +56,9 @@ def brute_force(name: str, kind: str, start: int) -> dict[str, torch.Tensor]:
     model, bank = case(name)
     replacement, columns, documents = Replacement(model, bank), {}, []
     for batch in batches(model):
-        own = model.see(batch.inputs, keep=batch.keep, logits=True)
+        own = model.capture(batch.inputs, keep=batch.keep, logits=True)
         with replacement.of([kind], start=start):
-            seen = model.see(batch.inputs, keep=batch.keep, logits=True)
+            seen = model.capture(batch.inputs, keep=batch.keep, logits=True)
         compared = Answer(own.logits[batch.keep]).compare(seen.logits[batch.keep])
         for measure in ("rank", "surprisal", "kl"):
             columns.setdefault(measure, []).append(getattr(compared, measure))

@@ -171,7 +171,7 @@ def test_other_hooks_of_a_replaced_module_still_run():
     module = own.transformer.model.model.layers[2].mlp
     handle = module.register_forward_hook(lambda _, args, output: seen.append((args[0], output)))
     with own.of(["ffn"]):
-        own.transformer.see(batch.inputs)
+        own.transformer.capture(batch.inputs)
     handle.remove()
     [(taken, given)] = seen
     torch.testing.assert_close(given, own.bank.parts[3, "ffn"](taken))
@@ -217,7 +217,7 @@ def test_a_stretch_that_does_not_exist_cannot_be_run():
 def test_rows_of_a_recording_are_those_that_see_gathers():
     model = fitted().transformer
     batch = first_batch(model)
-    found, seen = record(model, batch.inputs), model.see(batch.inputs, keep=batch.keep)
+    found, seen = record(model, batch.inputs), model.capture(batch.inputs, keep=batch.keep)
     assert found.logits is None
     for layer, rows in found.rows(batch.keep).items():
         assert torch.equal(rows, seen.states[layer])

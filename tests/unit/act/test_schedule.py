@@ -8,7 +8,7 @@ import pytest
 
 from layerleap.act.edits.schedule import (
     Schedule,
-    Stretch,
+    Segment,
     best_schedule,
     round_robin,
     round_robins,
@@ -29,11 +29,11 @@ def every_schedule(n_layers):
             yield ()
             return
         for rest in onward(layer + 1, False):
-            yield (Stretch("run", layer, layer + 1), *rest)
+            yield (Segment("run", layer, layer + 1), *rest)
         if not jumped:
             for dst in range(layer + 1, n_layers + 1):
                 for rest in onward(dst, True):
-                    yield (Stretch("jump", layer, dst), *rest)
+                    yield (Segment("jump", layer, dst), *rest)
 
     return [Schedule("any", way) for way in onward(0, False)]
 
@@ -91,4 +91,4 @@ def test_more_blocks_than_there_are_cannot_be_run():
 
 def test_stretches_with_a_gap_are_refused():
     with pytest.raises(BadSettings, match="must follow one another"):
-        Schedule("gap", (Stretch("run", 0, 2), Stretch("jump", 3, 4)))
+        Schedule("gap", (Segment("run", 0, 2), Segment("jump", 3, 4)))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import sentences, tiny
 
-from layerleap.act.edits.schedule import Schedule, Stretch, round_robin, single_jump
+from layerleap.act.edits.schedule import Schedule, Segment, round_robin, single_jump
 from layerleap.act.edits.schedule_scores import ScheduleScores, run_schedule
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.fit import fit_bank
@@ -36,8 +36,8 @@ def test_jumps_between_blocks_are_taken_at_all_positions(case):
     transformer, bank, batches = case
     last, keep = transformer.n_layers, batches[0].keep
     recording = record(transformer, batches[0].inputs)
-    way = Schedule("jump, run, jump", (Stretch("jump", 0, 1), Stretch("run", 1, 2),
-                                       Stretch("jump", 2, last)))  # fmt: skip
+    way = Schedule("jump, run, jump", (Segment("jump", 0, 1), Segment("run", 1, 2),
+                                       Segment("jump", 2, last)))  # fmt: skip
     by_hand = bank[2, last](recording.run(bank[0, 1](recording.states[0]), 1, 2))[keep]
     torch.testing.assert_close(run_schedule(way, recording, bank, keep), by_hand)
 
@@ -61,7 +61,7 @@ def test_a_schedule_of_another_depth_or_without_its_map_is_refused(case):
     with pytest.raises(BadSettings, match="leads to layer 12"):
         ScheduleScores(transformer, bank, {"x": [round_robin(12, 1, 1)]})
     final = fit_bank(transformer, DOCUMENTS)
-    way = Schedule("x", (Stretch("jump", 0, 1), Stretch("run", 1, transformer.n_layers)))
+    way = Schedule("x", (Segment("jump", 0, 1), Segment("run", 1, transformer.n_layers)))
     with pytest.raises(BadSettings, match="no map from layer 0 to layer 1"):
         ScheduleScores(transformer, final, {"x": [way]})
 

@@ -9,13 +9,13 @@ from families import build
 from tiny_models import tiny
 
 from layerleap.act.exits import timing as clock_module
-from layerleap.act.exits.timing import Clock, measure_seconds
+from layerleap.act.exits.timing import Timing, measure_timing
 from layerleap.errors import BadSettings, WrongModel
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.transformer import Transformer
 
-CLOCK = Clock((10.0, 20.0, 30.0), 100.0, 5.0, (1.0, 2.0, 3.0, 0.0), context=8)
+CLOCK = Timing((10.0, 20.0, 30.0), 100.0, 5.0, (1.0, 2.0, 3.0, 0.0), context=8)
 
 
 def bank_of(transformer: Transformer) -> ShortcutBank:
@@ -30,7 +30,7 @@ def bank_of(transformer: Transformer) -> ShortcutBank:
 )  # fmt: skip
 def test_every_median_is_a_positive_time(name, way):
     transformer = tiny(name)
-    found = measure_seconds(transformer, tokens=8, bank=bank_of(transformer), repeats=3)
+    found = measure_timing(transformer, tokens=8, bank=bank_of(transformer), repeats=3)
     times = [*found.blocks, found.head, found.look, *found.maps[:-1]]
     assert all(0 < t < 60 and math.isfinite(t) for t in times)
     assert len(found.blocks) == transformer.n_layers
@@ -47,7 +47,7 @@ def test_a_model_that_keeps_no_cache_runs_its_text_whole():
         seen = []
         block = transformer.model.get_submodule(transformer.blocks[0])
         block.register_forward_hook(lambda *call, seen=seen: seen.append(call[1][0].shape[1]))
-        measure_seconds(transformer, tokens=8, repeats=2, warm_up=1)
+        measure_timing(transformer, tokens=8, repeats=2, warm_up=1)
         lengths[name] = seen
     assert lengths == {"llama": [7, 1, 1, 1], "bert": [8, 8, 8]}
 
@@ -69,7 +69,7 @@ def test_the_median_of_the_repeats_is_taken_and_the_warm_up_left_out(monkeypatch
     monkeypatch.setattr(clock_module, "_one_pass", one_pass)
     monkeypatch.setattr(clock_module, "_now", fake)
     transformer = tiny("llama")
-    found = measure_seconds(transformer, tokens=4, bank=bank_of(transformer), repeats=3, warm_up=2)
+    found = measure_timing(transformer, tokens=4, bank=bank_of(transformer), repeats=3, warm_up=2)
     assert found.blocks == (2.0,) * 3
     assert (found.head, found.look, found.maps) == (2.0, 2.0, (2.0, 2.0, 2.0, 0.0))
     assert per_call["calls"] == 5 * 2 * (3 + 1 + 1 + 3)  # begin and end of each thing, once a pass
@@ -77,12 +77,12 @@ def test_the_median_of_the_repeats_is_taken_and_the_warm_up_left_out(monkeypatch
 
 
 def test_the_identity_takes_no_time():
-    assert measure_seconds(tiny("gpt2"), tokens=4, repeats=1).maps == (0.0,) * 4
+    assert measure_timing(tiny("gpt2"), tokens=4, repeats=1).maps == (0.0,) * 4
 
 
 def test_timing_leaves_no_hook_behind():
     transformer = tiny("llama")
-    measure_seconds(transformer, tokens=4, repeats=1)
+    measure_timing(transformer, tokens=4, repeats=1)
     modules = transformer.model.modules()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in modules)
 
@@ -112,13 +112,13 @@ def test_another_head_can_be_asked_about():
 )  # fmt: skip
 def test_settings_without_meaning_are_refused(change, match):
     with pytest.raises(BadSettings, match=match):
-        measure_seconds(tiny("llama"), **change)
+        measure_timing(tiny("llama"), **change)
 
 
 def test_images_and_foreign_banks_are_refused():
     with pytest.raises(BadSettings, match="images"):
-        measure_seconds(Transformer.wrap(build("vit"), name="vit"))
+        measure_timing(Transformer.wrap(build("vit"), name="vit"))
     with pytest.raises(WrongModel):
-        measure_seconds(tiny("llama"), tokens=4, bank=bank_of(tiny("gpt2")))
+        measure_timing(tiny("llama"), tokens=4, bank=bank_of(tiny("gpt2")))
     with pytest.raises(BadSettings, match="maps for"):
-        Clock((1.0,), 1.0, 1.0, (0.0,), context=2)
+        Timing((1.0,), 1.0, 1.0, (0.0,), context=2)

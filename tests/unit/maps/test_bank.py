@@ -25,7 +25,7 @@ from layerleap.maps import artifact
 from layerleap.maps.artifact import content_hash
 from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank, check_target
 from layerleap.maps.fit import fit_bank
-from layerleap.maps.linear import Fit, Identity, LinearMap
+from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
 
 
@@ -340,7 +340,7 @@ def test_a_bank_is_placed_once_where_its_rows_are(bank):
 
 def test_a_layer_to_itself_is_the_identity(bank):
     for layer in range(4):
-        assert isinstance(bank[layer, layer], Identity)
+        assert isinstance(bank[layer, layer], IdentityMap)
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (3, 0), (0, 4), (4, 4), (-1, 3), (-1, -1), (7, 9)])
@@ -405,7 +405,7 @@ def test_a_map_takes_rows_of_any_shape():
 
 
 def a_fit(src, rank, width=4):
-    return Fit(src, 2, 100, rank, width, 12.5, 0.0, 0.75, -0.5)
+    return FitReport(src, 2, 100, rank, width, 12.5, 0.0, 0.75, -0.5)
 
 
 def test_the_card_warns_of_rank_deficient_fits():

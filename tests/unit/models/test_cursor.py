@@ -5,7 +5,7 @@ import torch
 from families import NEXT_TOKEN, build
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.cursor.cursor import Walk
+from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.transformer import Transformer
@@ -22,7 +22,7 @@ def wrapped(name="llama", **changes):
 
 def whole(transformer, ids):
     keep = torch.ones(1, len(ids), dtype=torch.bool)
-    return transformer.see({"input_ids": torch.tensor([ids])}, keep=keep).states
+    return transformer.capture({"input_ids": torch.tensor([ids])}, keep=keep).states
 
 
 def stop(*_):
@@ -37,14 +37,14 @@ def llama():
 
 def test_tokens_one_by_one_end_where_one_pass_ends(llama):
     transformer, axes = llama
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         h = [walk.run([token]).h[-1] for token in IDS]
     torch.testing.assert_close(torch.stack(h), whole(transformer, IDS)[3])
 
 
 def test_a_position_that_waited_ends_where_it_would_have(llama):
     transformer, axes = llama
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         walk.run(IDS[:4])
         early = walk.run(IDS[4:5], watch=stop, checks=[1])
         assert (early.layer, walk.waiting) == (1, 1)
@@ -57,7 +57,7 @@ def test_a_position_that_waited_ends_where_it_would_have(llama):
 
 def test_positions_wait_at_falling_layers_and_all_get_home(llama):
     transformer, axes = llama
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         walk.run(IDS[:3])
         for token, layer in zip(IDS[3:7], (2, 1, 2, 1), strict=True):
             walk.run([token], watch=stop, checks=[layer])
@@ -69,7 +69,7 @@ def test_positions_wait_at_falling_layers_and_all_get_home(llama):
 
 def test_what_was_cut_leaves_no_trace(llama):
     transformer, axes = llama
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         walk.run(IDS[:4])
         walk.run([1, 2, 3])
         walk.run([4], watch=stop, checks=[1])
@@ -81,7 +81,7 @@ def test_what_was_cut_leaves_no_trace(llama):
 
 def test_cutting_among_those_that_wait_keeps_the_others(llama):
     transformer, axes = llama
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         walk.run(IDS[:4])
         for token in (*IDS[4:6], 1):
             walk.run([token], watch=stop, checks=[1])
@@ -93,7 +93,7 @@ def test_cutting_among_those_that_wait_keeps_the_others(llama):
 def test_a_node_of_a_tree_sees_only_its_own_past(llama):
     transformer, axes = llama
     tree = Tree((IDS[4], 1, IDS[5], 2, 3), (-1, -1, 0, 0, 1))
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         walk.run(IDS[:4])
         h = walk.run(tree).h
     for node, path in ((2, IDS[4:6]), (3, [IDS[4], 2]), (4, [1, 3])):
@@ -105,7 +105,7 @@ def test_a_node_of_a_tree_sees_only_its_own_past(llama):
 def test_only_the_path_that_is_kept_is_remembered(llama, path):
     transformer, axes = llama
     tree = Tree((IDS[4], 1, IDS[5], 2, 3), (-1, -1, 0, 0, 1))
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         walk.run(IDS[:4])
         walk.run(tree)
         walk.keep(path, tree)
@@ -123,7 +123,7 @@ def test_keys_of_skipped_layers_are_made_from_what_is_carried(llama):
         carried.append((src, dst))
         return h + dst
 
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         walk.run(IDS[:4])
         ran = walk.run(IDS[4:5], watch=stop, checks=[1], carry=carry)
         keys = [layer.keys[..., -1, :].clone() for layer in walk.cache.layers]
@@ -147,7 +147,7 @@ def test_an_interrupted_pass_counts_as_none(llama):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         walk.run(IDS[:4])
         walk.run(IDS[4:5], watch=stop, checks=[1])
         with pytest.raises(KeyboardInterrupt):
@@ -164,7 +164,7 @@ def test_the_model_is_as_before_even_after_an_error(llama):
     def fail(*_):
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), Walk(transformer, axes) as walk:
+    with pytest.raises(ZeroDivisionError), Cursor(transformer, axes) as walk:
         walk.run(IDS[:4], watch=fail, checks=[1])
     assert [dict(module.__dict__) for module in transformer.model.modules()] == before
 
@@ -173,7 +173,7 @@ def test_another_pass_inside_is_not_disturbed(llama):
     transformer, axes = llama
     ids = torch.tensor([IDS])
     expected = transformer.model(ids).logits
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         walk.run(IDS[:4])
         assert torch.equal(transformer.model(ids).logits, expected)
         torch.testing.assert_close(walk.run(IDS[4:5]).h, whole(transformer, IDS[:5])[3][4:])
@@ -205,7 +205,7 @@ def test_recurrent_layers_are_refused_with_the_reason():
 
 def test_trees_and_waiting_do_not_mix(llama):
     transformer, axes = llama
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         walk.run(IDS[:4])
         walk.run(IDS[4:5], watch=stop, checks=[1])
         with pytest.raises(BadSettings, match="while positions wait"):
@@ -214,7 +214,7 @@ def test_trees_and_waiting_do_not_mix(llama):
 
 def test_nothing_to_run_is_an_error(llama):
     transformer, axes = llama
-    with Walk(transformer, axes) as walk, pytest.raises(BadSettings, match="no token"):
+    with Cursor(transformer, axes) as walk, pytest.raises(BadSettings, match="no token"):
         walk.run([])
 
 

@@ -13,12 +13,12 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from layerleap.act.decode import batched as share_file
 from layerleap.act.decode.batched import KEYS, groups
 from layerleap.act.decode.decoder import decoder
-from layerleap.act.decode.draft_tree import Beside, Drafter
+from layerleap.act.decode.draft_tree import Drafter, SharedPass
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.decode.request import is_placed
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.cursor.batch import Abreast
-from layerleap.models.cursor.cursor import Walk
+from layerleap.models.cursor.batch import BatchCursor
+from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.cursor.verify import find_axes
 
@@ -34,15 +34,15 @@ def llama():
 def last(transformer, ids):
     keep = torch.ones(1, len(ids), dtype=torch.bool)
     n = transformer.n_layers
-    return transformer.see({"input_ids": torch.tensor([ids])}, keep=keep, layers=[n]).states[n]
+    return transformer.capture({"input_ids": torch.tensor([ids])}, keep=keep, layers=[n]).states[n]
 
 
 def begun(transformer):
     """A walk that holds all of TEXTS."""
     axes = find_axes(transformer)
-    both = Abreast(transformer, axes)
+    both = BatchCursor(transformer, axes)
     for text, ids in TEXTS.items():
-        with Walk(transformer, axes) as walk:
+        with Cursor(transformer, axes) as walk:
             walk.run(ids)
         both.join(text, walk)
     return both
@@ -99,7 +99,7 @@ def test_texts_join_once_and_passes_are_settled_before_the_next(llama):
         with pytest.raises(BadSettings, match="not joined"):
             walk.run_all({2: Tree.chain([1])})
         with pytest.raises(BadSettings, match="here already"):
-            walk.join(0, Walk(llama, find_axes(llama)))
+            walk.join(0, Cursor(llama, find_axes(llama)))
         walk.run_all({0: Tree.chain([1, 2])})
         with pytest.raises(BadSettings, match="which tokens"):
             walk.run_all({0: Tree.chain([3])})
@@ -219,7 +219,7 @@ def test_a_pass_that_is_full_already_gets_fewer_guesses():
     drafter = Drafter(cost)
     drafter.begin([1, 2, 3, 4, 5, 6, 7, 1, 2])
     alone = drafter.draw(2, room=20)
-    beside = drafter.draw(2, room=20, beside=Beside(7, 7.0))
+    beside = drafter.draw(2, room=20, beside=SharedPass(7, 7.0))
     assert len(alone.tree) > 3
     assert len(beside.tree) == 1
 

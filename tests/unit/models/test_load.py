@@ -108,7 +108,7 @@ def test_a_model_in_training_mode_is_refused_and_left_in_it():
 
 def test_a_probe_can_be_trained_on_what_is_seen():
     transformer = tiny("llama")
-    h = transformer.see({"input_ids": torch.tensor([[7, 8, 9]])}).states[2][0]
+    h = transformer.capture({"input_ids": torch.tensor([[7, 8, 9]])}).states[2][0]
     probe = torch.nn.Linear(h.shape[1], 2)
     probe(h).sum().backward()
     assert probe.weight.grad is not None
@@ -141,7 +141,9 @@ def test_a_model_offloaded_by_accelerate_reads_as_one_in_memory():
     ours, theirs = Lens(transformer).read(ids).tracks["id"], whole.tracks["id"]
     assert torch.equal(ours.ids, theirs.ids)
     torch.testing.assert_close(ours.probs, theirs.probs)
-    transformer.see({"input_ids": torch.tensor([ids])}, layers=[1])  # ends early, amid its hooks
+    transformer.capture(
+        {"input_ids": torch.tensor([ids])}, layers=[1]
+    )  # ends early, amid its hooks
     assert torch.equal(logits_of(model), expected)
     assert transformer.identity.fingerprint == fingerprint(build("llama"))
 
@@ -364,7 +366,7 @@ def test_a_quantised_model_is_taken_as_it_is_and_can_be_read():
     assert wrapped.model is quantised
     assert "ffn.out" in wrapped.sites(1)
     ids = {"input_ids": torch.tensor([[7, 8, 9]])}
-    seen = wrapped.see(ids)
+    seen = wrapped.capture(ids)
     with torch.inference_mode():
         ours, theirs = wrapped.logits(seen.states[3][0]), quantised(**ids).logits[0]
     torch.testing.assert_close(ours, theirs)

@@ -8,7 +8,7 @@ import torch
 from families import build
 
 from layerleap.models.cursor import packed as packing
-from layerleap.models.cursor.cursor import Walk
+from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.transformer import Transformer
@@ -26,7 +26,7 @@ def llama(request, monkeypatch):
 
 
 def run(transformer, packed):
-    with Walk(transformer, find_axes(transformer), packed=packed) as walk:
+    with Cursor(transformer, find_axes(transformer), packed=packed) as walk:
         return walk.run(IDS).h
 
 
@@ -109,7 +109,7 @@ def test_passes_of_other_threads_and_with_gradients_are_left_alone(llama, monkey
     packed, ids, found = packed_or_none(llama), torch.tensor([IDS]), []
     expected = llama.model(ids).logits
     spoil(packed)
-    with Walk(llama, find_axes(llama), packed=packed):
+    with Cursor(llama, find_axes(llama), packed=packed):
         with torch.no_grad():
             other = Thread(target=lambda: found.append(llama.model(ids).logits))
             other.start()
@@ -133,7 +133,7 @@ def test_a_walk_that_cannot_be_entered_leaves_the_model_to_others(llama, monkeyp
         return
     before = [dict(module.__dict__) for module in llama.model.modules()]
     monkeypatch.setattr(Packed, "on", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError), Walk(llama, packed=packed):
+    with pytest.raises(ZeroDivisionError), Cursor(llama, packed=packed):
         raise AssertionError
     assert [dict(module.__dict__) for module in llama.model.modules()] == before
     done = []
@@ -152,7 +152,7 @@ def test_under_autocast_products_are_left_alone(llama):
 def test_the_model_is_as_before_even_after_an_error(llama):
     before = [dict(module.__dict__) for module in llama.model.modules()]
     packed = packed_or_none(llama)
-    walking = Walk(llama, find_axes(llama), packed=packed)
+    walking = Cursor(llama, find_axes(llama), packed=packed)
     with pytest.raises(ZeroDivisionError), walking:
         raise ZeroDivisionError
     assert [dict(module.__dict__) for module in llama.model.modules()] == before

@@ -13,7 +13,7 @@ from layerleap.files import read_json
 from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank
 from layerleap.maps.fit import bank_from, collect, merge
 from layerleap.maps.linear import squared_error
-from layerleap.models.discovery.parts import KINDS, Couple, couples_of, replaceable
+from layerleap.models.discovery.parts import KINDS, BlockPart, block_parts, replaceable
 from layerleap.models.discovery.sites import Site
 from layerleap.models.transformer import Transformer
 from layerleap.stats.tally import Tally
@@ -64,15 +64,15 @@ def test_attention_ffn_and_every_norm_around_them_can_be_replaced(name):
     found = replaceable(model(name))
     assert list(found) == list(KINDS)
     blocks = range(1, model(name).n_layers + 1)
-    assert found["attn"] == tuple(Couple(block, "attn") for block in blocks)
-    assert found["ffn"] == tuple(Couple(block, "ffn") for block in blocks)
-    assert sorted(found["norms"]) == sorted(Couple(b, p) for b in blocks for p in NORMS[name])
+    assert found["attn"] == tuple(BlockPart(block, "attn") for block in blocks)
+    assert found["ffn"] == tuple(BlockPart(block, "ffn") for block in blocks)
+    assert sorted(found["norms"]) == sorted(BlockPart(b, p) for b in blocks for p in NORMS[name])
 
 
 def test_couples_stand_block_after_block():
-    listed = couples_of(model("gptj"), KINDS)
+    listed = block_parts(model("gptj"), KINDS)
     assert listed == [[b, p] for b in (1, 2, 3) for p in ("attn", "attn_norm", "ffn")]
-    assert couples_of(model(), ["ffn"]) == [[1, "ffn"], [2, "ffn"], [3, "ffn"]]
+    assert block_parts(model(), ["ffn"]) == [[1, "ffn"], [2, "ffn"], [3, "ffn"]]
 
 
 def test_a_kind_that_does_not_exist_is_refused():
@@ -109,8 +109,8 @@ def test_a_part_of_another_width_is_refused():
 
 def test_parts_come_from_the_same_pass_and_leave_the_layers_as_they_were(monkeypatch):
     passes = []
-    see = Transformer.see
-    monkeypatch.setattr(Transformer, "see", lambda *a, **k: passes.append(k) or see(*a, **k))
+    see = Transformer.capture
+    monkeypatch.setattr(Transformer, "capture", lambda *a, **k: passes.append(k) or see(*a, **k))
     without = run(parts=False)
     alone = len(passes)
     found = run()
@@ -120,22 +120,24 @@ def test_parts_come_from_the_same_pass_and_leave_the_layers_as_they_were(monkeyp
     assert without.parts is None
     assert without.about["parts"] is None
     assert found.parts.n == found.fit.n
-    assert found.about["parts"] == couples_of(model(), KINDS)
+    assert found.about["parts"] == block_parts(model(), KINDS)
 
 
-def rows_of(couple: Couple) -> tuple[torch.Tensor, torch.Tensor]:
+def rows_of(couple: BlockPart) -> tuple[torch.Tensor, torch.Tensor]:
     """What enters and what leaves a part, at the rows that were fitted on."""
     found = ([], [])
     for batch in iter_batches(
         model(), iter_examples(model(), TEXTS, SAMPLING), tokens_per_batch=64
     ):
-        seen = model().see(batch.inputs, layers=[], sites=couple.sites, keep=batch.keep)
+        seen = model().capture(batch.inputs, layers=[], sites=couple.sites, keep=batch.keep)
         for side, site in zip(found, couple.sites, strict=True):
             side.append(seen.sites[site].double())
     return torch.cat(found[0]), torch.cat(found[1])
 
 
-@pytest.mark.parametrize("couple", [Couple(1, "attn"), Couple(2, "ffn_norm"), Couple(3, "ffn")])
+@pytest.mark.parametrize(
+    "couple", [BlockPart(1, "attn"), BlockPart(2, "ffn_norm"), BlockPart(3, "ffn")]
+)
 def test_each_map_is_the_least_squares_of_what_enters_and_leaves_its_part(couple):
     bank, (x, y) = bank_from(tally()), rows_of(couple)
     found = bank.parts[couple.block, couple.part]
@@ -211,7 +213,7 @@ def test_statistics_that_do_not_say_which_parts_they_hold_are_refused(tmp_path):
 
 def test_a_broken_part_is_named():
     broken = tiny("llama")
-    found = Tally.empty(broken, "final", {"parts": couples_of(broken, KINDS)})
+    found = Tally.empty(broken, "final", {"parts": block_parts(broken, KINDS)})
     rows = [torch.zeros(2, 24) for _ in range(24)]
     rows[5][1, 3] = torch.nan
     with pytest.raises(NotFinite, match=r"at ffn.out of block 1"):

@@ -13,7 +13,7 @@ from tiny_models import sentences, tiny, tokenizer
 from layerleap.errors import BadSettings, BadText, WrongModel
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import fit_bank
-from layerleap.maps.linear import Identity, LinearMap
+from layerleap.maps.linear import IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
 from layerleap.read import lens as lens_module
 from layerleap.read.lens import Lens, chunks
@@ -107,7 +107,7 @@ def test_without_a_bank_only_the_logit_lens_is_read(case):
     name, transformer, *_ = case
     lens = Lens(transformer)
     assert lens.name == "id"
-    assert isinstance(lens.map(0), Identity)
+    assert isinstance(lens.map(0), IdentityMap)
     assert list(lens.read(TEXTS[name]).tracks) == ["id"]
 
 

@@ -8,7 +8,7 @@ from tiny_models import sentences, tiny
 from layerleap.errors import BadSettings, BadText
 from layerleap.read import lens as lens_module
 from layerleap.read.lens import Lens
-from layerleap.read.random_walks import Walks
+from layerleap.read.random_walks import RandomWalks
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
 
@@ -97,6 +97,6 @@ def test_a_share_must_be_one_and_leave_rows():
     transformer = tiny("llama")
     for share in (0, 1.5):
         with pytest.raises(BadSettings, match="above 0 and at most 1"):
-            Walks(transformer, {"id": Lens(transformer)}, share=share)
+            RandomWalks(transformer, {"id": Lens(transformer)}, share=share)
     with pytest.raises(BadText, match="rows are too few to take a share"):
         seen(transformer, share=1e-9)

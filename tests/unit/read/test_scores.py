@@ -122,7 +122,7 @@ def test_the_size_is_the_length_of_what_the_tail_is_given(case):
     transformer, bank, lenses = case
     batch = next(iter_batches(transformer, examples_of(transformer)))
     found = score(transformer, lenses, [batch]).size
-    h, last = transformer.see(batch.inputs, keep=batch.keep).states, transformer.n_layers
+    h, last = transformer.capture(batch.inputs, keep=batch.keep).states, transformer.n_layers
     for layer in range(last):
         torch.testing.assert_close(found["-"][:, layer], h[layer].norm(dim=1))
         torch.testing.assert_close(found["mat"][:, layer], bank[layer, last](h[layer]).norm(dim=1))
@@ -133,7 +133,7 @@ def test_the_cosine_is_of_each_state_with_the_one_below(case):
     transformer, _, lenses = case
     batch = next(iter_batches(transformer, examples_of(transformer)))
     found = score(transformer, lenses, [batch]).cosine
-    h = transformer.see(batch.inputs, keep=batch.keep).states
+    h = transformer.capture(batch.inputs, keep=batch.keep).states
     assert found[:, 0].isnan().all()
     for layer in range(1, transformer.n_layers + 1):
         below, here = h[layer - 1].double(), h[layer].double()
@@ -292,9 +292,9 @@ def test_what_is_checked_fits_into_one_chunk_of_logits_however_large_the_batch(c
     transformer, *_ = case
     (batch,) = iter_batches(transformer, examples_of(transformer), tokens_per_batch=10**6)
     seen = []
-    see = transformer.see
+    see = transformer.capture
     monkeypatch.setattr(
-        type(transformer), "see", lambda _, inputs, **k: seen.append(inputs) or see(inputs, **k)
+        type(transformer), "capture", lambda _, inputs, **k: seen.append(inputs) or see(inputs, **k)
     )
     monkeypatch.setattr(lens_module, "ENTRIES", 2 * transformer.d_vocab * batch.keep.shape[1])
     check = TailCheck()

@@ -9,7 +9,7 @@ from made_saturation import saturation
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.probes.cells import (
     FEWEST,
-    Choice,
+    CellSampling,
     ambiguous,
     cells_of,
     choose_cells,
@@ -46,7 +46,7 @@ def test_later_tasks_can_be_put_together_with_all_that_follows():
     assert task_labels(made, 3).tolist() == [[1, 1, 2, 2, 3, 3, 3], [1] * 7]
     settled = torch.arange(7) > made.layer[:, :1]
     assert torch.equal(task_labels(made, 2) == 2, settled)
-    cells = cells_of(saturation(300, 10, 3), Choice(tasks=2))
+    cells = cells_of(saturation(300, 10, 3), CellSampling(tasks=2))
     assert cells.n_tasks == 2
     assert set(cells.task.tolist()) == {1, 2}
     with pytest.raises(BadSettings, match="4 tasks were asked for"):
@@ -85,7 +85,7 @@ def test_folds_keep_together_what_they_are_grouped_by_and_are_of_even_size(by):
 @pytest.mark.parametrize("by", ["document", "row", "cell"])
 def test_every_layer_of_every_fold_has_as_many_of_each_task(by):
     made = saturation(300, 10, 3)
-    cells = cells_of(made, Choice(folds=3), by)
+    cells = cells_of(made, CellSampling(folds=3), by)
     assert len(cells) > 300
     counts = torch.zeros(3, 11, 3)
     counts.index_put_((cells.fold, cells.layer, cells.task - 1), torch.ones(()), accumulate=True)
@@ -97,7 +97,7 @@ def test_every_layer_of_every_fold_has_as_many_of_each_task(by):
 
 def test_the_choice_is_as_large_as_balance_allows_and_no_cell_comes_twice():
     made = saturation(300, 10, 3)
-    cells = cells_of(made, Choice(folds=3, least=1))
+    cells = cells_of(made, CellSampling(folds=3, least=1))
     labels, folds = task_labels(made), folds_of(made.documents, (300, 11), 3, "document", 0)
     expected = 0
     for fold in range(3):
@@ -110,7 +110,7 @@ def test_the_choice_is_as_large_as_balance_allows_and_no_cell_comes_twice():
 
 def test_the_choice_is_random_and_seeded():
     made = saturation(300, 10, 3)
-    one, same, other = (cells_of(made, Choice(limit=300, seed=seed)) for seed in (0, 0, 1))
+    one, same, other = (cells_of(made, CellSampling(limit=300, seed=seed)) for seed in (0, 0, 1))
     assert torch.equal(one.row, same.row)
     assert not torch.equal(one.row, other.row)
     later = (one.row > 150).double().mean()  # the first to come would be rows below
@@ -120,14 +120,14 @@ def test_the_choice_is_random_and_seeded():
 def test_a_limit_is_kept_and_nearly_used():
     made = saturation(400, 10, 3)
     for limit in (400, 777):
-        assert 0.8 * limit < len(cells_of(made, Choice(limit=limit))) <= limit
+        assert 0.8 * limit < len(cells_of(made, CellSampling(limit=limit))) <= limit
 
 
 def test_early_and_thin_layers_are_left_out():
     made = saturation(300, 10, 3)
-    assert min(cells_of(made, Choice(first=4)).layers) == 4
-    thick = cells_of(made, Choice(least=50))
-    assert set(thick.layers) < set(cells_of(made, Choice(least=1)).layers)
+    assert min(cells_of(made, CellSampling(first=4)).layers) == 4
+    thick = cells_of(made, CellSampling(least=50))
+    assert set(thick.layers) < set(cells_of(made, CellSampling(least=1)).layers)
     assert (torch.bincount(thick.layer)[list(thick.layers)] >= 150).all()
 
 
@@ -135,33 +135,33 @@ def test_too_few_rows_are_refused_with_the_number_that_is_needed():
     with pytest.raises(
         BadText, match=r"40 rows give \d balanced .* needs 10: about \d+ rows"
     ) as caught:
-        cells_of(saturation(40, 10, 3), Choice())
+        cells_of(saturation(40, 10, 3), CellSampling())
     needed = int(str(caught.value).split("about ")[1].split()[0])
     assert needed > 40
-    enough = cells_of(saturation(2 * needed, 10, 3), Choice())
+    enough = cells_of(saturation(2 * needed, 10, 3), CellSampling())
     assert int(torch.bincount(enough.fold).min()) >= 3 * FEWEST
 
 
 def test_a_task_that_never_occurs_is_named():
     made = with_layers(*([6, 6, 6] for _ in range(60)))
     with pytest.raises(BadText, match="task 2 is the rarest, with 0"):
-        cells_of(made, Choice())
+        cells_of(made, CellSampling())
 
 
 def test_too_few_documents_for_the_folds_are_refused():
     with pytest.raises(BadText, match="2 documents cannot be dealt into 5 folds; at least 5"):
-        cells_of(saturation(100, per_document=50), Choice())
+        cells_of(saturation(100, per_document=50), CellSampling())
 
 
 def test_settings_without_meaning_are_refused():
     with pytest.raises(BadSettings, match="tasks 1"):
-        Choice(tasks=1)
+        CellSampling(tasks=1)
     with pytest.raises(BadSettings, match="folds 1"):
-        Choice(folds=1)
+        CellSampling(folds=1)
     with pytest.raises(BadSettings, match="limit of 20 cells"):
-        cells_of(saturation(300), Choice(limit=20))
+        cells_of(saturation(300), CellSampling(limit=20))
     with pytest.raises(BadSettings, match="neither"):
-        cells_of(saturation(300), Choice(), by="text")
+        cells_of(saturation(300), CellSampling(), by="text")
     labels = torch.ones(10, 5, dtype=torch.int8)
     with pytest.raises(BadSettings, match="no layer from 5 on"):
-        choose_cells(labels, torch.zeros(10, 5, dtype=torch.int64), 3, Choice(first=5))
+        choose_cells(labels, torch.zeros(10, 5, dtype=torch.int64), 3, CellSampling(first=5))

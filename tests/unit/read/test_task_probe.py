@@ -21,7 +21,7 @@ from layerleap.act.exits.rules import Never, Task
 from layerleap.errors import BadArtifact, BadSettings, BadText, CannotWrite, NotFinite, WrongModel
 from layerleap.maps.artifact import content_hash
 from layerleap.read.lens import Lens
-from layerleap.read.probes.cells import Choice, cells_of, task_labels
+from layerleap.read.probes.cells import CellSampling, cells_of, task_labels
 from layerleap.read.probes.softmax import Softmax
 from layerleap.read.probes.task import TaskProbe, features
 from layerleap.read.saturation import saturate
@@ -65,7 +65,7 @@ def real(tmp_path_factory):
 
 def test_a_probe_of_states_that_know_their_task_says_it():
     of = saturation(200, seed=5)
-    cells = cells_of(of, Choice())
+    cells = cells_of(of, CellSampling())
     p = probe().probabilities(Knowing(of, loudness=3.0).cells(cells.row, cells.layer))
     assert p.shape == (len(cells), 3)
     torch.testing.assert_close(p.sum(1), torch.ones(len(cells), dtype=torch.float64))
@@ -218,7 +218,7 @@ def test_only_the_chosen_states_are_ever_held():
             return super().cells(rows, layers)
 
     states = Counting(of)
-    TaskProbe.fit(of, states, choice=Choice(limit=400))
+    TaskProbe.fit(of, states, choice=CellSampling(limit=400))
     assert 0 < states.most <= 400
     states.most = 0
     evidence = made(500, of.n_layers)
@@ -233,7 +233,7 @@ def test_the_weights_are_those_of_the_pipeline_of_scikit_learn():
 
     for k in (2, 3):
         of = saturation(300, k=k)
-        cells = cells_of(of, Choice())
+        cells = cells_of(of, CellSampling())
         x = features(Knowing(of), cells, "raw")
         theirs = make_pipeline(StandardScaler(), LogisticRegression(C=0.5, max_iter=2000))
         theirs.fit(x.numpy(), cells.task.numpy())

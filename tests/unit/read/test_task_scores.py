@@ -10,7 +10,7 @@ from made_saturation import Knowing, ignorant, saturation
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.read.probes.cells import Choice
+from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.random_states import RandomStates
 from layerleap.read.probes.scores import HeldOut, ProbeScores, held_out, score_probe
 
@@ -43,7 +43,7 @@ def test_no_row_is_on_both_sides_unless_cells_are_dealt_singly():
 
 def test_measures_are_those_of_scikit_learn():
     of = saturation(300)
-    held = held_out(of, Knowing(of), Choice(folds=2))
+    held = held_out(of, Knowing(of), CellSampling(folds=2))
     found = held.measures()
     task, p = held.cells.task.numpy(), held.p.numpy()
     assert float(found[0]) == pytest.approx(balanced_accuracy_score(task, held.predicted.numpy()))
@@ -144,7 +144,7 @@ def test_scores_are_plain_values_and_count_what_they_rest_on():
 
 def test_exchanged_labels_keep_the_spread_of_chance_and_single_labels_do_not():
     """The layers of a row hang together, so exchanging single labels makes chance look smaller."""
-    choice = Choice(folds=3)
+    choice = CellSampling(folds=3)
     own, exchanged, single = [], [], []
     of = saturation(120, 24, 3)
     states = ignorant(of, 24)

@@ -118,8 +118,8 @@ def test_seen_batches_are_not_run_through_the_model_again(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         run(checkpoint=path, progress=stop_after(5))
     passes = []
-    see = type(model()).see
-    monkeypatch.setattr(type(model()), "see", lambda *a, **k: passes.append(1) or see(*a, **k))
+    see = type(model()).capture
+    monkeypatch.setattr(type(model()), "capture", lambda *a, **k: passes.append(1) or see(*a, **k))
     assert len(passes) == 0
     resumed = run(checkpoint=path)
     assert len(passes) == resumed.n_batches - 5
@@ -212,7 +212,7 @@ def test_a_finished_run_stays_in_its_checkpoint_until_its_result_is_safe(
     path = tmp_path / "run.safetensors"
     whole = run(checkpoint=path, **options)
     kept = path.read_bytes()
-    monkeypatch.setattr(type(model()), "see", lambda *_, **__: pytest.fail("ran again"))
+    monkeypatch.setattr(type(model()), "capture", lambda *_, **__: pytest.fail("ran again"))
     again = run(checkpoint=path, **options)
     assert_bit_equal(again, whole)
     assert path.read_bytes() == kept

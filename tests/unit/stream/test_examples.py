@@ -56,7 +56,7 @@ def test_cutting_after_the_position_leaves_its_state_as_it_was():
     assert len(whole) > len(example.ids)
     full = collate(model(), [Example(0, whole, example.keep)])
     cut = collate(model(), [example])
-    ours, theirs = (model().see(b.inputs, keep=b.keep).states[3] for b in (cut, full))
+    ours, theirs = (model().capture(b.inputs, keep=b.keep).states[3] for b in (cut, full))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -170,7 +170,7 @@ def test_a_text_longer_than_the_position_table_is_cut_to_fit_it(name):
     # RoBERTa's table of 66 is used from after the padding id 0 on.
     assert len(example.ids) == (65 if name == "roberta" else 64)
     batch = collate(model(name), [example])
-    assert len(model(name).see(batch.inputs, keep=batch.keep).states[3]) == len(example.keep)
+    assert len(model(name).capture(batch.inputs, keep=batch.keep).states[3]) == len(example.keep)
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 50, 300, 10**6])
@@ -209,7 +209,9 @@ def test_a_tokenizer_without_a_padding_token_will_do():
     transformer = Transformer.wrap(build("gpt2"), bare)
     batch = collate(transformer, [Example(0, (9, 8, 7), (2,)), Example(1, (5,), (0,))])
     alone = collate(transformer, [Example(1, (5,), (0,))])
-    ours, theirs = (transformer.see(b.inputs, keep=b.keep).states[3][-1] for b in (batch, alone))
+    ours, theirs = (
+        transformer.capture(b.inputs, keep=b.keep).states[3][-1] for b in (batch, alone)
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -222,7 +224,9 @@ def test_a_padding_token_that_the_model_does_not_know_is_not_fed_to_it():
     assert bare.pad_token_id >= 61
     batch = collate(transformer, [Example(0, (9, 8, 7), (2,)), Example(1, (5,), (0,))])
     alone = collate(transformer, [Example(1, (5,), (0,))])
-    ours, theirs = (transformer.see(b.inputs, keep=b.keep).states[3][-1] for b in (batch, alone))
+    ours, theirs = (
+        transformer.capture(b.inputs, keep=b.keep).states[3][-1] for b in (batch, alone)
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -350,8 +354,8 @@ def test_some_texts_of_a_batch_are_as_if_they_had_come_alone(name):
     rows = chosen[batch.keep.nonzero()[:, 0]]
     for name in ("documents", "positions", "held_back"):
         assert torch.equal(getattr(some, name), getattr(batch, name)[rows])
-    whole = transformer.see(batch.inputs, keep=batch.keep).states
-    alone = transformer.see(some.inputs, keep=some.keep).states
+    whole = transformer.capture(batch.inputs, keep=batch.keep).states
+    alone = transformer.capture(some.inputs, keep=some.keep).states
     for layer, h in alone.items():
         torch.testing.assert_close(h, whole[layer][rows], rtol=1e-4, atol=1e-5)
     assert (some.n_texts, some.n_tokens) == (2, int(some.inputs["attention_mask"].sum()))

@@ -97,7 +97,7 @@ def test_batches_hold_one_row_an_image_with_its_class(tmp_path, vit):
     assert [batch.index for batch in batches] == [0, 1, 2, 3]
     expected = {picture.number: picture.label for picture in iter_pictures(path)}
     for batch in batches:
-        seen = vit.see(batch.inputs, keep=batch.keep, logits=True)
+        seen = vit.capture(batch.inputs, keep=batch.keep, logits=True)
         assert batch.keep.shape == (batch.n_texts, 17)  # 16 patches and CLS
         assert batch.keep.sum(1).tolist() == [1] * batch.n_texts
         assert batch.positions.tolist() == [0] * batch.n_texts
@@ -125,7 +125,7 @@ def test_a_row_does_not_depend_on_its_batch(tmp_path, vit):
 
     def states(per_batch):
         batches = image_batches(vit, path, side="both", per_batch=per_batch)
-        return torch.cat([vit.see(b.inputs, keep=b.keep).states[3] for b in batches])
+        return torch.cat([vit.capture(b.inputs, keep=b.keep).states[3] for b in batches])
 
     torch.testing.assert_close(states(1), states(7), rtol=1e-4, atol=1e-5)
 
@@ -137,8 +137,8 @@ def test_some_images_of_a_batch_are_a_batch(tmp_path, vit):
     assert some.n_texts == 10
     assert torch.equal(some.documents, batch.documents[chosen])
     assert torch.equal(some.gold, batch.gold[chosen])
-    seen = vit.see(some.inputs, keep=some.keep).states[2]
-    whole = vit.see(batch.inputs, keep=batch.keep).states[2][chosen]
+    seen = vit.capture(some.inputs, keep=some.keep).states[2]
+    whole = vit.capture(batch.inputs, keep=batch.keep).states[2][chosen]
     torch.testing.assert_close(seen, whole, rtol=1e-4, atol=1e-5)
 
 

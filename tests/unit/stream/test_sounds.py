@@ -86,7 +86,7 @@ def test_rows_do_not_depend_on_their_batch_or_its_padding(whisper):
 
     def states(per_batch):
         found = [
-            whisper.see(batch.inputs, keep=batch.keep).states[3]
+            whisper.capture(batch.inputs, keep=batch.keep).states[3]
             for batch in sound_batches(whisper, clips, per_batch=per_batch)
         ]
         return torch.cat(found)
@@ -102,9 +102,9 @@ def test_some_clips_of_a_batch_are_a_batch(whisper):
     assert some.inputs["input_features"].shape == (2, 8, 100)
     kept = batch.documents != 1
     assert torch.equal(some.gold, batch.gold[kept])
-    whole = whisper.see(batch.inputs, keep=batch.keep).states[1][kept]
+    whole = whisper.capture(batch.inputs, keep=batch.keep).states[1][kept]
     torch.testing.assert_close(
-        whisper.see(some.inputs, keep=some.keep).states[1], whole, rtol=1e-4, atol=1e-4
+        whisper.capture(some.inputs, keep=some.keep).states[1], whole, rtol=1e-4, atol=1e-4
     )
 
 

@@ -10,9 +10,16 @@ from made_saturation import saturation
 from layerleap.act.exits.evidence import Evidence
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.saturation import Saturation, saturation_layers
-from layerleap.study.saturation.donors import KINDS, Pairs, Plan, Trials, find_pairs, make_trials
+from layerleap.study.saturation.donors import (
+    KINDS,
+    Pairs,
+    PairSettings,
+    Trials,
+    find_pairs,
+    make_trials,
+)
 
-PLAN = Plan((-1, 0, 1), 2, 2, limit=500)
+PLAN = PairSettings((-1, 0, 1), 2, 2, limit=500)
 
 
 @cache
@@ -38,7 +45,7 @@ def made(rows: int = 300, n_layers: int = 9, seed: int = 0) -> tuple[Saturation,
     return found, evidence
 
 
-def is_pair(of: Saturation, plan: Plan, donor: int, recipient: int) -> bool:
+def is_pair(of: Saturation, plan: PairSettings, donor: int, recipient: int) -> bool:
     s, token = of.layer[:, 0].tolist(), of.tokens[:, 0].tolist()
     near = plan.near is None or (
         of.documents[donor] == of.documents[recipient]
@@ -189,7 +196,7 @@ def test_plans_without_meaning_are_refused(change, message):
 
 @pytest.mark.parametrize("n_layers", [2, 6, 12, 24, 30, 48])
 def test_the_plan_for_a_depth_has_meaning_and_reaches_five_layers_in_deep_models(n_layers):
-    plan = Plan.of(n_layers)
+    plan = PairSettings.of(n_layers)
     assert (
         max(plan.offsets)
         == -min(plan.offsets)

@@ -10,12 +10,12 @@ from made_evidence import made
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.rules import Gap
-from layerleap.act.exits.timing import Clock
+from layerleap.act.exits.timing import Timing
 from layerleap.errors import BadSettings
 from layerleap.study.suitability.plans import (
-    Plan,
-    Prices,
-    Rows,
+    Costs,
+    ExitPlan,
+    SplitRows,
     all_plans,
     break_even,
     ceiling,
@@ -32,10 +32,10 @@ from layerleap.study.suitability.verdict import answer_of
 LAST = 6
 
 
-def prices(head: float, look: float = 0.0, n_layers: int = LAST) -> Prices:
+def prices(head: float, look: float = 0.0, n_layers: int = LAST) -> Costs:
     blocks, maps = (1.0,) * n_layers, (0.1,) * n_layers + (0.0,)
     cost = Cost(blocks, head, maps, d_model=4, context=8)
-    return Prices(Clock(blocks, head, look, maps, context=8), {"id": cost, "mat": cost})
+    return Costs(Timing(blocks, head, look, maps, context=8), {"id": cost, "mat": cost})
 
 
 def evidence(rows: int = 900, documents: int = 90, seed: int = 0) -> dict[str, Evidence]:
@@ -50,7 +50,7 @@ def evidence(rows: int = 900, documents: int = 90, seed: int = 0) -> dict[str, E
 
 
 @pytest.fixture(scope="module")
-def rows() -> Rows:
+def rows() -> SplitRows:
     return divide(evidence(), 0.05, 0.05)
 
 
@@ -114,7 +114,7 @@ def test_too_few_documents_are_refused_whatever_the_rows():
 
 
 def test_the_gap_rule_takes_its_length_from_training_rows(rows):
-    gap = family_of(Plan("mat", "gap", (3,), "layer 3"), rows.train["mat"]).at(0.5)
+    gap = family_of(ExitPlan("mat", "gap", (3,), "layer 3"), rows.train["mat"]).at(0.5)
     assert isinstance(gap, Gap)
     assert gap.length == 1 + rows.train["mat"].position.double().mean().item()
 
@@ -127,7 +127,7 @@ def test_with_a_dear_head_one_check_at_the_right_layer_is_quickest(rows):
 
 
 def test_the_time_of_a_plan_is_added_up_from_its_parts(rows):
-    plan = Plan("mat", "gap", (3,), "layer 3")
+    plan = ExitPlan("mat", "gap", (3,), "layer 3")
     found = outcome(plan, rows, prices(2.0, look=0.5), 0.05, 0.05)
     assert found["exits"]
     assert found["verified"]["saved"] == 3
@@ -138,7 +138,7 @@ def test_the_time_of_a_plan_is_added_up_from_its_parts(rows):
 
 
 def test_a_free_head_is_worth_it_and_a_huge_one_is_not(rows):
-    plan = Plan("mat", "gap", tuple(range(1, LAST)), "all layers")
+    plan = ExitPlan("mat", "gap", tuple(range(1, LAST)), "all layers")
     answers = {
         head: answer_of(outcome(plan, rows, prices(head), 0.05, 0.05)) for head in (0.0, 100.0)
     }
@@ -151,7 +151,7 @@ def test_a_plan_that_cannot_keep_the_promise_exits_nowhere(rows):
         top = torch.where(torch.arange(LAST + 1) < LAST, 9, by["mat"].final[:, None])
         bad = Evidence(**{**vars(by["mat"]), "top": top})
         wrong[part] = {"id": bad, "mat": bad}
-    hopeless, plans = Rows(**wrong), all_plans(LAST)
+    hopeless, plans = SplitRows(**wrong), all_plans(LAST)
     compared = compare(plans, hopeless, prices(0.0), 0.05)
     assert not any(row["exits"] for row in compared)
     assert {row["time"] for row in compared} == {1.0}
@@ -164,13 +164,13 @@ def test_a_plan_that_cannot_keep_the_promise_exits_nowhere(rows):
 
 def test_the_plan_is_chosen_without_a_look_at_calibration_or_verification_rows(rows):
     plans = all_plans(LAST)
-    blind = Rows(rows.train, rows.half, rows.judge, {}, {})
+    blind = SplitRows(rows.train, rows.half, rows.judge, {}, {})
     assert compare(plans, blind, prices(2.0), 0.05) == compare(plans, rows, prices(2.0), 0.05)
 
 
 def test_at_the_break_even_head_the_time_is_the_full_models():
     exits = torch.tensor([2, 2, 4, 6, 6])
-    plan = Plan("mat", "gap", (2, 4), "every 2nd layer")
+    plan = ExitPlan("mat", "gap", (2, 4), "every 2nd layer")
     found = break_even(plan, prices(3.0, look=0.2).clock, exits)
     assert found["heads"] == pytest.approx((1 + 1 + 2 + 3 + 3) / 5)
     again = prices(found["head_in_blocks"], look=0.2)
@@ -181,12 +181,12 @@ def test_at_the_break_even_head_the_time_is_the_full_models():
 
 
 def test_where_no_head_is_extra_its_price_does_not_matter():
-    plan = Plan("id", "gap", (2,), "layer 2")
+    plan = ExitPlan("id", "gap", (2,), "layer 2")
     assert break_even(plan, prices(3.0).clock, torch.tensor([2, 2]))["head_in_blocks"] is None
 
 
 def test_where_looks_eat_the_saving_no_head_is_cheap_enough():
-    plan = Plan("id", "gap", (2,), "layer 2")
+    plan = ExitPlan("id", "gap", (2,), "layer 2")
     found = break_even(plan, prices(3.0, look=9.0).clock, torch.tensor([2, 6]))
     assert found["head_in_blocks"] == 0
 

@@ -17,11 +17,11 @@ from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import Saturation, saturate, saturation_layers
 from layerleap.stream.examples import Batch, Sampling, iter_batches, iter_examples
-from layerleap.study.saturation.donors import KINDS, Plan, find_pairs, make_trials
+from layerleap.study.saturation.donors import KINDS, PairSettings, find_pairs, make_trials
 from layerleap.study.saturation.intervention import BY_DEFINITION, Intervention, intervene, wilson
 from layerleap.study.saturation.trial_runs import Runner
 
-PLAN = Plan((-1, 0, 1), 2, 2, limit=60)
+PLAN = PairSettings((-1, 0, 1), 2, 2, limit=60)
 
 
 class Kept:
@@ -56,7 +56,7 @@ def others_of(name: str) -> tuple[Transformer, list[Batch]]:
     batches = []
     for index in range(12):
         inputs = probe(model.model, rows=16, seed=index)
-        keep = torch.zeros(model.see(inputs, layers=[0]).states[0].shape[:2], dtype=torch.bool)
+        keep = torch.zeros(model.capture(inputs, layers=[0]).states[0].shape[:2], dtype=torch.bool)
         keep[:, 0 if model.kind == "class" else 3] = True
         rows = int(keep.sum())
         documents = torch.arange(rows) + 16 * index
@@ -153,7 +153,7 @@ def test_batches_of_recipients_are_one_injection_at_a_time(name):
         h = states.cells(trials.source[trial], trials.layer[trial])[None]
         place = torch.tensor([text]), torch.tensor([position])
         with inject(model, Injection(layer, h, *place)):
-            seen = model.see(batch.inputs).states
+            seen = model.capture(batch.inputs).states
         trace = [
             (h if at == layer else seen[at][text, position][None])
             for at in range(model.n_layers + 1)

@@ -9,7 +9,7 @@ from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.lens import Lens
-from layerleap.read.random_walks import Walk
+from layerleap.read.random_walks import RandomWalk
 from layerleap.read.saturation import Saturation
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 from layerleap.study.saturation.order import OrderSettings, order, saturation_places
@@ -69,8 +69,8 @@ def test_the_filter_keeps_rows_whose_top_token_settles_by_85_percent_of_the_dept
 
 def test_order_beats_both_nulls_only_if_it_is_more_than_a_walks():
     layers, rows = in_order(300), torch.arange(300)
-    chance = Walk(made(random_layers(300, seed=1)), rows)
-    same = Walk(made(in_order(300, seed=2)), rows)
+    chance = RandomWalk(made(random_layers(300, seed=1)), rows)
+    same = RandomWalk(made(in_order(300, seed=2)), rows)
     found = order(made(layers), chance, QUICK)
     assert found["in_order"] is True
     assert found["verdict"][0].endswith("the order beats both nulls.")
@@ -86,7 +86,9 @@ def test_order_beats_both_nulls_only_if_it_is_more_than_a_walks():
 
 def test_no_order_is_said_to_be_none():
     rows = torch.arange(300)
-    found = order(made(random_layers(300)), Walk(made(random_layers(300, seed=1)), rows), QUICK)
+    found = order(
+        made(random_layers(300)), RandomWalk(made(random_layers(300, seed=1)), rows), QUICK
+    )
     assert found["in_order"] is False
     assert found["verdict"][0].endswith("no more order than chance gives.")
 

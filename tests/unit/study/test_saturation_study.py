@@ -22,7 +22,7 @@ from layerleap.stream.examples import Sampling
 from layerleap.study.saturation import study as studying
 from layerleap.study.saturation.findings import _beside
 from layerleap.study.saturation.live_exits import prompts_of
-from layerleap.study.saturation.rows import see
+from layerleap.study.saturation.rows import observe
 from layerleap.study.saturation.study import SaturationSettings, default_sampling, study_saturation
 
 
@@ -99,7 +99,7 @@ def test_one_pass_over_the_text_gives_layers_walks_evidence_and_states(tmp_path)
         return batches_of(transformer, sentences(20), sampling, side="both")
 
     lenses = {"id": Lens(transformer), "mat": Lens(transformer, bank_of(transformer))}
-    seen = see(transformer, lenses, batches, tmp_path / "rows", k=3, walk_share=0.5)
+    seen = observe(transformer, lenses, batches, tmp_path / "rows", k=3, walk_share=0.5)
     assert asked == [1]
     apart = saturate(transformer, lenses, batches(), k=3)
     scores = score(transformer, lenses, batches())

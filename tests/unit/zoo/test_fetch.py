@@ -218,7 +218,7 @@ def test_a_model_folder_that_lost_a_file_counts_as_absent(cache):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     assert [row["cached"] for row in zoo.inventory()] == [False] * (
-        len(bundles.BUNDLED) + len(bundles.MADE)
+        len(bundles.BUNDLED) + len(bundles.TRAINED)
     )
 
 

@@ -12,7 +12,7 @@ from layerleap.models.load import load
 from layerleap.stream.images import image_batches
 from layerleap.zoo import fetch as zoo
 from layerleap.zoo import trained as made
-from layerleap.zoo.catalog import BUNDLED, MADE
+from layerleap.zoo.catalog import BUNDLED, TRAINED
 from layerleap.zoo.class_head import at_size, fit_head, with_head
 from layerleap.zoo.small_vit import VitSettings, train_vit
 from layerleap.zoo.trained import accuracy, dinov2_mnist, make, vit_mnist
@@ -73,10 +73,10 @@ def test_the_head_decides_by_the_cls_state_alone(backbone):
 def test_a_head_is_made_cached_and_accepted_by_every_law(backbone, digits, empty_cache, capfd):
     said = []
     capfd.readouterr()
-    make(MADE["dinov2-mnist"], {"dinov2": backbone, "mnist": digits}, tell=said.append)
+    make(TRAINED["dinov2-mnist"], {"dinov2": backbone, "mnist": digits}, tell=said.append)
     assert capfd.readouterr() == ("", "")
-    folder = MADE["dinov2-mnist"].path
-    assert MADE["dinov2-mnist"].is_cached
+    folder = TRAINED["dinov2-mnist"].path
+    assert TRAINED["dinov2-mnist"].is_cached
     assert zoo.fetch_model("dinov2-mnist") == folder
     card = json.loads((folder / "layerleap.json").read_text())
     right = card["held_out"]
@@ -181,7 +181,7 @@ def test_a_recipe_that_breaks_off_leaves_nothing(digits, empty_cache, monkeypatc
 
     monkeypatch.setitem(made.RECIPES, "vit-mnist", stop)
     with pytest.raises(KeyboardInterrupt):
-        make(MADE["vit-mnist"], {"mnist": digits}, tell=lambda _: None)
+        make(TRAINED["vit-mnist"], {"mnist": digits}, tell=lambda _: None)
     assert list((empty_cache / "models").iterdir()) == []
 
 
@@ -193,7 +193,7 @@ def test_a_cache_that_cannot_be_written_is_said_before_minutes_are_spent(
     ran = []
     monkeypatch.setitem(made.RECIPES, "vit-mnist", lambda *_: ran.append(1))
     with pytest.raises(CannotWrite):
-        make(MADE["vit-mnist"], {"mnist": digits}, tell=lambda _: None)
+        make(TRAINED["vit-mnist"], {"mnist": digits}, tell=lambda _: None)
     assert not ran
 
 
@@ -212,8 +212,8 @@ def test_first_use_fetches_what_a_model_is_made_of_and_makes_it(digits, empty_ca
 
 
 def test_every_made_model_has_a_recipe_and_is_made_of_what_is_bundled():
-    assert set(made.RECIPES) == set(MADE)
-    assert {name for each in MADE.values() for name in each.of} <= set(BUNDLED)
+    assert set(made.RECIPES) == set(TRAINED)
+    assert {name for each in TRAINED.values() for name in each.of} <= set(BUNDLED)
 
 
 def test_a_set_of_other_classes_makes_a_head_of_as_many(backbone, tmp_path):

@@ -14,18 +14,18 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from layerleap.act.decode.account import Account
-from layerleap.act.decode.draft_tree import Beside, Drafted, Drafter
-from layerleap.act.decode.sampling import Choice
+from layerleap.act.decode.draft_tree import Draft, Drafter, SharedPass
+from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.speculative import follow
-from layerleap.models.cursor.batch import Abreast
+from layerleap.models.cursor.batch import BatchCursor
 
 TEXTS = 8  # that share passes at most
 KEYS = 2048  # of theirs in one cache: every token looks past those of other texts, which takes time
 
 
 def groups(
-    choices: Sequence[Choice], max_length: int, *, most: int = TEXTS
-) -> Iterator[list[Choice]]:
+    choices: Sequence[TokenChooser], max_length: int, *, most: int = TEXTS
+) -> Iterator[list[TokenChooser]]:
     """The texts in turn, as many together as may be.
 
     Args:
@@ -33,7 +33,7 @@ def groups(
         max_length: that texts may get, padding included.
         most: texts together.
     """
-    group: list[Choice] = []
+    group: list[TokenChooser] = []
     keys = 0
     for choice in choices:
         own = max_length - choice.skip
@@ -48,8 +48,8 @@ def groups(
 
 @torch.no_grad()
 def share(
-    walk: Abreast,
-    choices: Sequence[Choice],
+    walk: BatchCursor,
+    choices: Sequence[TokenChooser],
     drafters: Sequence[Drafter],
     accounts: Sequence[Account],
     *,
@@ -67,8 +67,8 @@ def share(
     last = walk.transformer.n_layers
     started = time.perf_counter()
     while still := [n for n, choice in enumerate(choices) if not choice.is_finished]:
-        known, drafted = walk.lengths(), dict[int, Drafted]()
-        beside = Beside(len(still) - 1, len(still) - 1.0)
+        known, drafted = walk.lengths(), dict[int, Draft]()
+        beside = SharedPass(len(still) - 1, len(still) - 1.0)
         for n in still:
             room = min(accounts[n].room(len(choices[n].chosen)), most_length - known[n] - 1)
             drafted[n] = drafters[n].draw(choices[n].chosen[-1], max(0, room), beside)

@@ -23,7 +23,7 @@ from layerleap.act.decode.batched import groups, share
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, Drafter
 from layerleap.act.decode.early import POLICIES, Policy, adapt, agreements
-from layerleap.act.decode.live import Looks
+from layerleap.act.decode.live import LiveChecks
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
 from layerleap.act.decode.request import (
     check,
@@ -34,14 +34,14 @@ from layerleap.act.decode.request import (
     padding,
     result,
 )
-from layerleap.act.decode.sampling import Choice
+from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.act.decode.speculative import begin, speculate, speculate_early
 from layerleap.act.exits.rules import Rule
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
-from layerleap.models.cursor.batch import Abreast
-from layerleap.models.cursor.cursor import Walk
+from layerleap.models.cursor.batch import BatchCursor
+from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.discovery.probe import vocabulary_size
@@ -183,7 +183,7 @@ class Decoder:
         config, cache = generation_config, model_kwargs.get("past_key_values")
         self.accounts, choices, walk = [], [], None
         for ids, skip in zip(input_ids.split(1), skips, strict=True):
-            choice = Choice(
+            choice = TokenChooser(
                 # Copies, for some remember what they have seen, and a text is as if alone.
                 ids, skip=skip, processor=deepcopy(logits_processor),
                 criteria=stopping_criteria if len(skips) == 1 else deepcopy(stopping_criteria),
@@ -207,7 +207,7 @@ class Decoder:
             self._prepared = _Ready(self, model)
         return self._prepared
 
-    def _begin(self, ready: "_Ready", choice: Choice, max_length: int) -> Account:
+    def _begin(self, ready: "_Ready", choice: TokenChooser, max_length: int) -> Account:
         """The account of a text; refuses one that is too long."""
         transformer, n_prompt = ready.transformer, len(choice.text)
         limit = longest_input(transformer)
@@ -227,15 +227,15 @@ class Decoder:
             return False
         return ready.axes.abreast and not is_placed(ready.transformer.model.config)
 
-    def _write_all(self, ready: "_Ready", choices: Sequence[Choice], max_length: int) -> None:
+    def _write_all(self, ready: "_Ready", choices: Sequence[TokenChooser], max_length: int) -> None:
         """Several texts, whose prompts are read one by one."""
         transformer = ready.transformer
-        both = Abreast(transformer, ready.axes, packed=ready.packed)
+        both = BatchCursor(transformer, ready.axes, packed=ready.packed)
         drafters, accounts = [ready.drafter.twin() for _ in choices], list[Account]()
         with torch.inference_mode():
             for n, (choice, drafter) in enumerate(zip(choices, drafters, strict=True)):
                 accounts.append(self._begin(ready, choice, max_length))
-                with Walk(transformer, ready.axes, packed=ready.packed) as walk:
+                with Cursor(transformer, ready.axes, packed=ready.packed) as walk:
                     begin(walk, choice, drafter, accounts[n])
                 if not choice.is_finished:
                     both.join(n, walk)
@@ -246,11 +246,16 @@ class Decoder:
         self.accounts += accounts
 
     def _write(
-        self, ready: "_Ready", choice: Choice, max_length: int, cache: Cache | None, processor: Any
-    ) -> Walk:
+        self,
+        ready: "_Ready",
+        choice: TokenChooser,
+        max_length: int,
+        cache: Cache | None,
+        processor: Any,
+    ) -> Cursor:
         transformer, n_prompt = ready.transformer, len(choice.text)
         self.writing = account = self._begin(ready, choice, max_length)
-        walk = Walk(transformer, ready.axes, packed=ready.packed)
+        walk = Cursor(transformer, ready.axes, packed=ready.packed)
         if cache is not None and (held := cache.get_seq_length()):
             walk.take(choice.text[:held], cache)
             if held >= n_prompt:
@@ -264,11 +269,11 @@ class Decoder:
         return walk
 
     def _decode(
-        self, ready: "_Ready", walk: Walk, choice: Choice, account: Account, limit: int
+        self, ready: "_Ready", walk: Cursor, choice: TokenChooser, account: Account, limit: int
     ) -> None:
         if self.rule is not None:
             rule = self.rule
-            looks = lambda position: Looks(  # noqa: E731
+            looks = lambda position: LiveChecks(  # noqa: E731
                 ready.lens, rule, position, shortlist=ready.shortlist,
                 extra=getattr(rule, "watches", None),
             )  # fmt: skip

@@ -52,7 +52,7 @@ def divergence(
     keep = torch.zeros_like(ids, dtype=torch.bool)
     keep[0, -1] = True
     last = transformer.n_layers
-    h = transformer.see({"input_ids": ids}, keep=keep, layers=[last]).states[last]
+    h = transformer.capture({"input_ids": ids}, keep=keep, layers=[last]).states[last]
     logits = transformer.logits(h)[0]
     both = logits[[ours[place], theirs[place]]].double()
     step = torch.finfo(logits.dtype).eps * float(both.abs().max())

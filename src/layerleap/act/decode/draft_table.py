@@ -77,7 +77,7 @@ class DraftTable:
         inputs = tokens[:, None].expand(-1, self._places)
         keep = torch.zeros(inputs.shape, dtype=torch.bool)
         keep[:, -1] = True
-        seen = transformer.see({"input_ids": inputs}, keep=keep, layers=[0])
+        seen = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0])
         logits = self.lens.logits(seen.states[0], 0).float()
         best = logits[:, : self.size].topk(self.width)
         self.ids[tokens] = best.indices.cpu().int()
@@ -118,5 +118,5 @@ def _is_placeless(transformer: Transformer) -> bool:
     """True if h[0] is the same wherever a token stands."""
     inputs = torch.full((1, PLACE + 1), 1)
     keep = torch.ones_like(inputs, dtype=torch.bool)
-    h = transformer.see({"input_ids": inputs}, keep=keep, layers=[0]).states[0]
+    h = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0]).states[0]
     return torch.equal(h[0], h[-1])

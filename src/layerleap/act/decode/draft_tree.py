@@ -33,7 +33,7 @@ Kind = tuple[str, int]  # a source, and how sure it is of the guess
 
 
 @dataclass
-class Chances:
+class AcceptanceRates:
     """How often guesses of each kind were right, counted as they are tried."""
 
     right: dict[Kind, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Chances:
 
 
 @dataclass(frozen=True)
-class Drafted:
+class Draft:
     """A tree, and for each node the kind of guess that it is; the first is none."""
 
     tree: Tree
@@ -71,7 +71,7 @@ class _Guess:
 
 
 @dataclass
-class Beside:
+class SharedPass:
     """What else a pass holds: tokens of other texts, and how many of them are expected to stay."""
 
     nodes: int = 0
@@ -102,7 +102,7 @@ class Drafter:
             d_vocab: tokens that the model can be given; some heads have more.
         """
         self._d_vocab = d_vocab or sys.maxsize
-        self.cost, self.table, self.chances = cost, table, Chances()
+        self.cost, self.table, self.chances = cost, table, AcceptanceRates()
         self.branches, self.most, self._looks = branches, most, lookup
         self._seconds = [cost.of(n) for n in range(1, most + 1)]
         self._shared = list(self._seconds)  # of passes that texts share; learned from them
@@ -140,7 +140,7 @@ class Drafter:
             likeness = min(size, n) / max(size, n)
             self._seconds[size - 1] *= wrong ** (LEARN * likeness)
 
-    def draw(self, token: int, room: int, beside: Beside | None = None) -> Drafted:
+    def draw(self, token: int, room: int, beside: SharedPass | None = None) -> Draft:
         """A tree after the text so far.
 
         Args:
@@ -148,7 +148,7 @@ class Drafter:
             room: how many more tokens the text may get after it.
             beside: what the pass holds already.
         """
-        beside = beside or Beside()
+        beside = beside or SharedPass()
         seconds = self._seconds[beside.nodes :]
         ids, parents, chances = [token], [-1], [1.0]
         kinds: list[Kind | None] = [None]
@@ -229,7 +229,7 @@ class Drafter:
 
     def learn(
         self,
-        drafted: Drafted,
+        drafted: Draft,
         path: Sequence[int],
         said: Sequence[int],
         new: Sequence[int],
@@ -290,7 +290,7 @@ def _in_rows(
     parents: Sequence[int],
     kinds: Sequence[Kind | None],
     chances: Sequence[float],
-) -> Drafted:
+) -> Draft:
     """Each path in one piece, the likeliest first: if that is right, the cache is in order."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
@@ -301,7 +301,7 @@ def _in_rows(
         waiting += reversed(children.get(order[-1], ()))
     place = {node: new for new, node in enumerate(order)} | {-1: -1}
     tree = Tree(tuple(ids[n] for n in order), tuple(place[parents[n]] for n in order))
-    return Drafted(tree, tuple(kinds[n] for n in order), tuple(chances[n] for n in order))
+    return Draft(tree, tuple(kinds[n] for n in order), tuple(chances[n] for n in order))
 
 
 def _level(p: float) -> int:

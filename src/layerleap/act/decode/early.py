@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from layerleap.act.decode.account import Account
-from layerleap.act.decode.live import Looks
-from layerleap.act.decode.sampling import Choice, Processor
+from layerleap.act.decode.live import LiveChecks
+from layerleap.act.decode.sampling import Processor, TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
-from layerleap.models.cursor.cursor import Carry, Walk
+from layerleap.models.cursor.cursor import Carry, Cursor
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens, chunks
 
@@ -47,9 +47,9 @@ def carry_of(policy: Policy, lens: Lens) -> Carry | None:
 
 @torch.no_grad()
 def adapt(
-    walk: Walk,
-    choice: Choice,
-    looks: Callable[[int], Looks],
+    walk: Cursor,
+    choice: TokenChooser,
+    looks: Callable[[int], LiveChecks],
     account: Account,
     *,
     lens: Lens,
@@ -86,7 +86,9 @@ def adapt(
         account.closed()
 
 
-def _logits(lens: Lens, look: Looks, h: Tensor, layer: int, shortlist: Shortlist | None) -> Tensor:
+def _logits(
+    lens: Lens, look: LiveChecks, h: Tensor, layer: int, shortlist: Shortlist | None
+) -> Tensor:
     if layer == lens.transformer.n_layers:
         return lens.transformer.logits(h)[0]
     if shortlist is not None:
@@ -98,7 +100,7 @@ def _logits(lens: Lens, look: Looks, h: Tensor, layer: int, shortlist: Shortlist
 
 
 @torch.no_grad()
-def agreements(transformer: Transformer, choice: Choice, processor: Processor) -> list[bool]:
+def agreements(transformer: Transformer, choice: TokenChooser, processor: Processor) -> list[bool]:
     """Of each token chosen: is it what the full model chooses after the same text?
 
     Args:
@@ -110,7 +112,7 @@ def agreements(transformer: Transformer, choice: Choice, processor: Processor) -
     keep = torch.zeros_like(text, dtype=torch.bool)
     keep[:, -len(choice.chosen) - 1 : -1] = True
     last = transformer.n_layers
-    h = transformer.see({"input_ids": text}, keep=keep, layers=[last]).states[last]
+    h = transformer.capture({"input_ids": text}, keep=keep, layers=[last]).states[last]
     found: list[bool] = []
     for rows in chunks(len(h), transformer.d_vocab):
         for logits in transformer.logits(h[rows]):

@@ -1,7 +1,7 @@
 """A text written by a model: the tokens, where each was read, and the account of the run.
 
-In: a wrapped model, a prompt, a decoder. Out: `Written`, plain or as HTML in which every token is
-coloured by the layer that it was read at.
+In: a wrapped model, a prompt, a decoder.
+Out: `Generation`, as text or as HTML in which every token is coloured by its exit layer.
 """
 
 import html
@@ -21,7 +21,7 @@ from layerleap.stream.examples import longest_input, require_text
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class Generation:
     """What was written after a prompt."""
 
     prompt: str
@@ -51,7 +51,7 @@ class Written:
 
 
 def coloured(written: Mapping[str, Any]) -> str:
-    """What `Written.to_dict` holds, as HTML that needs no style sheet."""
+    """What `Generation.to_dict` holds, as HTML that needs no style sheet."""
     account = written["account"]
     n = account["n_layers"]
     spans = []
@@ -143,7 +143,7 @@ class _Display:
             raise BadSettings("live needs a notebook: IPython is not installed") from error
         self.prompt, self.decoder, self.decode = prompt, decoder, decode
         self.ids: list[int] = []
-        self._handle = display(Written(prompt, [], [], _blank()), display_id=True)
+        self._handle = display(Generation(prompt, [], [], _blank()), display_id=True)
 
     def __call__(self, piece: str) -> None:
         account = self.decoder.writing
@@ -152,9 +152,9 @@ class _Display:
         n = min(len(self.ids), len(account.layers))  # the last token is noted a moment later
         shown = replace(account, layers=account.layers[:n], guessed=account.guessed[:n])
         pieces = _pieces(self.decode, self.ids[:n])
-        self._handle.update(Written(self.prompt, pieces, self.ids[:n], shown))
+        self._handle.update(Generation(self.prompt, pieces, self.ids[:n], shown))
 
-    def end(self, written: Written) -> None:
+    def end(self, written: Generation) -> None:
         """All of it, with the last token and the closing line."""
         if self._handle is not None:
             self._handle.update(written)
@@ -164,7 +164,7 @@ def _blank() -> Account:
     return Account(n_layers=1, exactness="exact", most_tokens=0)
 
 
-def write(
+def generate(
     transformer: Transformer,
     prompt: str,
     decoder: Decoder | None = None,
@@ -174,7 +174,7 @@ def write(
     live: bool = False,
     tell: Callable[[str], None] | None = None,
     **options: Any,
-) -> Written:
+) -> Generation:
     """Let the model go on from `prompt`.
 
     Args:
@@ -220,7 +220,7 @@ def write(
         account.guessed = [False] * len(new)
     else:
         account = decoder.accounts[0]
-    written = Written(prompt, _pieces(decode, new), new, account, ids)
+    written = Generation(prompt, _pieces(decode, new), new, account, ids)
     if isinstance(tell, _Display):
         tell.end(written)
     return written

@@ -25,7 +25,7 @@ _NOTHING, _NO_TOKEN = torch.full((1, 1), torch.nan), torch.full((1, 1), -1)
 _FIRST = torch.zeros(1, dtype=torch.long)
 
 
-class Looks:
+class LiveChecks:
     """Evidence of one position, a column for every layer that was checked."""
 
     def __init__(

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from layerleap.errors import BadSettings
-from layerleap.models.cursor.cursor import Walk
+from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.discovery.probe import probe_ids
@@ -96,7 +96,7 @@ def _measure(transformer: Transformer, packed: Packed | None, repeats: int) -> P
     for turn in range(repeats + 1):  # the first one warms up
         if turn > 1 and time.perf_counter() - begun > BUDGET:
             break
-        with Walk(transformer, find_axes(transformer), packed=packed) as walk:
+        with Cursor(transformer, find_axes(transformer), packed=packed) as walk:
             walk.run(ids[:context])
             for size in SIZES:
                 started = time.perf_counter()

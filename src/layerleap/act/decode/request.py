@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 
-from layerleap.act.decode.sampling import Choice
+from layerleap.act.decode.sampling import TokenChooser
 from layerleap.errors import BadSettings, BadText
-from layerleap.models.cursor.cursor import Walk
+from layerleap.models.cursor.cursor import Cursor
 
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep",
            "cache_position", "return_dict"}  # fmt: skip
@@ -151,8 +151,8 @@ def _is_wanted(cache: Cache | None, config: Any) -> bool:
 
 def result(
     input_ids: Tensor,
-    choices: Sequence[Choice],
-    walk: Walk | None,
+    choices: Sequence[TokenChooser],
+    walk: Cursor | None,
     config: Any,
     cache: Cache | None,
 ) -> Tensor | GenerateDecoderOnlyOutput:

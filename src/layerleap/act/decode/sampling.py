@@ -13,7 +13,7 @@ from torch import Tensor
 Processor = Callable[[Tensor, Tensor], Tensor]
 
 
-class Choice:
+class TokenChooser:
     """One text as it grows. Random numbers are drawn once per token, in the order of tokens."""
 
     def __init__(

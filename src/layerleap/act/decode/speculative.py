@@ -15,8 +15,8 @@ from torch import Tensor
 
 from layerleap.act.decode.account import Account
 from layerleap.act.decode.draft_tree import Drafter
-from layerleap.act.decode.sampling import Choice
-from layerleap.models.cursor.cursor import Ran, Walk
+from layerleap.act.decode.sampling import TokenChooser
+from layerleap.models.cursor.cursor import Cursor, PassEnd
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.read.lens import Lens
@@ -24,7 +24,7 @@ from layerleap.read.lens import Lens
 
 @torch.no_grad()
 def speculate(
-    walk: Walk, choice: Choice, drafter: Drafter, account: Account, *, most_length: int
+    walk: Cursor, choice: TokenChooser, drafter: Drafter, account: Account, *, most_length: int
 ) -> None:
     """Write until the chooser is finished.
 
@@ -44,7 +44,7 @@ def speculate(
         drafter.learn(drafted, path, said, choice.chosen[-len(path) :])
 
 
-def begin(walk: Walk, choice: Choice, drafter: Drafter, account: Account) -> None:
+def begin(walk: Cursor, choice: TokenChooser, drafter: Drafter, account: Account) -> None:
     """Read the text so far, and choose the first token."""
     drafter.begin(choice.text)
     ran = walk.run(choice.text[walk.length :])
@@ -52,7 +52,7 @@ def begin(walk: Walk, choice: Choice, drafter: Drafter, account: Account) -> Non
 
 
 def judge(
-    walk: Walk, choice: Choice, ran: Ran, tree: Tree, account: Account
+    walk: Cursor, choice: TokenChooser, ran: PassEnd, tree: Tree, account: Account
 ) -> tuple[list[int], list[int]]:
     """Choose along the tree as long as guesses are right; only what is right stays in the cache.
 
@@ -65,7 +65,7 @@ def judge(
     return path, logits.argmax(-1).tolist()
 
 
-def follow(choice: Choice, logits: Tensor, tree: Tree) -> list[int]:
+def follow(choice: TokenChooser, logits: Tensor, tree: Tree) -> list[int]:
     """Choose from the logits of node after node, as long as what is chosen is a node itself."""
     path = [0]
     while True:
@@ -76,7 +76,7 @@ def follow(choice: Choice, logits: Tensor, tree: Tree) -> list[int]:
         path.append(child)
 
 
-def _choose(walk: Walk, choice: Choice, ran: Ran, account: Account) -> int:
+def _choose(walk: Cursor, choice: TokenChooser, ran: PassEnd, account: Account) -> int:
     token = choice(walk.transformer.logits(ran.h[-1:])[0])
     account.passed(tokens=1, layer=ran.layer, is_prompt=True)
     return token
@@ -84,8 +84,8 @@ def _choose(walk: Walk, choice: Choice, ran: Ran, account: Account) -> int:
 
 @torch.no_grad()
 def speculate_early(
-    walk: Walk,
-    choice: Choice,
+    walk: Cursor,
+    choice: TokenChooser,
     lens: Lens,
     layer: int,
     account: Account,

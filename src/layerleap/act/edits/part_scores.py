@@ -21,7 +21,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.discovery.parts import check_kinds
 from layerleap.models.hooks.recording import Recording
 from layerleap.models.transformer import Transformer
-from layerleap.read.reader import Reader, Rows, Way, score_table
+from layerleap.read.reader import Predictor, Reader, Rows, score_table
 from layerleap.stream.examples import Batch
 
 
@@ -55,8 +55,10 @@ class PartScores:
         self._reader = Reader(transformer, ways, self.starts)
         self._documents: list[Tensor] = []
 
-    def _way(self, kind: str) -> Way:
-        return Way(f"the model with {kind} replaced", partial(self._state, kind), may_fail=True)
+    def _way(self, kind: str) -> Predictor:
+        return Predictor(
+            f"the model with {kind} replaced", partial(self._state, kind), may_fail=True
+        )
 
     @staticmethod
     def _state(kind: str, rows: Rows, start: int) -> Tensor:

@@ -24,7 +24,7 @@ from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.compare import rounding, row_gap
-from layerleap.models.discovery.parts import KINDS, Couple, check_kinds, replaceable
+from layerleap.models.discovery.parts import KINDS, BlockPart, check_kinds, replaceable
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.trace import Shape, bare, shape_of, state_taken
 from layerleap.models.hooks.recording import Recording, record
@@ -74,7 +74,7 @@ class Replacement:
 
     def _has(self, kind: str) -> bool:
         """True if the bank has the maps of this kind; some of them would be worse than none."""
-        named = {Couple(block, part) for block, part in self.bank.parts}
+        named = {BlockPart(block, part) for block, part in self.bank.parts}
         if not any(couple.kind == kind for couple in named):
             return False
         missing = set(replaceable(self.transformer, [kind])[kind]) - named
@@ -86,7 +86,7 @@ class Replacement:
             )
         return True
 
-    def _find_stands(self, couples: Iterable[Couple]) -> list[_Stand]:
+    def _find_stands(self, couples: Iterable[BlockPart]) -> list[_Stand]:
         found: dict[tuple[str, str], _Stand] = {}
         for couple in couples:
             block, anatomy = couple.block, self.transformer.sites(couple.block)

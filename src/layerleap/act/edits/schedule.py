@@ -18,7 +18,7 @@ from layerleap.errors import BadSettings
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """Layers `src` to `dst`, either run block by block or jumped over by one map."""
 
     kind: Literal["run", "jump"]
@@ -31,7 +31,7 @@ class Schedule:
     """Stretches that lead from layer 0 to the last without a gap."""
 
     name: str
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[Segment, ...]
 
     def __post_init__(self) -> None:
         reached = 0
@@ -148,13 +148,13 @@ def _improve(
 
 def _unwound(best: _Best, state: tuple[int, int, bool], blocks: int) -> Schedule:
     """The stretches that led to `state`, steps of one block joined into runs."""
-    steps: list[Stretch] = []
+    steps: list[Segment] = []
     while (came := best[state][1]) is not None:
         kind: Literal["run", "jump"] = "jump" if state[2] else "run"
         if kind == "run" and steps and steps[-1].kind == "run":
-            steps[-1] = Stretch("run", came[0], steps[-1].dst)
+            steps[-1] = Segment("run", came[0], steps[-1].dst)
         else:
-            steps.append(Stretch(kind, came[0], state[0]))
+            steps.append(Segment(kind, came[0], state[0]))
         state = came
     return Schedule(f"best R2, {blocks} blocks", tuple(reversed(steps)))
 
@@ -164,7 +164,7 @@ def _schedule(name: str, ends: list[tuple[Literal["run", "jump"], int]]) -> Sche
     stretches, reached = [], 0
     for kind, end in ends:
         if end > reached:
-            stretches.append(Stretch(kind, reached, end))
+            stretches.append(Segment(kind, reached, end))
             reached = end
     return Schedule(name, tuple(stretches))
 

@@ -15,7 +15,7 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.recording import Recording
 from layerleap.models.transformer import Transformer
-from layerleap.read.reader import Reader, Rows, Way, score_table
+from layerleap.read.reader import Predictor, Reader, Rows, score_table
 from layerleap.stream.examples import Batch
 
 
@@ -76,7 +76,7 @@ class ScheduleScores:
                 )
             for pair in schedule.jumps:
                 _ = bank[pair]  # says which map is missing, before a pass is spent
-        way = Way("the model with jumps", _state, may_fail=True)
+        way = Predictor("the model with jumps", _state, may_fail=True)
         self._reader = Reader(transformer, {"schedule": way}, range(len(self.schedules)))
         self._documents: list[Tensor] = []
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.rules import Entropy, Gap, Rule, Scored, Similarity
+from layerleap.act.exits.rules import Entropy, Gap, Rule, Similarity, ThresholdRule
 from layerleap.errors import BadSettings
 
 # The paper's values of lam: 13 for mat, and 9 more for id, whose gaps crowd near 1.
@@ -25,7 +25,7 @@ MOST_NATS = 20.0  # above ln of any vocabulary
 class Family:
     """The rules of one kind, by their knob. Made by `family` or by `Learned.train`."""
 
-    kind: type[Scored]
+    kind: type[ThresholdRule]
     fixed: tuple[tuple[str, Any], ...] = ()  # the fields that stay
 
     @property
@@ -42,7 +42,7 @@ class Family:
         """The rule with this knob."""
         return cast(Rule, self._scored(knob))
 
-    def _scored(self, knob: float) -> Scored:
+    def _scored(self, knob: float) -> ThresholdRule:
         value = int(knob) if self.kind.whole and float(knob).is_integer() else knob
         return self.kind(**dict(self.fixed), **{self.kind.knob: value})
 
@@ -81,7 +81,7 @@ def _distances(n: int, width: float) -> Tensor:
     return torch.cat([fine, even])
 
 
-def family(kind: type[Scored], **fixed: Any) -> Family:
+def family(kind: type[ThresholdRule], **fixed: Any) -> Family:
     """The family of a kind of rule: `family(Gap, length=12.5)`.
 
     Args:

@@ -18,7 +18,7 @@ from torch import Tensor
 from layerleap.act.exits.evidence import FIRST_EXIT, Evidence
 from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.replay import require_finished
-from layerleap.act.exits.rules import Needs, Saved, Scored, require
+from layerleap.act.exits.rules import Needs, StoredRule, ThresholdRule, require
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 
@@ -95,7 +95,7 @@ class Models:
 
 
 @dataclass(frozen=True, eq=False)
-class Learned(Scored):
+class Learned(ThresholdRule):
     """Exit where the predicted probability of agreement is above `threshold`.
 
     Made by `Learned.train`, so always trained.
@@ -126,7 +126,7 @@ class Learned(Scored):
         return {"name": self.name, "threshold": self.threshold, **said, **arrays}
 
     @classmethod
-    def from_fields(cls, values: Mapping[str, Any]) -> Saved:
+    def from_fields(cls, values: Mapping[str, Any]) -> StoredRule:
         """What `to_dict` gave, without the name."""
         arrays = {name: torch.tensor(values[name], dtype=torch.float64) for name in ARRAYS}
         models = Models(tuple(values["layers"]), tuple(values["extra"]), **arrays)

@@ -44,7 +44,7 @@ class Rule(Protocol):
         """Plain JSON types, for `from_dict`."""
 
 
-class Saved:
+class StoredRule:
     """A rule that is saved as its name and fields."""
 
     name: ClassVar[str]
@@ -56,12 +56,12 @@ class Saved:
         return {"name": self.name} | {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
-    def from_fields(cls, values: Mapping[str, Any]) -> "Saved":
+    def from_fields(cls, values: Mapping[str, Any]) -> "StoredRule":
         """What `to_dict` gave, without the name."""
         return cls(**values)
 
 
-class Scored(Saved):
+class ThresholdRule(StoredRule):
     """A rule that exits where score > slope * knob + offset, the comparison in float64."""
 
     knob: ClassVar[str]  # the field that is swept
@@ -97,7 +97,7 @@ class Scored(Saved):
 
 
 @dataclass(frozen=True)
-class Fixed(Scored):
+class Fixed(ThresholdRule):
     """Exit at `layer`, or at the first one after it that is looked at."""
 
     layer: int
@@ -119,7 +119,7 @@ class Fixed(Scored):
 
 
 @dataclass(frozen=True)
-class Gap(Scored):
+class Gap(ThresholdRule):
     """The paper's rule: p1 - p2 > 0.9 lam + 0.1 exp(-temperature i / length), i the position.
 
     From "Jump to Conclusions" (arXiv 2303.09435), after CALM. Strict and not clipped: lam = 1.112
@@ -158,7 +158,7 @@ class Gap(Scored):
 
 
 @dataclass(frozen=True)
-class TopProbability(Scored):
+class TopProbability(ThresholdRule):
     """Exit if the top token's probability is above `threshold`."""
 
     threshold: float
@@ -180,7 +180,7 @@ class TopProbability(Scored):
 
 
 @dataclass(frozen=True)
-class Entropy(Scored):
+class Entropy(ThresholdRule):
     """Exit if the reading's entropy is below `threshold` nats."""
 
     threshold: float
@@ -202,7 +202,7 @@ class Entropy(Scored):
 
 
 @dataclass(frozen=True)
-class Similarity(Scored):
+class Similarity(ThresholdRule):
     """Exit if a block hardly turned the state: the cosine with the one before > `threshold`."""
 
     threshold: float
@@ -223,7 +223,7 @@ class Similarity(Scored):
         return f"exit if cos(h[l], h[l-1]) > {self.threshold:g}"
 
 
-class Watcher(Protocol):
+class StateProbe(Protocol):
     """Looks at states of a live run: `read.probes.task.TaskProbe`."""
 
     def later(self, h: Tensor, layer: int) -> Tensor:
@@ -231,7 +231,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Task(Scored):
+class Task(ThresholdRule):
     """Exit where a probe of the state says that rank 2 or later is being decided.
 
     From "Looking Beyond the Top-1" (arXiv 2410.20210), but for any task after the first and with a
@@ -243,7 +243,7 @@ class Task(Scored):
     """
 
     threshold: float
-    probe: "Watcher | None" = field(default=None, compare=False, repr=False)  # saved on its own
+    probe: "StateProbe | None" = field(default=None, compare=False, repr=False)  # saved on its own
     name: ClassVar[str] = "task"
     needs: ClassVar[Needs] = "state"
     knob: ClassVar[str] = "threshold"
@@ -276,7 +276,7 @@ class Task(Scored):
 
 
 @dataclass(frozen=True)
-class Patience(Scored):
+class Patience(ThresholdRule):
     """Exit once `k` layers in a row, from layer 1 on, have the same top token."""
 
     k: int
@@ -298,7 +298,7 @@ class Patience(Scored):
 
 
 @dataclass(frozen=True)
-class Oracle(Saved):
+class Oracle(StoredRule):
     """Exit at the first layer whose top token is the model's own: what no rule can beat.
 
     It knows the answer, so it is for replay only, and its checks count as free.
@@ -316,7 +316,7 @@ class Oracle(Saved):
 
 
 @dataclass(frozen=True)
-class Never(Saved):
+class Never(StoredRule):
     """Run every row to the end."""
 
     name: ClassVar[str] = "never"
@@ -330,7 +330,7 @@ class Never(Saved):
         return "never exit"
 
 
-RULES: dict[str, type[Saved]] = {
+RULES: dict[str, type[StoredRule]] = {
     rule.name: rule
     for rule in (Fixed, Gap, TopProbability, Entropy, Similarity, Task, Patience, Oracle, Never)
 }
@@ -340,7 +340,7 @@ def from_dict(data: Mapping[str, Any]) -> Rule:
     """The rule that `to_dict` described."""
     from layerleap.act.exits.learned import Learned  # it is a rule itself, and imports this file
 
-    kinds: dict[str, type[Saved]] = {**RULES, Learned.name: Learned}
+    kinds: dict[str, type[StoredRule]] = {**RULES, Learned.name: Learned}
     values = {key: value for key, value in data.items() if key != "name"}
     name = data.get("name")
     if name not in kinds:
@@ -353,7 +353,7 @@ def from_dict(data: Mapping[str, Any]) -> Rule:
     return found
 
 
-def require(rule: Scored, meaning: str) -> None:
+def require(rule: ThresholdRule, meaning: str) -> None:
     """Refuse a knob outside its meaning."""
     value = getattr(rule, rule.knob)
     is_number = isinstance(value, int if rule.whole else int | float) and not isinstance(

@@ -1,7 +1,7 @@
 """How long things take here: a block, a head, a map and a look, for one answer at batch 1.
 
 In: a wrapped model, and the bank whose maps are applied, if any.
-Out: `Clock`: median seconds of each, measured on this machine; what a row takes that leaves early.
+Out: `Timing`: median seconds of each, measured on this machine; what a row takes that leaves early.
 
 An answer is one new token after a short cached context; for a model that keeps no cache, masked
 models among them, it is one text of that length run whole. Every repeat runs all blocks once and
@@ -33,7 +33,7 @@ from layerleap.stream.examples import longest_input, require_text
 
 
 @dataclass(frozen=True)
-class Clock:
+class Timing:
     """Median seconds per answer."""
 
     blocks: tuple[float, ...]  # of the blocks that make h[1], h[2], ...
@@ -111,14 +111,14 @@ class _Enough(Exception):
     """Raised after the last block: the head is timed apart."""
 
 
-def measure_seconds(
+def measure_timing(
     transformer: Transformer,
     *,
     tokens: int = 32,
     bank: ShortcutBank | None = None,
     repeats: int = 20,
     warm_up: int = 3,
-) -> Clock:
+) -> Timing:
     """Time blocks, head, look and maps of one answer at batch 1; medians over the repeats.
 
     Args:
@@ -141,7 +141,7 @@ def measure_seconds(
     n = transformer.n_layers
     low, high = torch.quantile(seconds[:, : n + 1].sum(1), torch.tensor([0.25, 0.75]).double())
     median = seconds.quantile(0.5, dim=0).tolist()
-    return Clock(
+    return Timing(
         tuple(median[:n]), median[n], median[n + 1], (*median[n + 2 :], 0.0), tokens, way, repeats,
         float(high - low) / sum(median[: n + 1]), torch.get_num_threads(),
         str(transformer.device(n)), str(transformer.model.dtype).removeprefix("torch."),

@@ -21,11 +21,11 @@ from layerleap.models.cursor.tree import Tree
 Name = int | str  # an argument by place or by name
 Spec = Any  # (query, key) dimensions of a tensor, a list of specs of a sequence, or None
 # Makes of a tensor for a chain of tokens one for tokens that lie otherwise: by query and key.
-Lay = Callable[[Tensor, int | None, int | None], Tensor]
+Placement = Callable[[Tensor, int | None, int | None], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class BlockArguments:
     """What one block was called with, but for the state."""
 
     queries: int
@@ -47,7 +47,7 @@ class Axes:
         name: Name,
         value: Any,
         rows: int,
-        lay: Lay | None,
+        lay: Placement | None,
         done: dict[Any, Any],
     ) -> Any:
         """`value`, cut to the last `rows` queries, or laid out for tokens that are no chain.
@@ -74,7 +74,7 @@ class Axes:
         return done[key][1]
 
 
-def _fit(value: Any, spec: Spec, rows: int, lay: Lay | None) -> Any:
+def _fit(value: Any, spec: Spec, rows: int, lay: Placement | None) -> Any:
     if isinstance(spec, list):
         return type(value)(_fit(v, s, rows, lay) for v, s in zip(value, spec, strict=True))
     if spec is None or not isinstance(value, Tensor):
@@ -85,7 +85,7 @@ def _fit(value: Any, spec: Spec, rows: int, lay: Lay | None) -> Any:
     return value if query is None else value.narrow(query, value.shape[query] - rows, rows)
 
 
-def along(tree: Tree) -> Lay:
+def along(tree: Tree) -> Placement:
     """For nodes that branch after the text so far."""
     return partial(_branch, tree)
 
@@ -115,7 +115,7 @@ def _branch(tree: Tree, value: Tensor, query: int | None, key: int | None) -> Te
     return torch.where(seen.reshape(shape), laid, shut)
 
 
-def compare(fits: tuple[list[Fit], list[Fit]]) -> Axes:
+def compare(fits: tuple[list[BlockArguments], list[BlockArguments]]) -> Axes:
     """The axes behind two passes of different lengths."""
     specs = []
     for one, two in zip(*fits, strict=True):
@@ -130,7 +130,7 @@ def compare(fits: tuple[list[Fit], list[Fit]]) -> Axes:
     return Axes(tuple(specs))
 
 
-def _spec(a: Any, b: Any, one: Fit, two: Fit) -> Spec:
+def _spec(a: Any, b: Any, one: BlockArguments, two: BlockArguments) -> Spec:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         sizes = list(zip(a.shape, b.shape, strict=True)) if a.dim() == b.dim() else []
         query, key = (_where(sizes, pair) for pair in _pairs(one, two))
@@ -141,7 +141,7 @@ def _spec(a: Any, b: Any, one: Fit, two: Fit) -> Spec:
     return None
 
 
-def _pairs(one: Fit, two: Fit) -> tuple[tuple[int, int], tuple[int, int]]:
+def _pairs(one: BlockArguments, two: BlockArguments) -> tuple[tuple[int, int], tuple[int, int]]:
     return (one.queries, two.queries), (one.keys, two.keys)
 
 

@@ -18,19 +18,19 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.cursor.axes import Lay
-from layerleap.models.cursor.cursor import Walk
+from layerleap.models.cursor.axes import Placement
+from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.tree import Tree
 
 
-class Abreast(Walk):
+class BatchCursor(Cursor):
     """Texts are known by number."""
 
     _owners: tuple[int, ...] = ()  # by key in the cache, the text that it belongs to
     _spots: tuple[int, ...] = ()  # and where it stands in that text
     _trees: Mapping[int, Tree] = {}  # of the last pass
 
-    def join(self, text: int, walk: Walk) -> None:
+    def join(self, text: int, walk: Cursor) -> None:
         """Take in what another walk holds, as a text of its own.
 
         Args:
@@ -106,7 +106,7 @@ class Abreast(Walk):
         starts = self._for_nodes(tree, {text: known[text] for text in self._trees})
         return [start + depth for start, depth in zip(starts, tree.depths, strict=True)]
 
-    def _lay_out(self, tree: Tree) -> Lay | None:
+    def _lay_out(self, tree: Tree) -> Placement | None:
         if self._is_alone():
             return super()._lay_out(tree)
         new = torch.tensor(self._for_nodes(tree, {text: text for text in self._trees}))

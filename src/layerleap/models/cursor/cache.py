@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from layerleap.errors import BadSettings
 
 
-class Kept(Exception):
+class KeysStored(Exception):
     """Raised inside a block once its keys and values are kept, if nothing else is wanted."""
 
 
@@ -91,7 +91,7 @@ class RaggedCache(DynamicCache):
         """Append to one layer."""
         found = super().update(*args, **kwargs)
         if self.keys_only:
-            raise Kept
+            raise KeysStored
         return found
 
     def take(self, other: Cache) -> None:

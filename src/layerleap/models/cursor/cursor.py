@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.cursor.axes import Axes, Fit, Lay, along
-from layerleap.models.cursor.cache import Kept, RaggedCache
+from layerleap.models.cursor.axes import Axes, BlockArguments, Placement, along
+from layerleap.models.cursor.cache import KeysStored, RaggedCache
 from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.discovery.probe import accepts
@@ -34,7 +34,7 @@ from layerleap.models.discovery.trace import Shape, shape_of, state_given, state
 from layerleap.models.transformer import Transformer
 
 # A layer, the new rows of h[layer - 1] and of h[layer]: is that far enough?
-Watch = Callable[[int, Tensor, Tensor], bool]
+StopCheck = Callable[[int, Tensor, Tensor], bool]
 Carry = Callable[[Tensor, int, int], Tensor]  # rows of h[src], src, dst: what to take for h[dst]
 
 
@@ -47,14 +47,14 @@ class _Enough(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Ran:
+class PassEnd:
     """Where a pass ended: h[layer] of the last len(h) positions, (row, d_model)."""
 
     layer: int
     h: Tensor
 
 
-class Walk:
+class Cursor:
     """One text under way; inside its `with` block, the blocks of the model obey it.
 
     The model is as before on leaving. After an error or an interruption, so is the walk: a pass
@@ -79,7 +79,7 @@ class Walk:
         self._packed = packed
         self.cache = RaggedCache(transformer.n_layers)
         self.ids: list[int] = []  # tokens whose positions were entered
-        self.called: list[Fit] = []  # what the blocks of the last pass were called with
+        self.called: list[BlockArguments] = []  # what the blocks of the last pass were called with
         self._waiting: dict[int, Tensor] = {}  # by layer: (1, row, d_model)
         self._shapes: dict[int, Shape] = {}
         self._undo = ExitStack()
@@ -127,10 +127,10 @@ class Walk:
         self,
         new: Sequence[int] | Tree,
         *,
-        watch: Watch | None = None,
+        watch: StopCheck | None = None,
         checks: Collection[int] = (),
         carry: Carry | None = None,
-    ) -> Ran:
+    ) -> PassEnd:
         """Enter new tokens, and run whatever waits along with them.
 
         Args:
@@ -160,13 +160,13 @@ class Walk:
         finally:
             self._thread = None
         if self._left is not None:
-            return Ran(*self._left)
-        return Ran(self._block, self._h[0])
+            return PassEnd(*self._left)
+        return PassEnd(self._block, self._h[0])
 
     def _begin_pass(
         self,
         tree: Tree | None,
-        watch: Watch | None,
+        watch: StopCheck | None,
         checks: frozenset[int],
         carry: Carry | None,
     ) -> None:
@@ -203,7 +203,7 @@ class Walk:
         """Where the new tokens stand in their text."""
         return [self.length + depth for depth in tree.depths]
 
-    def _lay_out(self, tree: Tree) -> Lay | None:
+    def _lay_out(self, tree: Tree) -> Placement | None:
         """How the arguments of blocks are laid out for the new tokens; None for a chain."""
         return None if tree.is_chain else along(tree)
 
@@ -265,7 +265,7 @@ class Walk:
         self.cache.keys_only = True
         try:
             original(*args, **kwargs)
-        except Kept:
+        except KeysStored:
             pass
         finally:
             self.cache.keys_only = False
@@ -285,7 +285,9 @@ class Walk:
         named = dict(enumerate(args)) | kwargs
         others = {name: value for name, value in named.items() if name != place}
         if self.axes is None:
-            self.called.append(Fit(self._queries, self.cache.begin + self._queries, dict(others)))
+            self.called.append(
+                BlockArguments(self._queries, self.cache.begin + self._queries, dict(others))
+            )
         elif h.shape[1] != self._queries or self._lay is not None:
             others = {
                 name: self.axes.fit(block, name, value, h.shape[1], self._lay, self._fits)

@@ -1,6 +1,7 @@
-"""Can a model be walked? Found out once, by a few short passes, and proved.
+"""Can a cursor run this model? Found out once, with a few short passes.
 
-In: a wrapped model. Out: the `Axes` with which a `Walk` runs it, or `ModelRefused` with the reason.
+In: a wrapped model.
+Out: the `Axes` with which a `Cursor` runs it, or `ModelRefused` with the reason.
 """
 
 from dataclasses import replace
@@ -10,8 +11,8 @@ import torch
 
 from layerleap.errors import LayerleapError, ModelRefused
 from layerleap.models.cursor.axes import Axes, compare
-from layerleap.models.cursor.batch import Abreast
-from layerleap.models.cursor.cursor import Walk
+from layerleap.models.cursor.batch import BatchCursor
+from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.discovery.compare import rounding, row_gap
 from layerleap.models.discovery.probe import probe_ids
@@ -41,7 +42,7 @@ def _find_axes(transformer: Transformer) -> Axes:
         )
     ids = probe_ids(model, 1, 8, seed=31)[0].tolist()
     try:
-        with Walk(transformer) as walk:
+        with Cursor(transformer) as walk:
             walk.run(ids[:3])
             calls = []
             for start, stop in ((3, 5), (5, 8)):
@@ -80,7 +81,7 @@ def _find_axes(transformer: Transformer) -> Axes:
 
 def _gaps(transformer: Transformer, axes: Axes, ids: list[int]) -> dict[str, float]:
     """How far states move when positions wait, and when a tree branches; 0 but for rounding."""
-    with Walk(transformer, axes) as walk:
+    with Cursor(transformer, axes) as walk:
         whole = walk.run(ids).h
         walk.cut(3)
         parts = [walk.run(ids[start:stop]).h for start, stop in ((3, 4), (4, 5), (5, 8))]
@@ -101,9 +102,9 @@ def _gaps(transformer: Transformer, axes: Axes, ids: list[int]) -> dict[str, flo
 def _gap_abreast(transformer: Transformer, axes: Axes, ids: list[int]) -> float:
     """How far states move when another text goes along; 0 but for rounding."""
     texts = {0: ids[:5], 1: ids[:1:-1]}
-    alone, both = {}, Abreast(transformer, axes)
+    alone, both = {}, BatchCursor(transformer, axes)
     for text, own in texts.items():
-        with Walk(transformer, axes) as walk:
+        with Cursor(transformer, axes) as walk:
             alone[text] = walk.run(own).h[-2:]
             walk.cut(len(own) - 2)
             both.join(text, walk)

@@ -28,7 +28,7 @@ from layerleap.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LawResult:
     """One law and how it went."""
 
     law: str
@@ -40,7 +40,7 @@ class Verdict:
         return asdict(self)
 
 
-def check(transformer: Transformer) -> list[Verdict]:
+def check(transformer: Transformer) -> list[LawResult]:
     """Every law's verdict, in the order of the module docstring."""
     hooks_before = _count_hooks(transformer.model)
     inputs = _inputs(transformer)
@@ -53,7 +53,7 @@ def check(transformer: Transformer) -> list[Verdict]:
     same, left = torch.equal(before, after), after_hooks - hooks_before
     steady = next(v for v in verdicts if v.law == "steady").status == "holds"
     verdicts.append(
-        Verdict(
+        LawResult(
             "traceless",
             "holds" if (same or not steady) and left == 0 else "fails",
             f"logits {'bit-identical' if same else 'changed'} after reading, {left} hooks left",
@@ -77,14 +77,14 @@ def require(transformer: Transformer) -> None:
         raise ModelRefused(f"{name} is refused: {reasons}{hint}")
 
 
-def check_model(model: PreTrainedModel | Transformer, **names: Any) -> list[Verdict]:
+def check_model(model: PreTrainedModel | Transformer, **names: Any) -> list[LawResult]:
     """Wrap and check; a model that cannot even be wrapped gives one failed verdict."""
     if isinstance(model, Transformer):
         return check(model)
     try:
         return check(Transformer.wrap(model, check=False, **names))
     except LayerleapError as error:
-        return [Verdict("discovery", "fails", str(error))]
+        return [LawResult("discovery", "fails", str(error))]
 
 
 BY_PATHS = {"blocks", "tail", "parts"}  # laws that other paths could mend
@@ -93,10 +93,10 @@ Rule = Callable[[Transformer, dict[str, Any], Tensor], tuple[bool | None, str]]
 
 def _verdict(
     law: str, rule: Rule, transformer: Transformer, inputs: dict[str, Any], logits: Tensor
-) -> Verdict:
+) -> LawResult:
     holds, detail = rule(transformer, inputs, logits)
     status = {True: "holds", False: "fails", None: "not applicable"}[holds]
-    return Verdict(law, status, detail)  # type: ignore[arg-type]
+    return LawResult(law, status, detail)  # type: ignore[arg-type]
 
 
 def _blocks(transformer: Transformer, _: dict[str, Any], __: Tensor) -> tuple[bool | None, str]:
@@ -123,7 +123,7 @@ def _steady(transformer: Transformer, _: dict[str, Any], logits: Tensor) -> tupl
 def _finite(
     transformer: Transformer, inputs: dict[str, Any], logits: Tensor
 ) -> tuple[bool | None, str]:
-    seen = transformer.see(inputs)
+    seen = transformer.capture(inputs)
     bad = [layer for layer, h in seen.states.items() if not torch.isfinite(h).all()]
     if bad:
         return False, f"NaN or infinite states at layers {bad}"
@@ -135,7 +135,7 @@ def _finite(
 def _tail(
     transformer: Transformer, inputs: dict[str, Any], logits: Tensor
 ) -> tuple[bool | None, str]:
-    h = transformer.see(inputs, layers=[transformer.n_layers]).states[transformer.n_layers]
+    h = transformer.capture(inputs, layers=[transformer.n_layers]).states[transformer.n_layers]
     picked = transformer.picked_position
     rows = h[:, picked] if picked is not None else h.flatten(0, 1)
     with torch.inference_mode():
@@ -154,7 +154,7 @@ def _parts(transformer: Transformer, inputs: dict[str, Any], _: Tensor) -> tuple
         for block in range(1, transformer.n_layers + 1)
         for name in transformer.sites(block)
     ]
-    seen = transformer.see(inputs, sites=wanted)
+    seen = transformer.capture(inputs, sites=wanted)
     worst = max(
         parts_error(transformer, block, seen.states, seen.sites)
         for block in range(1, transformer.n_layers + 1)
@@ -199,10 +199,10 @@ def _padding(
     long = torch.cat([short.expand(2, -1), probe_ids(model, 2, 3, seed=6)], dim=1)
     mask = torch.ones_like(long)
     mask[0, N_TOKENS - 3 :] = 0
-    alone = transformer.see(
+    alone = transformer.capture(
         ready(model, {"input_ids": short, "attention_mask": torch.ones_like(short)})
     )
-    padded = transformer.see(ready(model, {"input_ids": long, "attention_mask": mask}))
+    padded = transformer.capture(ready(model, {"input_ids": long, "attention_mask": mask}))
     worst = max(
         row_gap(padded.states[layer][0, : N_TOKENS - 3], h[0]) for layer, h in alone.states.items()
     )

@@ -19,7 +19,7 @@ KINDS = ("attn", "ffn", "norms")
 
 
 @dataclass(frozen=True, order=True)
-class Couple:
+class BlockPart:
     """What enters and what leaves one part of one block."""
 
     block: int  # 1 to n_layers
@@ -38,14 +38,14 @@ class Couple:
 
 def replaceable(
     transformer: Transformer, kinds: Iterable[str] = KINDS
-) -> dict[str, tuple[Couple, ...]]:
+) -> dict[str, tuple[BlockPart, ...]]:
     """For each kind the couples behind it, block after block; `ModelRefused` if it has none.
 
     "norms" are all norms around the parts of a block. A norm that serves two parts at once (as
     in many parallel blocks) is one couple, under the name that comes first.
     """
     kinds = check_kinds(kinds)
-    found: dict[str, list[Couple]] = {kind: [] for kind in kinds}
+    found: dict[str, list[BlockPart]] = {kind: [] for kind in kinds}
     for block in range(1, transformer.n_layers + 1) if kinds else ():
         couples = _couples(transformer, block)
         for kind in kinds:
@@ -69,35 +69,35 @@ def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     return kinds
 
 
-def couples_of(transformer: Transformer, kinds: Iterable[str]) -> list[list[Any]]:
+def block_parts(transformer: Transformer, kinds: Iterable[str]) -> list[list[Any]]:
     """[block, part] of every couple of these kinds, block after block; plain JSON types."""
     found = replaceable(transformer, kinds)
     return [[c.block, c.part] for c in sorted(itertools.chain(*found.values()))]
 
 
-def _couples(transformer: Transformer, block: int) -> list[Couple]:
+def _couples(transformer: Transformer, block: int) -> list[BlockPart]:
     anatomy = transformer.anatomy[block - 1]
     if isinstance(anatomy, str):
         raise ModelRefused(
             f"the parts of block {block} of {transformer.identity.name} are not known ({anatomy}), "
             "so none can be replaced; its layers can still be read"
         )
-    by_module: dict[tuple[str, str], Couple] = {}
+    by_module: dict[tuple[str, str], BlockPart] = {}
     for name in anatomy.sites:
         part = name.rpartition(".")[0]
         paths = anatomy.sites[f"{part}.in"].path, anatomy.sites[f"{part}.out"].path
         # What cross-attention reads comes from elsewhere; a scale is linear as it is.
         if part != "cross" and not part.endswith("_scale"):
-            by_module.setdefault(paths, Couple(block, part))
+            by_module.setdefault(paths, BlockPart(block, part))
     return list(by_module.values())
 
 
-def _check_widths(transformer: Transformer, couples: Sequence[Couple]) -> None:
+def _check_widths(transformer: Transformer, couples: Sequence[BlockPart]) -> None:
     """A map between layers' widths can only stand in for a part that keeps the width."""
     if not couples:
         return
     wanted = [site for couple in couples for site in couple.sites]
-    seen = transformer.see(probe(transformer.model, rows=1), layers=[], sites=wanted)
+    seen = transformer.capture(probe(transformer.model, rows=1), layers=[], sites=wanted)
     for couple in couples:
         before, after = (seen.sites[site].shape[-1] for site in couple.sites)
         if before != transformer.d_model or after != transformer.d_model:

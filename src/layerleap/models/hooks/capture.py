@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Seen:
+class Capture:
     """What one forward pass showed.
 
     `states[layer]` is h[layer]; `sites[block, name]` is the value at a site of the block that
@@ -42,7 +42,7 @@ class _Enough(Exception):
 
 
 @torch.no_grad()  # not inference mode: a probe may be trained on what is seen
-def see(
+def capture(
     transformer: "Transformer",
     inputs: Mapping[str, Any],
     *,
@@ -50,7 +50,7 @@ def see(
     sites: Collection[tuple[int, str]] = (),
     keep: Tensor | None = None,
     logits: bool = False,
-) -> Seen:
+) -> Capture:
     """Run the model once and return what was asked for.
 
     Args:
@@ -96,7 +96,7 @@ class _Watch:
         self.enough = last if stop else None
         self.done = 0  # blocks applied so far; a shared block (ALBERT) runs once per layer
         self.shape: torch.Size | None = None
-        self.seen = Seen()
+        self.seen = Capture()
 
     def before_block(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

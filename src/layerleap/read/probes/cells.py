@@ -27,7 +27,7 @@ FIRST = 1  # nothing has been computed at layer 0
 
 
 @dataclass(frozen=True)
-class Choice:
+class CellSampling:
     """How cells are chosen."""
 
     tasks: int | None = None  # how many are told apart, the last with all later; None: one per rank
@@ -138,7 +138,7 @@ def _dealt(sizes: Tensor, n: int, seed: int) -> Tensor:
     return fold_of
 
 
-def cells_of(saturation: Saturation, choice: Choice, by: By = "document") -> Cells:
+def cells_of(saturation: Saturation, choice: CellSampling, by: By = "document") -> Cells:
     """A balanced choice of (row, layer) with their tasks, dealt into folds."""
     labels = task_labels(saturation, choice.tasks)
     folds = folds_of(
@@ -147,7 +147,7 @@ def cells_of(saturation: Saturation, choice: Choice, by: By = "document") -> Cel
     return choose_cells(labels, folds, choice.tasks or saturation.k, choice)
 
 
-def choose_cells(labels: Tensor, folds: Tensor, n_tasks: int, choice: Choice) -> Cells:
+def choose_cells(labels: Tensor, folds: Tensor, n_tasks: int, choice: CellSampling) -> Cells:
     """As many cells as balance allows: in each layer of each fold the same number of every task.
 
     Args:
@@ -177,7 +177,7 @@ def choose_cells(labels: Tensor, folds: Tensor, n_tasks: int, choice: Choice) ->
     return Cells(kept // n_layers, kept % n_layers, task, fold, n_tasks, choice.folds)
 
 
-def _rarest(counts: Tensor, choice: Choice) -> Tensor:
+def _rarest(counts: Tensor, choice: CellSampling) -> Tensor:
     """(fold, layer): cells of the rarest task, which is what there can be of each."""
     rarest = counts[:, :, 1:].amin(-1)
     rarest[:, : choice.first] = 0
@@ -185,7 +185,7 @@ def _rarest(counts: Tensor, choice: Choice) -> Tensor:
     return rarest
 
 
-def _within_limit(rarest: Tensor, n_tasks: int, choice: Choice) -> Tensor:
+def _within_limit(rarest: Tensor, n_tasks: int, choice: CellSampling) -> Tensor:
     """The same, but none above the highest number with which all of them stay within the limit."""
 
     def total(most: int) -> int:
@@ -201,7 +201,7 @@ def _within_limit(rarest: Tensor, n_tasks: int, choice: Choice) -> Tensor:
     return wanted
 
 
-def _require_enough(counts: Tensor, rarest: Tensor, rows: int, choice: Choice) -> None:
+def _require_enough(counts: Tensor, rarest: Tensor, rows: int, choice: CellSampling) -> None:
     """Refuse so few cells that a fold has hardly any, and say how many rows it would take."""
     n_tasks = counts.shape[2] - 1
     found = int(rarest.sum(1).min())

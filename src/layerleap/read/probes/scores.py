@@ -22,7 +22,7 @@ from torch import Tensor
 from layerleap.errors import BadSettings, BadText
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import finite, resample
-from layerleap.read.probes.cells import By, Cells, Choice, ambiguous, cells_of
+from layerleap.read.probes.cells import By, Cells, CellSampling, ambiguous, cells_of
 from layerleap.read.probes.random_states import RandomStates
 from layerleap.read.probes.softmax import STRENGTH, Softmax, require_strength
 from layerleap.read.probes.task import Space, States, features, require_aligned
@@ -68,7 +68,7 @@ class HeldOut:
 def held_out(
     saturation: Saturation,
     states: States,
-    choice: Choice | None = None,
+    choice: CellSampling | None = None,
     *,
     by: By = "document",
     strength: float = STRENGTH,
@@ -86,7 +86,7 @@ def held_out(
     """
     require_strength(strength)
     require_aligned(saturation, states)
-    cells = cells_of(saturation, choice or Choice(), by)
+    cells = cells_of(saturation, choice or CellSampling(), by)
     x = features(states, cells, space)
     p = torch.empty(len(cells), cells.n_tasks, dtype=torch.float64)
     for fold in range(cells.n_folds):
@@ -171,7 +171,7 @@ class ProbeScores:
 def score_probe(
     saturation: Saturation,
     states: States,
-    choice: Choice | None = None,
+    choice: CellSampling | None = None,
     *,
     strength: float = STRENGTH,
     space: Space = "raw",
@@ -193,7 +193,7 @@ def score_probe(
     """
     if permutations < 1:
         raise BadSettings(f"{permutations} permutations give no p-value; 1 or more was wanted")
-    choice = choice or Choice()
+    choice = choice or CellSampling()
     options: dict[str, Any] = {"strength": strength, "space": space}
     real = held_out(saturation, states, choice, **options)
     walks = RandomStates.like(states, seed=choice.seed)
@@ -212,7 +212,10 @@ def score_probe(
 
 
 def _measured(
-    exchanges: Iterator[Saturation], states: States, choice: Choice, options: Mapping[str, Any]
+    exchanges: Iterator[Saturation],
+    states: States,
+    choice: CellSampling,
+    options: Mapping[str, Any],
 ) -> Tensor:
     """The measures of the next exchange whose labels can be balanced: some few cannot be."""
     for _ in range(TRIES):

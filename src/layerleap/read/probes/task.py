@@ -20,7 +20,7 @@ from torch import Tensor
 from layerleap.errors import BadArtifact, BadSettings, NotFinite
 from layerleap.maps.artifact import Artifact, require_identity
 from layerleap.models.transformer import Transformer
-from layerleap.read.probes.cells import Cells, Choice, cells_of
+from layerleap.read.probes.cells import Cells, CellSampling, cells_of
 from layerleap.read.probes.softmax import ARRAYS, STRENGTH, Softmax, require_strength
 from layerleap.read.saturation import Saturation
 
@@ -114,7 +114,7 @@ class TaskProbe:
         saturation: Saturation,
         states: States,
         *,
-        choice: Choice | None = None,
+        choice: CellSampling | None = None,
         strength: float = STRENGTH,
         space: Space = "raw",
         quality: Iterable[Mapping[str, Any]] = (),
@@ -129,7 +129,7 @@ class TaskProbe:
             space: what is done to a state first.
             quality: what `score_probe` found, to be saved with the probe.
         """
-        choice = choice or Choice()
+        choice = choice or CellSampling()
         require_strength(strength)
         require_aligned(saturation, states)
         cells = cells_of(saturation, choice)

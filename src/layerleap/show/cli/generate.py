@@ -25,7 +25,7 @@ def generate(
     no_bank: Annotated[
         bool, typer.Option("--no-bank", help="Guess from the text alone; read states as they are.")
     ] = False,
-    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens to write at most.")] = 60,
+    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens to generate at most.")] = 60,
     exit: Annotated[
         str | None,
         typer.Option(
@@ -85,7 +85,7 @@ def generate(
         import torch
 
         from layerleap import decoder
-        from layerleap.act.decode.generate import write
+        from layerleap.act.decode.generate import generate
 
         _check(tokens, sample, temperature, exit, checks)
         prompt = sys.stdin.read() if prompt == "-" else prompt
@@ -103,7 +103,7 @@ def generate(
         torch.manual_seed(seed)
         options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if sample else {}
         teller = _Painter(prompt, decoding, transformer.n_layers) if not json else None
-        written = write(
+        written = generate(
             transformer, prompt, decoding, max_new_tokens=tokens, chat=chat, tell=teller, **options
         )
         if teller is not None:
@@ -159,11 +159,11 @@ def _against(
     import torch
 
     from layerleap.act.decode.divergence import divergence
-    from layerleap.act.decode.generate import write
+    from layerleap.act.decode.generate import generate
 
     torch.manual_seed(seed)
     prompt = written.prompt
-    theirs = write(transformer, prompt, None, max_new_tokens=tokens, chat=chat, **options)
+    theirs = generate(transformer, prompt, None, max_new_tokens=tokens, chat=chat, **options)
     parted = divergence(transformer, theirs.prompt_ids, written.ids, theirs.ids)
     if parted is not None:
         ours, other = (transformer.tokenizer.decode([t]) for t in (parted.ours, parted.theirs))
@@ -217,7 +217,7 @@ def _rule(text: str | None) -> tuple[Any, dict[str, Any]]:
     """A rule by name and knob, or the rule of a plan and the plan."""
     if text is None:
         return None, {}
-    from layerleap.act.exits.rules import RULES, Scored, from_dict
+    from layerleap.act.exits.rules import RULES, ThresholdRule, from_dict
 
     if text.endswith(".json"):
         from layerleap.files import read_json
@@ -233,7 +233,7 @@ def _rule(text: str | None) -> tuple[Any, dict[str, Any]]:
     if kind is None or name in ("oracle", "task"):  # one knows the answer, one needs its probe
         names = ", ".join(rule for rule in RULES if rule not in ("oracle", "task"))
         raise BadSettings(f"no rule is called {name!r}; there are: {names}")
-    if not issubclass(kind, Scored):
+    if not issubclass(kind, ThresholdRule):
         return from_dict({"name": name}), {}
     try:
         value = int(knob) if kind.whole else float(knob)

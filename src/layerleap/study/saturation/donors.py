@@ -28,7 +28,7 @@ DRAWS = 16  # tries to find a row that meets a condition beyond the order of sat
 
 
 @dataclass(frozen=True)
-class Plan:
+class PairSettings:
     """Which pairs, and where their states go in."""
 
     offsets: tuple[int, ...]  # layers after the donor's saturation layer
@@ -55,7 +55,7 @@ class Plan:
             raise BadSettings(f"a limit of {self.limit} pairs leaves none")
 
     @classmethod
-    def of(cls, n_layers: int, *, limit: int = 100, seed: int = 0) -> "Plan":
+    def of(cls, n_layers: int, *, limit: int = 100, seed: int = 0) -> "PairSettings":
         """Offsets of up to 5 layers in deep models, as in the paper, and fewer in others."""
         reach, gap = (5, 10) if n_layers >= 24 else (3, 5) if n_layers >= 12 else (1, 2)
         offsets = tuple(range(-reach, reach + 1))
@@ -96,7 +96,7 @@ class Trials:
 TRIAL = ("pair", "kind", "offset", "layer", "source")
 
 
-def find_pairs(saturation: Saturation, plan: Plan) -> Pairs:
+def find_pairs(saturation: Saturation, plan: PairSettings) -> Pairs:
     """One random donor for every recipient that has any, up to the limit.
 
     Rows are sorted by final top token and saturation layer; all donors of a recipient then stand
@@ -125,14 +125,16 @@ def find_pairs(saturation: Saturation, plan: Plan) -> Pairs:
     return Pairs(donor, recipient, token[recipient], s[donor])
 
 
-def _is_near(saturation: Saturation, donor: Tensor, recipient: Tensor, plan: Plan) -> Tensor:
+def _is_near(
+    saturation: Saturation, donor: Tensor, recipient: Tensor, plan: PairSettings
+) -> Tensor:
     if plan.near is None:
         return torch.ones(len(donor), dtype=torch.bool)
     position = saturation.positions.long()
     return (position[donor] - position[recipient]).abs() <= plan.near
 
 
-def _require_enough(found: int, rows: int, plan: Plan) -> None:
+def _require_enough(found: int, rows: int, plan: PairSettings) -> None:
     if found >= min(FEWEST, plan.limit):
         return
     needed = (
@@ -146,7 +148,9 @@ def _require_enough(found: int, rows: int, plan: Plan) -> None:
     )
 
 
-def make_trials(saturation: Saturation, evidence: Evidence, pairs: Pairs, plan: Plan) -> Trials:
+def make_trials(
+    saturation: Saturation, evidence: Evidence, pairs: Pairs, plan: PairSettings
+) -> Trials:
     """The donor at every offset, and every control at offsets from 0 on where there is one."""
     numbers = torch.arange(len(pairs))
     unsettled = _Unsettled(saturation, evidence)

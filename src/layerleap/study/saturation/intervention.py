@@ -26,7 +26,7 @@ from layerleap.read.metrics import mean_interval
 from layerleap.read.probes.task import States, require_aligned
 from layerleap.read.saturation import Saturation, saturation_layers
 from layerleap.stream.examples import Batch
-from layerleap.study.saturation.donors import KINDS, Pairs, Plan, find_pairs, make_trials
+from layerleap.study.saturation.donors import KINDS, Pairs, PairSettings, find_pairs, make_trials
 from layerleap.study.saturation.trial_runs import Outcome, Runner
 
 Row = dict[str, Any]
@@ -85,7 +85,7 @@ def intervene(
     saturation: Saturation,
     evidence: Evidence,
     states: States,
-    plan: Plan | None = None,
+    plan: PairSettings | None = None,
     *,
     tokens_per_batch: int = 1024,
     progress: Progress = silent,
@@ -103,7 +103,7 @@ def intervene(
         tokens_per_batch: recipients run side by side, several times each, up to so many tokens.
         progress: told the number of pairs done.
     """
-    plan = plan or Plan.of(transformer.n_layers)
+    plan = plan or PairSettings.of(transformer.n_layers)
     _require_same(saturation, evidence, states)
     pairs = find_pairs(saturation, plan)
     trials = make_trials(saturation, evidence, pairs, plan)

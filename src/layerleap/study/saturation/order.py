@@ -19,7 +19,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.metrics import mean_interval
-from layerleap.read.random_walks import Walk
+from layerleap.read.random_walks import RandomWalk
 from layerleap.read.saturation import Saturation
 from layerleap.study.saturation.tau import FEWEST_RANKS, Cell, against_walk, exchangeable, taus
 
@@ -52,7 +52,7 @@ class OrderSettings:
 
 
 def order(
-    saturation: Saturation, walk: Walk | None = None, settings: OrderSettings | None = None
+    saturation: Saturation, walk: RandomWalk | None = None, settings: OrderSettings | None = None
 ) -> dict[str, Any]:
     """All statistics of order through one lens, and the verdict in words.
 
@@ -163,7 +163,9 @@ def _mean_layer(counts: list[int]) -> float | None:
     return sum(n * layer for layer, n in enumerate(counts[:-1])) / settled if settled else None
 
 
-def _tau(saturation: Saturation, walk: Walk | None, settings: OrderSettings, cell: Cell) -> Row:
+def _tau(
+    saturation: Saturation, walk: RandomWalk | None, settings: OrderSettings, cell: Cell
+) -> Row:
     """One cell: tau, and against both nulls; with too few rows just how many there are."""
     tau, last = taus(saturation.layer, saturation.n_layers, cell), saturation.n_layers
     found: Row = {

@@ -1,8 +1,9 @@
 """What one model shows of one text: everything that the study of saturation is made from.
 
 In: a wrapped model, lenses, and a way to make the same batches again.
-Out: `Seen`: saturation layers, random walks, evidence and states, all of the same rows in the same
-order. States are spilled to a file, 4 bytes a number (71 kB a row with 30 layers of 576).
+Out: `SaturationData`: saturation layers, random walks, evidence and states, all of the same rows
+in the same order. States are written to a file, 4 bytes per number: 71 kB per row for 30 layers
+of width 576.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
 from layerleap.read.probes.task import States
-from layerleap.read.random_walks import Walk, Walks
+from layerleap.read.random_walks import RandomWalk, RandomWalks
 from layerleap.read.saturation import Ranks, Saturation
 from layerleap.read.scores import score
 from layerleap.stats.rows import RowFile, RowWriter
@@ -29,13 +30,13 @@ Batches = Callable[[], Iterator[Batch]]
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SaturationData:
     """One model on one text; mappings are by lens."""
 
     transformer: Transformer
     lenses: Mapping[str, Lens]
     saturation: Mapping[str, Saturation]
-    walks: Mapping[str, Walk]
+    walks: Mapping[str, RandomWalk]
     evidence: Mapping[str, Evidence]
     states: States
     batches: Batches  # makes them again, in the same order
@@ -66,7 +67,7 @@ class SomeStates:
         return self.whole.cells(self.chosen[rows], layers)
 
 
-def see(
+def observe(
     transformer: Transformer,
     lenses: Mapping[str, Lens],
     batches: Batches,
@@ -78,7 +79,7 @@ def see(
     progress: Progress = silent,
     total: int | None = None,
     phase: str = "reading",
-) -> Seen:
+) -> SaturationData:
     """Read the batches once, and every row at every layer: all else is made from its logits.
 
     Args:
@@ -94,7 +95,7 @@ def see(
         phase: what progress calls it.
     """
     ranks = Ranks(transformer, lenses, k)
-    walks = Walks(transformer, lenses, k=k, share=walk_share, seed=seed)
+    walks = RandomWalks(transformer, lenses, k=k, share=walk_share, seed=seed)
     target = RowFile(file, EVERY, seed)
     target.remove()
     writer = RowWriter(target, transformer, 0)
@@ -114,7 +115,7 @@ def see(
         )  # fmt: skip
     writer.finish()
     found = ranks.results()
-    return Seen(
+    return SaturationData(
         transformer, lenses, found, walks.results(found),
         {name: Evidence.of(scores, name) for name in lenses}, target.open(), batches,
     )  # fmt: skip

@@ -37,7 +37,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.untrained import untrained
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
-from layerleap.read.probes.cells import Choice
+from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.scores import score_probe
 from layerleap.read.saturation import Saturation, require_ranks
 from layerleap.stream.batches import batches_of, reads
@@ -45,14 +45,14 @@ from layerleap.stream.examples import Batch, Census, Sampling, require_text
 from layerleap.stream.pieces import Side
 from layerleap.study.early_texts import early_texts
 from layerleap.study.saturation.claims import claims
-from layerleap.study.saturation.donors import Plan
+from layerleap.study.saturation.donors import PairSettings
 from layerleap.study.saturation.findings import findings
 from layerleap.study.saturation.guesses import GuessSettings, guesses
 from layerleap.study.saturation.intervention import intervene
 from layerleap.study.saturation.kept import Kept
 from layerleap.study.saturation.live_exits import live_exits, prompts_of
 from layerleap.study.saturation.order import OrderSettings, order
-from layerleap.study.saturation.rows import Seen, see
+from layerleap.study.saturation.rows import SaturationData, observe
 from layerleap.study.saturation.settings import SaturationSettings, default_sampling
 from layerleap.study.saturation.task_exits import costs_of, task_exits, training_documents
 
@@ -176,7 +176,9 @@ class _Run:
             self.notes.append(f"{what}: left out. {str(error)[:1].upper()}{str(error)[1:]}.")
             return None
 
-    def _each(self, what: str, seen: Seen, make: Callable[[Seen, str], Row]) -> dict[str, Row]:
+    def _each(
+        self, what: str, seen: SaturationData, make: Callable[[SaturationData, str], Row]
+    ) -> dict[str, Row]:
         """By lens; lenses of which it cannot be made are left out."""
         found = {
             name: self._attempt(f"{what} through {name}", partial(make, seen, name))
@@ -185,7 +187,11 @@ class _Run:
         return {name: one for name, one in found.items() if one is not None}
 
     def _wanted(
-        self, section: str, what: str, seen: Seen, make: Callable[[Seen, str], Row]
+        self,
+        section: str,
+        what: str,
+        seen: SaturationData,
+        make: Callable[[SaturationData, str], Row],
     ) -> dict[str, Row]:
         return self._each(what, seen, make) if section in self.settings.sections else {}
 
@@ -229,7 +235,9 @@ class _Run:
             self.transformer, self.text, self.sampling, self.progress, self.settings.starts, n_drawn
         )
 
-    def _see(self, transformer: Transformer, lenses: Mapping[str, Lens], role: str) -> Seen:
+    def _see(
+        self, transformer: Transformer, lenses: Mapping[str, Lens], role: str
+    ) -> SaturationData:
         started, census = time.monotonic(), Census()
         source, sampling = self._source()
 
@@ -246,7 +254,7 @@ class _Run:
                 f"no document of {self.text!r} can be read, or none fell to the held-out side: "
                 "give more, or another seed"
             )
-        seen = see(
+        seen = observe(
             transformer, lenses, batches, self.folder / f"{role}.rows", k=self.settings.k,
             walk_share=self.settings.walk_share, seed=sampling.seed,
             total=census.texts, progress=self.progress,
@@ -269,24 +277,24 @@ class _Run:
                 f"{'fit on' if role == 'fit' else 'read'}."
             )
 
-    def _order(self, seen: Seen, name: str) -> Row:
+    def _order(self, seen: SaturationData, name: str) -> Row:
         settings = OrderSettings(draws=self.settings.draws, seed=self.sampling.seed)
         return order(seen.saturation[name], seen.walks[name], settings)
 
-    def _guesses(self, seen: Seen, name: str) -> Row:
+    def _guesses(self, seen: SaturationData, name: str) -> Row:
         n_layers = seen.transformer.n_layers
         lead = PAPER_LEAD if n_layers > 2 * PAPER_LEAD else max(1, n_layers // 3)
         settings = GuessSettings(lead=lead, seed=self.sampling.seed)
         return guesses(seen.saturation[name], settings)
 
-    def _probe(self, seen: Seen, name: str) -> Row:
+    def _probe(self, seen: SaturationData, name: str) -> Row:
         """With as many tasks as the rows allow; fewer than ranks is said."""
         saturation, settings = seen.saturation[name], self.settings
         why = ""
         for tasks in range(settings.k, 1, -1):
             # With all ranks told apart, layers at which none is open are nobody's task.
             apart = None if tasks == settings.k else tasks
-            choice = Choice(tasks=apart, limit=settings.cells, seed=self.sampling.seed)
+            choice = CellSampling(tasks=apart, limit=settings.cells, seed=self.sampling.seed)
             try:
                 found = score_probe(
                     saturation, seen.states, choice, permutations=settings.permutations,
@@ -305,22 +313,22 @@ class _Run:
             return {"lens": name, "tasks": tasks, **found.to_dict(), "words": found.words()}
         raise AssertionError  # k is 3 or more
 
-    def _intervene(self, seen: Seen) -> Row:
+    def _intervene(self, seen: SaturationData) -> Row:
         name = "id"
         n_layers, seed = seen.transformer.n_layers, self.sampling.seed
-        plan = Plan.of(n_layers, limit=self.settings.pairs, seed=seed)
+        plan = PairSettings.of(n_layers, limit=self.settings.pairs, seed=seed)
         found = intervene(
             seen.transformer, seen.lenses[name], seen.batches(), seen.saturation[name],
             seen.evidence[name], seen.states, plan, progress=self.progress,
         )  # fmt: skip
         return {**found.to_dict(), "words": found.words()}
 
-    def _intervention(self, seen: Seen) -> Row | None:
+    def _intervention(self, seen: SaturationData) -> Row | None:
         if "intervention" not in self.settings.sections:
             return None
         return self._attempt("The intervention", lambda: self._intervene(seen))
 
-    def _exits(self, seen: Seen, bank: ShortcutBank | None) -> Row | None:
+    def _exits(self, seen: SaturationData, bank: ShortcutBank | None) -> Row | None:
         s = self.settings
         if "exits" not in s.sections:
             return None
@@ -345,7 +353,7 @@ class _Run:
             found["texts"] = self._attempt("Texts", lambda: texts(model, rules, prompts)) or []
         return found
 
-    def _prompts(self, seen: Seen) -> list[Tensor]:
+    def _prompts(self, seen: SaturationData) -> list[Tensor]:
         require_text(seen.transformer)
         known = training_documents(seen, self.sampling.seed)
         return prompts_of(

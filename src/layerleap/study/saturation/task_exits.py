@@ -23,9 +23,9 @@ from layerleap.act.exits.rules import Fixed, Gap, Never, Oracle, Patience, Rule,
 from layerleap.errors import BadSettings
 from layerleap.maps.bank import ShortcutBank
 from layerleap.read.metrics import finite, mean_interval
-from layerleap.read.probes.cells import Choice
+from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.task import TaskProbe
-from layerleap.study.saturation.rows import Seen, SomeStates, numbers
+from layerleap.study.saturation.rows import SaturationData, SomeStates, numbers
 from layerleap.study.shortcuts.exits import Lensed, calibrated_tables, exit_tables
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ RULES = ("task", "gap", "similarity", "patience", "learned")
 
 
 def task_exits(
-    seen: Seen,
+    seen: SaturationData,
     costs: Mapping[str, Cost],
     text: str,
     *,
@@ -88,7 +88,7 @@ def task_exits(
     return {**tables, **more}, rules
 
 
-def costs_of(seen: Seen, bank: ShortcutBank | None, tokens: int) -> dict[str, Cost]:
+def costs_of(seen: SaturationData, bank: ShortcutBank | None, tokens: int) -> dict[str, Cost]:
     """By lens, what blocks, maps and heads cost in a text of so many tokens."""
     found = {}
     for name in seen.lenses:
@@ -104,14 +104,14 @@ def _one(known: Mapping[str, Lensed], gold: Mapping[str, Tensor]) -> tuple[Evide
     return known[name].rest, gold[name]
 
 
-def training_documents(seen: Seen, seed: int) -> set[int]:
+def training_documents(seen: SaturationData, seed: int) -> set[int]:
     """Documents that the probe and the learned rule are trained on; the same for every lens."""
     train, _ = split(next(iter(seen.evidence.values())), (1 / 3, 2 / 3), seed=seed)
     return set(train.document.tolist())
 
 
 def _lensed(
-    seen: Seen, name: str, cost: Cost, cells: int, seed: int
+    seen: SaturationData, name: str, cost: Cost, cells: int, seed: int
 ) -> tuple[Lensed, Tensor, TaskProbe]:
     """The rows of one lens, divided; right answers of those not trained on; the probe."""
     whole = seen.evidence[name]
@@ -120,7 +120,7 @@ def _lensed(
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
         seen.saturation[name].rows(learning), SomeStates(seen.states, learning),
-        choice=Choice(tasks=2, limit=cells, seed=seed),
+        choice=CellSampling(tasks=2, limit=cells, seed=seed),
     )  # fmt: skip
     rest = whole.rows(others).with_probe(probe, SomeStates(seen.states, others))
     if len(rest) < 2:

@@ -23,7 +23,7 @@ from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import Entropy, Gap, Oracle
-from layerleap.act.exits.timing import Clock
+from layerleap.act.exits.timing import Timing
 from layerleap.errors import BadSettings
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import Bootstrap, Estimate
@@ -34,7 +34,7 @@ FEWEST_DOCUMENTS = 5  # with fewer, the halves of a third cannot both have one
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExitPlan:
     """A rule through a map, checked at some layers."""
 
     map: str  # "id" or "mat"
@@ -48,7 +48,7 @@ class Plan:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SplitRows:
     """Held-out rows by what they are used for; each by map, of the same rows."""
 
     train: Mapping[str, Evidence]  # learned rules, once the plan is chosen
@@ -58,26 +58,26 @@ class Rows:
     verify: Mapping[str, Evidence]
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Rows and documents of each part."""
+        """SplitRows and documents of each part."""
         parts = ((part, by["mat"]) for part, by in vars(self).items() if part != "half")
         return {part: {"rows": len(e), "documents": len(e.document.unique())} for part, e in parts}
 
 
 @dataclass(frozen=True, eq=False)
-class Prices:
+class Costs:
     """What an answer costs on this machine and in principle."""
 
-    clock: Clock
+    clock: Timing
     flops: Mapping[str, Cost]  # by map
 
-    def seconds(self, plan: Plan, exits: Tensor) -> Tensor:
+    def seconds(self, plan: ExitPlan, exits: Tensor) -> Tensor:
         """(row,) for rows that leave at these layers."""
         return self.clock.by_layer(plan.layers, carried=plan.map == "mat")[exits]
 
 
 def divide(
     evidence: Mapping[str, Evidence], tolerance: float, delta: float, *, seed: int = 0
-) -> Rows:
+) -> SplitRows:
     """The held-out rows by use; too few of them is an error that says how many are needed."""
     any_map = next(iter(evidence.values()))
     require_enough(len(any_map), len(any_map.document.unique()), tolerance, delta)
@@ -92,7 +92,7 @@ def divide(
         }  # fmt: skip
         for part, value in used.items():
             parts.setdefault(part, {})[name] = value
-    found = Rows(**parts)
+    found = SplitRows(**parts)
     counts = {part: count["rows"] for part, count in found.counts().items()}
     if any(counts[part] < wanted for part, wanted in _needs(tolerance, delta).items()):
         _refuse(len(any_map), tolerance, delta)
@@ -148,19 +148,19 @@ def layer_sets(n_layers: int) -> dict[str, tuple[int, ...]]:
     return {name: layers for layers, name in first.items()}
 
 
-def all_plans(n_layers: int) -> list[Plan]:
+def all_plans(n_layers: int) -> list[ExitPlan]:
     """Every rule at every set of layers."""
     sets = layer_sets(n_layers).items()
-    return [Plan(map_, rule, layers, name) for name, layers in sets for map_, rule in RULES]
+    return [ExitPlan(map_, rule, layers, name) for name, layers in sets for map_, rule in RULES]
 
 
-def everywhere(plans: Sequence[Plan]) -> list[Plan]:
+def everywhere(plans: Sequence[ExitPlan]) -> list[ExitPlan]:
     """Each rule checked at every layer, as in the paper."""
     most = max(len(plan.layers) for plan in plans)
     return [plan for plan in plans if len(plan.layers) == most]
 
 
-def family_of(plan: Plan, training: Evidence) -> Family:
+def family_of(plan: ExitPlan, training: Evidence) -> Family:
     """The rules of a plan; what they have to learn comes from the training rows alone."""
     if plan.rule == "learned":
         return Learned.train(training.at(plan.layers))
@@ -170,9 +170,9 @@ def family_of(plan: Plan, training: Evidence) -> Family:
 
 
 def compare(
-    plans: Sequence[Plan],
-    rows: Rows,
-    prices: Prices,
+    plans: Sequence[ExitPlan],
+    rows: SplitRows,
+    prices: Costs,
     tolerance: float,
     progress: Progress = silent,
 ) -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ def compare(
     return found
 
 
-def quickest(plans: Sequence[Plan], compared: Sequence[Mapping[str, Any]]) -> Plan | None:
+def quickest(plans: Sequence[ExitPlan], compared: Sequence[Mapping[str, Any]]) -> ExitPlan | None:
     """Of the plans under which rows leave, the one of least time; None if there is none.
 
     Of equal ones it is that with the fewest layers to check.
@@ -206,7 +206,7 @@ def quickest(plans: Sequence[Plan], compared: Sequence[Mapping[str, Any]]) -> Pl
 
 
 def outcome(
-    plan: Plan, rows: Rows, prices: Prices, tolerance: float, delta: float, *, seed: int = 0
+    plan: ExitPlan, rows: SplitRows, prices: Costs, tolerance: float, delta: float, *, seed: int = 0
 ) -> dict[str, Any]:
     """The plan calibrated, then tried on fresh rows: what it saves, disagrees and takes."""
     rules = family_of(plan, rows.train[plan.map])
@@ -222,7 +222,7 @@ def outcome(
 
 
 def _prices_of(
-    plan: Plan, calibrated: Calibrated, fresh: Evidence, prices: Prices, seed: int
+    plan: ExitPlan, calibrated: Calibrated, fresh: Evidence, prices: Costs, seed: int
 ) -> dict[str, Any]:
     """Time and FLOPs as shares of the full model's, and where the time would break even."""
     if calibrated.rule is None:
@@ -238,7 +238,7 @@ def _prices_of(
     }
 
 
-def break_even(plan: Plan, clock: Clock, exits: Tensor) -> dict[str, float | None]:
+def break_even(plan: ExitPlan, clock: Timing, exits: Tensor) -> dict[str, float | None]:
     """At which head, or which saving, rows that leave at these layers take the full model's time.
 
     Seconds are linear in the head's: what is saved in blocks must pay for maps and looks, and for
@@ -262,7 +262,7 @@ def break_even(plan: Plan, clock: Clock, exits: Tensor) -> dict[str, float | Non
 
 
 def ceiling(
-    evidence: Mapping[str, Evidence], clock: Clock, *, seed: int = 0
+    evidence: Mapping[str, Evidence], clock: Timing, *, seed: int = 0
 ) -> list[dict[str, Any]]:
     """By map: layers and time that a rule would save that knew the answer, its checks free."""
     found = []

@@ -20,7 +20,7 @@ from typing import Any
 import layerleap
 from layerleap.act.exits.cost import Cost, measure
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.timing import measure_seconds
+from layerleap.act.exits.timing import measure_timing
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
@@ -32,7 +32,7 @@ from layerleap.stream.examples import Sampling, longest_input, require_text
 from layerleap.study.shortcuts.run import Run
 from layerleap.study.shortcuts.study import ShortcutSettings
 from layerleap.study.suitability.plans import (
-    Prices,
+    Costs,
     all_plans,
     ceiling,
     compare,
@@ -120,10 +120,10 @@ def _answered(run: Run, settings: SuitabilitySettings, bank: ShortcutBank | None
     evidence = {name: Evidence.of(scores, lens) for name, lens in LENSES.items()}
     rows = divide(evidence, settings.tolerance, settings.delta, seed=settings.sampling.seed)
     progress("timing", 0, settings.repeats, "passes")
-    clock = measure_seconds(
+    clock = measure_timing(
         transformer, tokens=settings.context, bank=maps, repeats=settings.repeats
     )
-    prices = Prices(clock, _flops(transformer, maps, settings.context, clock.way == "whole"))
+    prices = Costs(clock, _flops(transformer, maps, settings.context, clock.way == "whole"))
     asked = settings.tolerance, settings.delta
     compared = compare(plans, rows, prices, settings.tolerance, progress)
     best = quickest(plans, compared)
