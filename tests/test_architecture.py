@@ -13,7 +13,10 @@ import layerleap
 ROOT = Path(layerleap.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 STAGED = [file for file in FILES if file.relative_to(ROOT).parts[0] in layerleap.STAGES]
-EXCEPTIONS = {("maps/bank.py", "layerleap.read.lens")}  # sugar: bank.lens(model)
+EXCEPTIONS = {  # conveniences: bank.lens(model), result.report(folder)
+    ("maps/bank.py", "layerleap.read.lens"),
+    ("study/result.py", "layerleap.show.report.report"),
+}
 
 
 def name(file: Path) -> str:

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 import layerleap
-from layerleap.show.cli import fit, look, study, tune
+from layerleap.show.cli import fit, look, tune
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.saturation import saturation
-from layerleap.show.cli.study_saturation import study_saturation
+from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.suitability import suitability
 from layerleap.show.cli.terminal import out
 
@@ -39,7 +39,9 @@ app = typer.Typer(
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
     """,
 )
-study_app = typer.Typer(no_args_is_help=True, help="Run one of the papers' experiments.")
+study_app = typer.Typer(
+    cls=StudyGroup, no_args_is_help=True, help="Run an experiment and write its report."
+)
 import_app = typer.Typer(no_args_is_help=True, help="Turn maps that others published into a bank.")
 app.add_typer(study_app, name="study")
 app.add_typer(import_app, name="import")
@@ -57,8 +59,6 @@ def _top(
 LOOKING = (look.models, look.check, look.read, look.card)
 for command in (*LOOKING, fit.fit, fit.merge, tune.tune, saturation, suitability, generate):
     app.command()(command)
-study_app.command("shortcuts")(study.study_shortcuts)
-study_app.command("saturation")(study_saturation)
 import_app.command("mat")(fit.import_mat)
 import_app.command("tuned-lens")(fit.import_tuned_lens)
 

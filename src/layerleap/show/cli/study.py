@@ -1,139 +1,167 @@
-"""Studying: the papers' experiments as one page each.
+"""`layerleap study NAME MODEL`: a command for every study, made from its settings.
 
-In: arguments. Out: a report, its data and a bank.
+In: arguments. Out: a report, its data, and whatever the study fitted.
+
+Each field of a study's settings class becomes an option, so that no study has command-line code of
+its own. A study is imported only when its command runs or shows its help.
 """
 
-from functools import partial
+import inspect
+import shutil
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from layerleap.show.cli.options import (
-    Blocks,
-    Dtype,
-    Field,
-    Intercept,
-    Json,
-    MaxTokens,
-    Positions,
-    ReportOut,
-    Revision,
-    Ridge,
-    Seed,
-    Starts,
-    Tail,
-    Text,
-    Unit,
-    load_model,
-    parse_ridge,
-)
-from layerleap.show.cli.studied import clear, show, words
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, tell
+from layerleap.show.cli.options import Blocks, Dtype, Json, Model, Revision, Tail, load_model
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.study import registry
+
+if TYPE_CHECKING:
+    from layerleap.study.engine import Study
+    from layerleap.study.result import StudyResult
+
+BY_NAME = inspect.Parameter.KEYWORD_ONLY
+SOME_FAILED = 3  # exit code of a study of which some sections could not run
 
 
-def study_shortcuts(
-    models: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL...",
-            help="Bundled name, hub name, folder or GGUF file; of further models only the curves "
-            "are compared.",
-        ),
-    ],
-    text: Text = None,
-    other: Annotated[
-        str, typer.Option(help="A second text, for transfer; 'none' leaves it out.")
-    ] = "news",
-    out_folder: ReportOut = Path("report"),
-    fit_texts: Annotated[int, typer.Option(help="Texts to fit on.")] = 9000,
-    read_texts: Annotated[int, typer.Option(help="Held-out texts to read.")] = 3000,
-    pairs: Annotated[
-        str, typer.Option(help="'all': heat maps of every pair; 'final': without.")
-    ] = "all",
-    sections: Annotated[
-        str,
-        typer.Option(
-            help="Besides reading, with commas: parts (replaced by matrices), alternation (blocks "
-            "and jumps in turn), exits (early exit, replayed and calibrated), tuned (trained "
-            "maps); or 'none'."
-        ),
-    ] = "parts,alternation,exits,tuned",
-    part_texts: Annotated[int, typer.Option(help="Of the texts read, those for parts.")] = 300,
-    tolerance: Annotated[
-        float, typer.Option(help="Largest disagreement of calibrated exits, as a share.")
-    ] = 0.05,
-    delta: Annotated[
-        float, typer.Option(help="How often that promise may be broken, as a share.")
-    ] = 0.05,
-    unit: Unit = "sentence",
-    positions: Positions = "one",
-    max_tokens: MaxTokens = 128,
-    field: Field = "text",
-    starts: Starts = None,
-    held_out: Annotated[float, typer.Option(help="Share of documents never fitted on.")] = 0.25,
-    include_special: Annotated[
-        bool, typer.Option(help="Masked models: may special tokens be masked and read?")
-    ] = False,
-    intercept: Intercept = False,
-    ridge: Ridge = "0",
-    seed: Seed = 0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A first look in about two minutes.")
-    ] = False,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
-    json: Json = False,
-) -> None:
-    """How well can each layer be read, and carried to later ones? One report with everything.
+class StudyGroup(TyperGroup):
+    """The studies as commands, each made when it is used."""
 
-    R2 of all layer pairs, Precision@k, Surprisal and KL per layer, mat beside id, on documents
-    that were not fitted on, and transfer to a second text. Then what --sections names, and what
-    the paper claims beside what was seen. At full size that takes most of an hour for a model of
-    135 million weights on two cores. Interrupted, the same command goes on where it was; a text
-    that was being read is read again.
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all studies."""
+        return registry.names()
 
-    Example: layerleap study shortcuts smollm2 --quick -o report
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        """A placeholder that knows its help line; the study is imported when it is parsed."""
+        return _Lazy(cmd_name) if cmd_name in registry.names() else None
 
-    Several sizes: layerleap study shortcuts gpt2 gpt2-medium gpt2-large -o report
-    """
-    with clean_errors():
-        from layerleap import Sampling
-        from layerleap.show.report.report import write_report
-        from layerleap.study.shortcuts.sizes import with_sizes
-        from layerleap.study.shortcuts.study import ShortcutSettings
-        from layerleap.study.shortcuts.study import study_shortcuts as run
 
-        number = parse_ridge(ridge)
-        sampling = Sampling(
-            unit=unit,
-            positions=positions, max_tokens=max_tokens, held_out=held_out,
-            include_special=include_special, seed=seed, field=field,
-        )  # fmt: skip
-        settings = ShortcutSettings(
-            text=text, other=None if other == "none" else other, n_fit=fit_texts,
-            n_read=read_texts, pairs=pairs, intercept=intercept, ridge=number,
-            starts=starts, sampling=sampling, part_texts=part_texts, tolerance=tolerance,
-            delta=delta, sections=tuple(words(sections)),
-        )  # fmt: skip
-        if quick:
-            settings = settings.quickened()
-        transformer = load_model(models[0], blocks, tail, revision, dtype)
-        work = out_folder / ".work"
-        if work.exists():
-            tell(f"going on from what an earlier run left in {work}")
-        with TerminalProgress() as progress:
-            result, bank = run(transformer, settings, work=work, progress=progress)
-            if len(models) > 1:
-                others = [partial(load_model, name, dtype=dtype) for name in models[1:]]
-                result = with_sizes(result, others, settings, work=work, progress=progress)
-            page = write_report(result, out_folder)
-            bank.save_pretrained(out_folder / "bank")
-        clear(work)
-    from layerleap.show.cli.exit_tables import claims_table, exits_table
-    from layerleap.show.cli.tables import study_table
+class _Lazy(TyperCommand):
+    """Stands in for a study's command until its arguments are parsed."""
 
-    tables = (study_table(result), exits_table(result), claims_table(result))
-    show(result, tables, {"report": page, "bank": page.parent / "bank"}, json=json)
+    def __init__(self, name: str) -> None:
+        super().__init__(name, short_help=registry.summary(name), help=registry.summary(name))
+
+    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+        """Parse with the real command."""
+        command = command_of(registry.find(str(self.name)))
+        return command.make_context(info_name, args, parent, **extra)
+
+
+def command_of(study: "Study[Any]") -> Any:
+    """The command of a study: its settings as options, beside those that all studies have."""
+    hints = get_type_hints(study.settings)
+    options: dict[str, Any] = {}
+    parsers: dict[str, Callable[[str], Any]] = {}
+    for each in fields(study.settings):
+        flags, kind = each.metadata.get("flags", ()), hints[each.name]
+        if parse := each.metadata.get("parse"):
+            parsers[each.name], kind = parse, str
+        help_text = each.metadata.get("help", "")
+        options[each.name] = (Annotated[kind, typer.Option(*flags, help=help_text)], each.default)
+
+    def run(
+        model: str, out: Path, sections: str | None, quick: bool, blocks: str | None,
+        tail: str | None, revision: str | None, dtype: str | None, json: bool, **values: Any,
+    ) -> None:  # fmt: skip
+        with clean_errors():
+            given = {k: parsers[k](v) if k in parsers else v for k, v in values.items()}
+            settings = study.settings(**given)
+            wanted = None if sections is None else _words(sections)
+            study.chosen(wanted)  # refuses unknown names before the model is loaded
+            transformer = load_model(model, blocks, tail, revision, dtype)
+            _run(study, transformer, settings, out, wanted, quick=quick, json=json)
+
+    optional = [s for s in study.sections if not s.required]
+    listed = ", ".join(f"{s.key} ({s.help})" if s.help else s.key for s in optional)
+    common: dict[str, Any] = {
+        "out": (Annotated[Path, typer.Option("--out", "-o", help="Folder for the report; other "
+                "files in it stay.")], Path("report")),
+        "sections": (Annotated[str | None, typer.Option(help="Which optional sections to run, "
+                     f"separated by commas: {listed}; or 'none'. All by default.")], None),
+        "quick": (Annotated[bool, typer.Option("--quick", help="A first look: smaller sizes.")],
+                  False),
+        "blocks": (Blocks, None), "tail": (Tail, None), "revision": (Revision, None),
+        "dtype": (Dtype, None), "json": (Json, False),
+    }  # fmt: skip
+    if not optional:
+        del common["sections"]
+    parameters = {"model": (Model, inspect.Parameter.empty), **options, **common}
+    run_it = _with_signature(run, parameters, {} if optional else {"sections": None})
+    run_it.__doc__ = (
+        f"{study.help}\n\nExample: layerleap study {study.name} smollm2 --quick -o report"
+    )
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    app.command(study.name)(run_it)
+    return typer.main.get_command(app)
+
+
+def _with_signature(
+    function: Callable[..., None], parameters: dict[str, Any], fixed: dict[str, Any]
+) -> Callable[..., None]:
+    """A function that typer sees with these parameters: (annotation, default) by name."""
+
+    def called(**values: Any) -> None:
+        function(**values, **fixed)
+
+    called.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
+    called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+            )
+            for name, (kind, default) in parameters.items()
+        ]
+    )
+    return called
+
+
+def _run(
+    study: "Study[Any]", model: Any, settings: Any, folder: Path, sections: list[str] | None,
+    *, quick: bool, json: bool,
+) -> None:  # fmt: skip
+    work = folder / ".work"
+    if work.exists() and any(work.iterdir()):
+        tell(f"continuing from what an earlier run left in {work}")
+    with TerminalProgress() as progress:
+        result = study(
+            model, settings, quick=quick, sections=sections, folder=work, progress=progress
+        )
+        page = result.report(folder)
+    shutil.rmtree(work, ignore_errors=True)
+    if json:
+        print_json(result.to_dict())
+    else:
+        _show(study, result, page)
+    if result.failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _show(study: "Study[Any]", result: "StudyResult", page: Path) -> None:
+    """Tables, claims, headlines, notes and where the files are."""
+    from layerleap.show.cli.tables import claims_table, terminal_table
+
+    for section in study.sections:
+        for table in section.tables:
+            if table.terminal and (shown := terminal_table(table, result)):
+                out.print(shown)
+    if result.claims:
+        out.print(claims_table(result))
+    for text in result.headlines:
+        out.print(f"- {text}", highlight=False)
+    for note in result.notes:
+        out.print(f"note: {note}", highlight=False, style="dim")
+    for key, reason in result.failed.items():
+        out.print(f"section {key} could not run: {reason}", highlight=False, style="red")
+    out.print()
+    for name, place in {"report": page, **{n: page.parent / n for n in result.artifacts}}.items():
+        out.print(f"{name + ':':7} {place}", highlight=False, soft_wrap=True)
+
+
+def _words(text: str) -> list[str]:
+    """Words separated by commas; 'none' is an empty list."""
+    return [] if text == "none" else [word.strip() for word in text.split(",")]

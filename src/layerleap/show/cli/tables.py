@@ -9,13 +9,15 @@ from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from layerleap.show.figures.select import Curve, Row, Study, home, home_curves, home_rows, sample
+from layerleap.show.report.cells import cells_of
+from layerleap.study.result import Row, StudyResult
+from layerleap.study.tables import GOOD_OR_BAD
+from layerleap.study.tables import Table as TableSpec
 
-STYLES = {"mat": "bright_blue", "id": "dark_orange"}
+COLOURS = {"good": "green", "bad": "red", "partly": "yellow", "open": "dim"}
 VERDICTS = {"holds": "green", "fails": "bold red", "not applicable": "dim"}
 VISIBLE = {"\n": "\u23ce", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")  # Unicode categories without ink
@@ -41,30 +43,30 @@ def _column_order(name: str) -> tuple[bool, bool, str]:
     return (name != "id", name != "mat", name)
 
 
-def study_table(study: Study) -> RenderableType:
-    """Agreement per layer, id beside mat, with small bars; the sample stands under it."""
-    curves = {each.map: each for each in home_curves(study, "precision@1")}
-    fit, read = home(study)
-    title = f"{study['model']['name']}: agreement per layer, fitted on {fit}, read on {read}"
-    table = new_table(Text(title))
-    table.add_column("layer", justify="right", no_wrap=True)
-    names = sorted(curves, key=_column_order)
-    for name in names:
-        table.add_column(Text(name), justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True, ratio=1)
-    for layer in range(study["model"]["n_layers"] + 1):
-        cells = [cell for name in names for cell in _agreement_cells(curves[name], layer)]
-        table.add_row(str(layer), *cells)
-    return Group(table, Text(f"{sample(home_rows(study))}.", style="dim"))
+def terminal_table(table: TableSpec, result: StudyResult) -> RenderableType | None:
+    """A table of a study; None if it has no rows."""
+    head, rows = cells_of(table, result)
+    if not rows:
+        return None
+    shown = new_table(Text(table.caption))
+    for number, title in enumerate(head):
+        is_number = any(row[number].sort is not None for row in rows)
+        shown.add_column(Text(title), justify="right" if is_number else "left")
+    for row in rows:
+        shown.add_row(*(Text(cell.text, style=COLOURS.get(cell.verdict, "")) for cell in row))
+    return shown
 
 
-def _agreement_cells(curve: Curve, layer: int) -> tuple[RenderableType, RenderableType]:
-    point = curve.at(layer)
-    if point is None:
-        return Text("-", style="dim"), Text("")
-    style = STYLES.get(curve.map, "green")
-    bar = ProgressBar(1.0, point.value, complete_style=style, finished_style=style)
-    return Text(f"{100 * point.value:.1f} %"), bar
+def claims_table(result: StudyResult) -> RenderableType:
+    """What the paper claims, and whether it holds here."""
+    table = new_table(Text("claims of the paper, tested here"))
+    table.add_column("claim", ratio=5)
+    table.add_column("holds here?", no_wrap=True)
+    table.add_column("measured", ratio=4)
+    for row in result.claims:
+        style = COLOURS.get(GOOD_OR_BAD.get(row["agrees"], "open"), "")
+        table.add_row(Text(row["claim"]), Text(row["agrees"], style=style), Text(row["seen"]))
+    return table
 
 
 def laws_table(rows: list[Row]) -> RenderableType:

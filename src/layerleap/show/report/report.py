@@ -1,12 +1,16 @@
 """The report of a study: one HTML page that needs nothing else, and its data beside it.
 
-In: the plain-data result of a study and a folder. Out: `report.html`, `study.json`, its tables
-as CSV files, `findings.txt` and `summary.png` in that folder, all of them or none; other files of
-the folder are left alone.
+In: a finished study and a folder.
+Out: `report.html`, `study.json`, a CSV file per table, `findings.txt`, `summary.png` if the study
+has a summary picture, and fitted objects in folders of their own. All of the files are written or
+none; other files of the folder are left alone.
 """
 
 import base64
+import csv
 import hashlib
+import html
+import io
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,105 +18,122 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from layerleap.errors import BadArtifact
 from layerleap.extras import report_library
 from layerleap.files import whole_file
-from layerleap.show.figures.hero import hero
-from layerleap.show.figures.select import Study, home, without_nan
-from layerleap.show.report import page, saturation_page
-from layerleap.show.report.data_files import csv_files
-from layerleap.show.report.sections import sections
-
-FORMAT = 1
-KINDS = ("shortcuts", "saturation")
+from layerleap.show.figures.draw import draw, draw_picture, figure_rows, sample_of
+from layerleap.show.report.cells import CLAIMS, DATA, cells_of, plain_grid
+from layerleap.study import registry
+from layerleap.study.engine import Section, Study
+from layerleap.study.result import Row, StudyResult
 
 
-def write_report(study: Study, folder: Path) -> Path:
-    """Write the page and the data of `study` into `folder`; returns the path of the page.
-
-    NaN and infinity, which JSON does not have, become null and are shown as a dash.
-    """
-    study = without_nan(study)
-    is_saturation = study.get("kind") == "saturation"
-    tables = saturation_page.csv_files(study) if is_saturation else csv_files(study)
-    contents = {
-        "study.json": json.dumps(study, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-        **tables,
-        "findings.txt": "".join(f"{row['text']}\n" for row in study["findings"]),
-        "report.html": report_html(study),
+def write_report(result: StudyResult, folder: Path) -> Path:
+    """Write the page and the data into `folder`; returns the path of the page."""
+    study = registry.find(result.study)
+    contents: dict[str, str | bytes] = {
+        "study.json": json.dumps(result.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        + "\n",
+        **csv_files(result),
+        "findings.txt": "".join(f"{row['text']}\n" for row in result.findings),
+        "report.html": report_html(result, study),
     }
-    pictured = None if is_saturation else hero(study)
+    if (picture := draw_picture(study, result)) is not None:
+        contents["summary.png"] = picture
     # Every file is complete on the disk, under a temporary name, before the first is renamed.
     with ExitStack() as all_files:
-        for name, text in contents.items():
-            temporary = all_files.enter_context(whole_file(Path(folder) / name))
-            temporary.write_text(text, encoding="utf8", newline="")
-        if pictured is not None:
-            all_files.enter_context(whole_file(Path(folder) / "summary.png")).write_bytes(
-                pictured.png
-            )
-    return Path(folder) / "report.html"
+        for name, content in contents.items():
+            temporary = all_files.enter_context(whole_file(folder / name))
+            temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+    for name, artifact in result.artifacts.items():
+        artifact.save_pretrained(folder / name)
+    return folder / "report.html"
 
 
-def report_html(study: Study) -> str:
+def csv_files(result: StudyResult) -> dict[str, str]:
+    """The text of every CSV file, by file name: one per table with rows, and the claims."""
+    tables = {**result.tables, "claims": result.claims}
+    return {f"{name}.csv": csv_text(rows) for name, rows in tables.items() if rows}
+
+
+def csv_text(rows: list[Row]) -> str:
+    """Rows as CSV with a head; None is an empty field, and numbers keep all their digits."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, lineterminator="\n", restval="")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(
+            {k: json.dumps(v) if isinstance(v, list | dict) else v for k, v in row.items()}
+        )
+    return stream.getvalue()
+
+
+def report_html(result: StudyResult, study: Study[Any] | None = None) -> str:
     """The page alone, as text: style, script and figures are inside it."""
-    if study.get("format") != FORMAT or study.get("kind") not in KINDS:
-        found = f"{study.get('kind')}, format {study.get('format')}"
-        wanted = " or ".join(KINDS)
-        raise BadArtifact(f"the study is of kind {found}; wanted {wanted}, format {FORMAT}")
-    study = without_nan(study)
-    if study["kind"] == "saturation":
-        return _render("saturation.html.j2", study, saturation_page.values(study))
-    fit, read = home(study)
-    figures, more = page.figures_of(study), sections(study)
-    shown = {"headline", *(figure.key for figure in figures)}
-    shown |= {topic for section in more for topic in section.topics}
-    return _render(
-        "report.html.j2",
-        study,
-        {
-            "fit": fit,
-            "read": read,
-            "figures": figures,
-            "sections": more,
-            "also": page.unshown(study, shown),
-            "claims": page.claim_table(study),
-            "files": list(csv_files(study)),
-            "tiles": page.tiles(study),
-            "scores": page.score_table(study),
-            "transfer": page.transfer_table(study),
-            "fits": page.fit_table(study),
-            "data": page.data_table(study),
-        },
-    )
-
-
-def _render(template: str, study: Study, values: Mapping[str, Any]) -> str:
-    """The template laid out; style and script are our own files: trusted, not escaped."""
-    jinja2 = report_library("jinja2")
-    markup = report_library("markupsafe").Markup
+    study = study or registry.find(result.study)
+    jinja2, markup = report_library("jinja2"), report_library("markupsafe").Markup
     script = _asset("report.js")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    text = _asset("macros.html.j2") + _asset(template)
-    html: str = environment.from_string(text).render(
-        study=study,
-        model=study["model"],
-        headlines=[row["text"] for row in study["findings"] if row["topic"] == "headline"],
-        style=markup(_asset("report.css")),
-        script=markup(script),
-        script_hash=_hash(script),
-        markup=markup,
-        **values,
+    names = {"model": result.model["name"], "text": result.settings.get("text") or ""}
+    page: str = environment.from_string(_asset("macros.html.j2") + _asset("page.html.j2")).render(
+        study=study, result=result, model=result.model, title=study.title.format(**names),
+        about=list(study.about(result)), boxes=list(study.boxes(result)),
+        tiles=list(study.tiles(result)),
+        sections=[values for s in study.sections if (values := _section(s, result))],
+        claims=plain_grid(result.claims, CLAIMS), data=plain_grid(result.data, DATA),
+        files=list(csv_files(result)),
+        # Style and script are our own files: trusted, not escaped.
+        style=markup(_asset("report.css")), script=markup(script), markup=markup,
+        # The page's security policy knows our script by this; any other script is refused.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )  # fmt: skip
+    return page
+
+
+def _section(section: Section, result: StudyResult) -> Mapping[str, Any] | None:
+    """What the template lays out of one section; None if it was not run."""
+    entry = next((row for row in result.sections if row["key"] == section.key), None)
+    if entry is None:
+        return None
+    own = [row for row in result.findings if row["section"] == section.key]
+    figures: list[dict[str, Any]] = []
+    for figure in section.figures:
+        if (svg := draw(figure, result)) is not None:
+            under = [row["text"] for row in own if row["under"] == figure.key]
+            sample = sample_of(figure, figure_rows(figure, result))
+            figures.append({"figure": figure, "svg": svg, "findings": under, "sample": sample})
+    keys = {each["figure"].key for each in figures}
+    tables = [(table, cells_of(table, result)) for table in section.tables]
+    return {
+        "section": section,
+        "failed": entry["reason"],
+        "findings": [r["text"] for r in own if r["under"] not in keys and not r["headline"]],
+        "figures": figures,
+        "tables": [(table, grid) for table, grid in tables if grid[1]],
+        "texts": [_text(row) for row in result.rows(section.texts)] if section.texts else [],
+    }
+
+
+def _text(row: Row) -> Mapping[str, Any]:
+    """A generated text as the template colours it."""
+    from layerleap.act.decode.generate import coloured
+
+    return {"title": f"{row['rule']}, read through {row['map']}", "html": coloured(row)}
+
+
+def result_html(result: StudyResult) -> str:
+    """A short summary for a notebook: headlines and verdicts."""
+    rows = "".join(
+        f"<tr><td>{html.escape(row['claim'])}</td><td><b>{row['agrees']}</b></td>"
+        f"<td>{html.escape(row['seen'])}</td></tr>"
+        for row in result.claims
     )
-    return html
+    lines = "".join(f"<li>{html.escape(text)}</li>" for text in result.headlines)
+    table = f"<table><tr><th>claim</th><th>holds here?</th><th>measured</th></tr>{rows}</table>"
+    return f"<p>{html.escape(repr(result))}</p><ul>{lines}</ul>{table if rows else ''}"
 
 
 def _asset(name: str) -> str:
     return resources.files("layerleap.show.report").joinpath(name).read_text(encoding="utf8")
-
-
-def _hash(script: str) -> str:
-    """What the page's security policy knows our script by; any other script is refused."""
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -25,8 +25,8 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.read.metrics import finite, mean_interval
 from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.task import TaskProbe
+from layerleap.study.exits import Lensed, calibrated_tables, exit_tables
 from layerleap.study.saturation.rows import SaturationData, SomeStates, numbers
-from layerleap.study.shortcuts.exits import Lensed, calibrated_tables, exit_tables
 
 Row = dict[str, Any]
 TARGET = 0.95  # the agreement at which rules are tried live

@@ -29,14 +29,14 @@ from layerleap.progress import Progress, silent
 from layerleap.read.scores import Scores
 from layerleap.stream.examples import Sampling
 from layerleap.study.early_texts import early_texts
-from layerleap.study.shortcuts.claims import claims
-from layerleap.study.shortcuts.exits import (
+from layerleap.study.exits import (
     Lensed,
     calibrated_tables,
     exit_tables,
     lensed,
     same_rows,
 )
+from layerleap.study.shortcuts.claims import claims
 from layerleap.study.shortcuts.findings import findings, half_layers, laws
 from layerleap.study.shortcuts.inside import Inside, kinds_of
 from layerleap.study.shortcuts.kept_rows import fit_sample, train

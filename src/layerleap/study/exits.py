@@ -10,7 +10,7 @@ documents are dealt at random into those that thresholds are calibrated on and t
 promise is verified on: dealt singly, they are exchangeable, which is what the promise rests on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,9 @@ from layerleap.act.exits.rules import (
 from layerleap.act.exits.savings import TARGETS, saved_at
 from layerleap.errors import BadSettings
 from layerleap.read.scores import Scores
+from layerleap.study.figures import Axis, Figure, Line, Mark
+from layerleap.study.result import StudyResult
+from layerleap.study.tables import Column, Table, estimate
 
 Row = dict[str, Any]
 METHODS = {"ltt": "learn-then-test", "crc": "conformal risk control"}
@@ -214,3 +217,124 @@ def same_rows(lenses: Mapping[str, Lensed], target: float = 0.95) -> list[Row]:
                 (one,) = saved_at(kind, rows.rest, (target,))
                 found.append({**one.to_dict(), "map": name, "rule": rule})
     return found
+
+
+# What the exits of any study look like, given tables "exits", "exits_saved" and "calibrated".
+
+RULE_LINES = {
+    "task": Line("task", "purple", "X", width=2.4, band=0.08),
+    "gap": Line("gap (the paper's)", "blue", "o", width=1.7, band=0.08),
+    "top probability": Line("top probability", "sky", "v", width=1.5, band=0.08),
+    "entropy": Line("entropy", "olive", "^", width=1.5, band=0.08),
+    "similarity": Line("similarity", "pink", "s", width=1.5, band=0.08),
+    "patience": Line("patience", "green", "D", width=1.5, band=0.08),
+    "learned": Line("learned", "orange", "P", width=1.5, band=0.08),
+    "fixed": Line("fixed layer", "soft", "", "dashed", band=0, width=1.1),
+    "oracle": Line("oracle (knows the answer)", "yellow", "*", "star", band=0),
+}
+CLOSE_UP = (0.85, 1.0)  # the range of agreement that matters in use
+CLOSE_UP_PANEL = "above 85 %"
+ENDS = ("low", "high")
+
+
+def exit_rows(
+    result: StudyResult,
+    x: str,
+    *,
+    maps: Sequence[str],
+    rules: Sequence[str] = (),
+    measures: Mapping[str, str] | None = None,
+    close_up: bool = False,
+) -> Iterator[Row]:
+    """Rows of a figure of exits: a line per rule, a panel per map (and measure, and close-up).
+
+    Args:
+        result: with a table "exits".
+        x: "layers" or "flops".
+        maps: read through these, in order.
+        rules: only these; all of them when empty.
+        measures: title by column; agreement alone when None.
+        close_up: every panel is followed by one that shows high agreement only.
+    """
+    for name in maps:
+        for measure, title in (measures or {"agreement": ""}).items():
+            low, high = (e if measure == "agreement" else f"{measure}_{e}" for e in ENDS)
+            panel = f"Through {name}" + (f": {title}" if title else "")
+            for row in result.rows("exits", map=name):
+                if rules and row["rule"] not in rules:
+                    continue
+                point = {
+                    "line": row["rule"], "x": row[x], "y": row.get(measure), "low": row.get(low),
+                    "high": row.get(high), "rows": row["rows"], "documents": row["documents"],
+                }  # fmt: skip
+                yield {**point, "panel": panel}
+                if close_up:
+                    yield {**point, "panel": f"{panel}, {CLOSE_UP_PANEL}"}
+
+
+FLOPS_MARKS = (
+    Mark("x", 1.0, "costs more than\n not exiting", to=64.0),
+    Mark("x", 1.0),
+)
+
+
+def saved_table(key: str = "exits-saved-table") -> Table:
+    """Layers and FLOPs saved by each rule at each wanted agreement."""
+
+    def rows(result: StudyResult) -> Iterator[Row]:
+        for row in result.rows("exits_saved"):
+            yield {**row, "at": f"at {100 * row['target']:g} %"}
+
+    return Table(
+        key, "Layers saved at a wanted agreement with the full model, and FLOPs saved", rows,
+        (Column("map", "read through"), Column("rule")), across="at", dense=True, terminal=True,
+        cells=(estimate("saved", "layers", "{:.1f}"), Column("flops", "FLOPs", "{:.0f} %", 100)),
+    )  # fmt: skip
+
+
+def calibrated_figure() -> Figure:
+    """Disagreement on fresh text per calibrated rule, against the tolerance."""
+
+    def rows(result: StudyResult) -> Iterator[Row]:
+        for row in result.rows("calibrated"):
+            outcome = "" if row["holds"] else (", BROKEN" if row["promised"] else ", not promised")
+            note = "never exits" if row["knob"] is None else f"{row['saved']:.1f} layers saved"
+            yield {
+                "line": f"read on {row['text']}", "x": row["disagreement"],
+                "y": f"{row['map']}, {row['rule']}\n{row['method']}", "low": row["low"],
+                "high": row["high"], "hollow": not row["promised"], "note": note + outcome,
+                "colour": "good" if row["holds"] else "bad", "rows": row["rows"],
+                "documents": row["documents"],
+            }  # fmt: skip
+
+    def marks(result: StudyResult) -> Iterator[Mark]:
+        for row in result.rows("calibrated")[:1]:
+            yield Mark("x", row["tolerance"], f"tolerance {100 * row['tolerance']:g} %")
+
+    return Figure(
+        "calibrated", "Promised and kept",
+        "Left of the dashed line the tolerance is kept. Filled marks: texts for which the promise "
+        "was made; hollow marks: other texts, for which it was not. Red: refuted.",
+        rows, "dots", x=Axis("disagreement with the full model on fresh text", "share", 0, None),
+        y=Axis("", "category"), marks=marks, dodge=True, size=(9.5, 4.0),
+        sample="bars: 95 %, the wider of bootstrap over documents and exact binomial",
+    )  # fmt: skip
+
+
+def calibrated_table() -> Table:
+    """One row per calibrated rule and fresh text."""
+    outcome = {True: "kept", False: "broken"}
+    return Table(
+        "calibrated-table", "Calibrated exits on fresh text", lambda r: r.rows("calibrated"),
+        (
+            Column("map", "read through"), Column("rule", note="method"),
+            Column("knob", "threshold", "{:.3g}", note="note", words={None: "never exits"}),
+            Column("text", "read on"),
+            Column("promised", "promised?", words={True: "yes", False: "no"}),
+            Column("holds", "kept?", words=outcome, colours={True: "good", False: "bad"}),
+            estimate("disagreement", "disagreement (%)", "{:.2f}", 100),
+            Column("saved", "layers saved", "{:.1f}"), Column("flops", "FLOPs / full", "{:.2f}"),
+            Column("rows", "states", "{:,.0f}"),
+        ),
+        dense=True,
+    )  # fmt: skip

@@ -1,0 +1,104 @@
+"""Axes: scales, ticks, limits, reference lines and legends.
+
+In: a matplotlib axes object and an `Axis` of a figure. Out: the same object, dressed.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from layerleap.extras import report_library
+from layerleap.show.figures.canvas import GRID, INK, SOFT
+from layerleap.study.figures import Axis, Mark
+
+RAISED = str.maketrans(
+    "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
+)
+
+
+def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence[Any]) -> None:
+    """Give the x or the y axis its label, scale, ticks and limits."""
+    ticker, side = report_library("matplotlib.ticker"), getattr(axes, f"{which}axis")
+    limits = getattr(axes, f"set_{which}lim")
+    getattr(axes, f"set_{which}label")(axis.label)
+    if axis.scale == "layer":
+        limits(-0.02 * n_layers, n_layers * 1.02)
+        side.set_major_locator(ticker.MaxNLocator(6, integer=True))
+    elif axis.scale == "share":
+        limits(0, 1)
+        side.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        side.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
+    elif axis.scale == "log":
+        getattr(axes, f"set_{which}scale")("log")
+        side.set_major_formatter(ticker.FuncFormatter(_power))
+        side.set_minor_formatter(ticker.NullFormatter())
+    elif axis.scale == "times":
+        getattr(axes, f"set_{which}scale")("log", base=2)
+        side.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}\u00d7"))
+        side.set_minor_locator(ticker.NullLocator())
+    elif axis.scale == "category":
+        getattr(axes, f"set_{which}ticks")(range(len(categories)), [str(c) for c in categories])
+    if axis.low is not None or axis.high is not None:
+        limits(axis.low, axis.high)
+    if axis.scale == "category" and which == "y":
+        axes.set_ylim(len(categories) - 0.45, -0.55)  # the first category on top
+
+
+def _power(value: float, _position: int) -> str:
+    """A power of ten, written without mathematical typesetting."""
+    exponent = round(math.log10(value)) if value > 0 else 0
+    return "10" + str(exponent).translate(RAISED)
+
+
+def grid_for(axes: Any, x: Axis, y: Axis) -> None:
+    """Quiet grid lines along the axes that carry values."""
+    if y.scale != "category":
+        axes.grid(axis="y", color=GRID, linewidth=0.8)
+    if y.scale == "category" or x.scale in ("number", "times", "log", "share"):
+        axes.grid(axis="x", color=GRID, linewidth=0.8)
+
+
+def draw_marks(axes: Any, marks: Iterable[Mark]) -> None:
+    """Reference lines and shaded stretches, with their meaning written beside them."""
+    for mark in marks:
+        line, span = (
+            (axes.axvline, axes.axvspan) if mark.axis == "x" else (axes.axhline, axes.axhspan)
+        )
+        if mark.to is None:
+            line(mark.at, color=SOFT, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1)
+        else:
+            keep = axes.get_xlim(), axes.get_ylim()
+            span(mark.at, mark.to, color="#f1ede6", linewidth=0, zorder=0)
+            axes.set_xlim(keep[0])
+            axes.set_ylim(keep[1])
+        if mark.label and mark.axis == "x":
+            place = {"transform": axes.get_xaxis_transform(), "va": "bottom", "ha": "left"}
+            axes.text(mark.at, 0.02, f" {mark.label}", fontsize=8.5, color=SOFT, **place)
+        elif mark.label:
+            place = {"transform": axes.get_yaxis_transform(), "va": "top", "ha": "left"}
+            axes.text(0.01, mark.at, mark.label, fontsize=8.5, color=SOFT, **place)
+
+
+def legend_above(figure: Any, panels: Sequence[Any]) -> None:
+    """One legend for all panels, above them, where it can cover no line."""
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if not entries:
+        return
+    longest, width = max(map(len, entries)), figure.get_size_inches()[0]
+    columns = max(1, min(len(entries), int(width * 13 / (longest + 8))))
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside upper left", ncols=columns,
+        fontsize=9.5, labelcolor=INK,
+    )  # fmt: skip
+
+
+def zoom_in(axes: Any, low: float, high: float, points: Iterable[tuple[float, float]]) -> None:
+    """Show y from `low` to `high`, and the x range of the points that lie in there."""
+    axes.set_ylim(low, high)
+    reached = [x for x, y in points if low <= y <= high]
+    if reached:
+        right = axes.get_xlim()[1]
+        axes.set_xlim(min(min(reached) - 1, right - 2), right)

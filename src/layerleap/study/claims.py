@@ -1,0 +1,90 @@
+"""Claims: sentences of a paper, each tested against what a study measured.
+
+In: estimates with 95 % intervals, as rows with `value`, `low` and `high`.
+Out: a `Verdict`: does it hold here, what was measured, and how that was decided.
+
+One rule serves all studies. A comparison is "yes" only if the whole interval is on the claimed
+side, "no" only if the whole interval is on the other side, and "cannot tell" otherwise. Claims that
+rest on many comparisons count those answers; point estimates alone decide nothing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from layerleap.study.result import StudyResult
+
+Answer = Literal["yes", "partly", "no", "cannot tell", "not tested"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds in a study."""
+
+    agrees: Answer
+    seen: str  # the numbers, in words
+    why: str = ""  # how the answer follows from them
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of a paper, and the test of it."""
+
+    text: str
+    test: Callable[["StudyResult"], Verdict]
+
+
+def untested(reason: str) -> Verdict:
+    """The verdict on a claim that this study has no data for."""
+    return Verdict("not tested", reason)
+
+
+def above(estimate: Mapping[str, Any] | None, threshold: float = 0.0) -> Answer:
+    """Is the estimate above the threshold? Decided by its interval."""
+    if estimate is None or estimate.get("low") is None or estimate.get("high") is None:
+        return "cannot tell"
+    if estimate["low"] > threshold:
+        return "yes"
+    return "no" if estimate["high"] <= threshold else "cannot tell"
+
+
+def below(estimate: Mapping[str, Any] | None, threshold: float = 0.0) -> Answer:
+    """Is the estimate below the threshold? Decided by its interval."""
+    if estimate is None or estimate.get("low") is None or estimate.get("high") is None:
+        return "cannot tell"
+    return above({"low": -estimate["high"], "high": -estimate["low"]}, -threshold)
+
+
+def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return a - b for two separate estimates; its interval spans all differences of theirs.
+
+    Conservative where both come from the same rows: prefer a paired interval if there is one.
+    """
+    ends = (a.get("low"), a.get("high"), b.get("low"), b.get("high"))
+    value = None if None in (a["value"], b["value"]) else a["value"] - b["value"]
+    if None in ends:
+        return {"value": value, "low": None, "high": None}
+    return {"value": value, "low": a["low"] - b["high"], "high": a["high"] - b["low"]}
+
+
+def all_of(answers: Iterable[Answer]) -> Answer:
+    """One answer for a claim with several parts: "partly" if some parts hold and others do not."""
+    given = set(answers)
+    if given == {"yes"} or given == {"no"}:
+        return given.pop()
+    if {"yes", "no"} <= given or "partly" in given:
+        return "partly"
+    return "cannot tell"
+
+
+def share_of(answers: Iterable[Answer], needed: float) -> Answer:
+    """Does the claim hold in at least this share of cases? Undecided cases count for neither."""
+    given = list(answers)
+    yes, no = given.count("yes"), given.count("no")
+    least = needed * len(given)
+    if not given:
+        return "cannot tell"
+    if yes >= least:
+        return "yes"
+    return "no" if len(given) - no < least else "cannot tell"

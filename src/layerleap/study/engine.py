@@ -1,0 +1,387 @@
+"""The engine that runs every study: sections in order, checkpointed, with findings and claims.
+
+In: a `Study`, a model and settings. Out: a `StudyResult`.
+
+A study is a name, a settings dataclass and a tuple of sections. A section turns a context (the
+model, its settings, and whatever sections share) into tables, says in words what they show, tests
+claims, and lists its figures and tables. Finished sections are saved in a folder, so that an
+interrupted study continues with the next one. A section that cannot run is reported as failed, and
+the others go on.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Generic, Self, TypeVar
+
+import layerleap
+from layerleap.errors import BadSettings, CannotWrite, LayerleapError, WrongModel
+from layerleap.files import whole_file
+from layerleap.memory import peak_memory
+from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, silent
+from layerleap.study.claims import Claim, untested
+from layerleap.study.figures import Figure
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.tables import Table
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """A field of a settings class that is also a command-line option.
+
+    Args:
+        default: its value when nothing is given.
+        help: one line for `--help`.
+        more: `flags`, its names on the command line (`--its-name` when left out), and `parse`, a
+            function from the typed text to the value.
+    """
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Base of the settings of a study: plain values, checked in `__post_init__`."""
+
+    def quickened(self) -> Self:
+        """Smaller sizes for a first look."""
+        return self
+
+    def resolved(self, model: Transformer) -> Self:
+        """The same settings with everything decided that depends on the model."""
+        return self
+
+    def to_dict(self) -> Row:
+        """Plain JSON values; a fitted object is named by its digest."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value.digest() if hasattr(value, "digest") else value
+
+
+S = TypeVar("S", bound=Settings)
+T = TypeVar("T")
+
+
+class Context(Generic[S]):
+    """What the sections of one run share. Studies derive from it to add banks, scores, ..."""
+
+    def __init__(self, model: Transformer, settings: S, folder: Path, progress: Progress) -> None:
+        self.model, self.settings, self.folder, self.progress = model, settings, folder, progress
+        self.notes: list[str] = []
+        self.data: list[Row] = []  # what was read, by role and text
+        self.tables: Tables = {}  # of the sections that have finished
+
+    def note(self, *texts: str) -> None:
+        """Add remarks for the reader, each once."""
+        self.notes += [text for text in texts if text not in self.notes]
+
+    def account(self, *rows: Row) -> None:
+        """Record what was read; a second reading for the same purpose does not count again."""
+        known = {(row["role"], row["text"]) for row in self.data}
+        self.data += [row for row in rows if (row["role"], row["text"]) not in known]
+
+    def attempt(self, what: str, make: Callable[[], T]) -> T | None:
+        """What `make` returns, or None and a note if this model or text does not allow it."""
+        try:
+            return make()
+        except LayerleapError as error:
+            self.note(f"{what}: left out. {str(error)[:1].upper()}{str(error)[1:]}.")
+            return None
+
+    def fingerprint(self) -> Any:
+        """What else results depend on, besides model and settings: usually a digest of the text."""
+        return None
+
+    def artifacts(self) -> Mapping[str, Any]:
+        """Fitted objects to save with the report, by folder name."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a study. `run` makes its tables; everything else is derived from them."""
+
+    key: str
+    title: str
+    run: Callable[[Any], Tables]
+    lead: str = ""  # a paragraph that says what is asked, and how
+    short: str = ""  # its name in the page's navigation; the title when empty
+    help: str = ""  # a few words for `--sections` in the command's help
+    findings: Callable[[StudyResult], Iterable[Finding]] = lambda _: ()
+    claims: tuple[Claim, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+    texts: str = ""  # table of generated texts, shown token by token
+    required: bool = False  # runs always, and if it fails, so does the study
+    needs: tuple[str, ...] = ()  # sections that must have run before
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number for the top of the page: what it is, and its value through each lens."""
+
+    title: str
+    values: tuple[tuple[str, str, float], ...]  # name, as text, and as a share for a bar
+
+
+@dataclass(frozen=True)
+class Box:
+    """A short explanation of one lens or method, in a coloured box."""
+
+    name: str  # mat, id and tuned have their colours
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The summary image: figures side by side under a computed title."""
+
+    title: Callable[[StudyResult], str]
+    figures: tuple[str, ...]  # keys of figures
+    panels: tuple[str, ...] = ()  # of these, the panels shown; all when empty
+    widths: tuple[float, ...] = (1.75, 1)
+    # From x, to an earlier x, at which height, and what it means.
+    arrow: Callable[[StudyResult], tuple[float, float, float, str] | None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class Study(Generic[S]):
+    """An experiment. Call it with a model to run it.
+
+    Example:
+        >>> result = ll.studies.saturation("smollm2", quick=True)
+        >>> result.report("out")
+    """
+
+    name: str
+    title: str  # of the page; may use {model} and {text}
+    help: str  # what it asks, for the command's help
+    settings: type[S]
+    sections: tuple[Section, ...]
+    context: type[Context[S]] = Context
+    method: int = 1  # raise when results change meaning: old checkpoints are then not used
+    paper: str = ""  # what it reproduces
+    about: Callable[[StudyResult], Iterable[str]] = lambda _: ()  # paragraphs: "What is this?"
+    boxes: Callable[[StudyResult], Iterable[Box]] = lambda _: ()
+    tiles: Callable[[StudyResult], Iterable[Tile]] = lambda _: ()
+    picture: Picture | None = None
+
+    def __post_init__(self) -> None:
+        keys = [section.key for section in self.sections]
+        for section in self.sections:
+            if missing := set(section.needs) - set(keys[: keys.index(section.key)]):
+                raise BadSettings(
+                    f"section {section.key!r} needs {missing}, which do not run before"
+                )
+
+    def __call__(
+        self,
+        model: Transformer | str,
+        settings: S | None = None,
+        *,
+        quick: bool = False,
+        sections: Iterable[str] | None = None,
+        folder: str | Path | None = None,
+        progress: Progress = silent,
+        **changes: Any,
+    ) -> StudyResult:
+        """Run the study on a model.
+
+        Args:
+            model: a wrapped model, or what `load` takes.
+            settings: of this study's settings class; the defaults when None.
+            quick: smaller sizes for a first look.
+            sections: keys of the optional sections to run; all of them when None.
+            folder: where finished sections are saved; an interrupted study continues from there.
+            progress: called with every batch and section.
+            changes: single settings, by name.
+        """
+        chosen = self.chosen(sections)
+        settings = self._settings(settings, quick, changes)
+        if not isinstance(model, Transformer):
+            from layerleap.models.load import load
+
+            model = load(model)
+        settings = settings.resolved(model)
+        started = time.monotonic()
+        with _work_folder(folder) as work:
+            context = self.context(model, settings, work, progress)
+            run = _Run(self, context, settings)
+            for number, section in enumerate(chosen):
+                progress(f"section {number + 1} of {len(chosen)}: {section.title}", 0, None, "")
+                run.section(section)
+            result = run.result()
+        seconds = round(time.monotonic() - started, 1)
+        whole = not any(row["resumed"] for row in result.sections)
+        result.run.update(seconds=seconds, whole=whole, peak_mib=peak_memory(), quick=quick)
+        return result
+
+    def chosen(self, wanted: Iterable[str] | None) -> list[Section]:
+        """The sections to run, in order: required ones, those asked for, and what they need."""
+        by_key = {section.key: section for section in self.sections}
+        names = list(by_key if wanted is None else wanted)
+        if unknown := [name for name in names if name not in by_key]:
+            raise BadSettings(
+                f"study {self.name!r} has no section {unknown[0]!r}; choose from "
+                f"{', '.join(by_key)}"
+            )
+        names += [key for key, section in by_key.items() if section.required]
+        for key in reversed(by_key):  # whoever needs a section comes after it
+            if key in names:
+                names += by_key[key].needs
+        return [section for key, section in by_key.items() if key in names]
+
+    def _settings(self, settings: S | None, quick: bool, changes: Mapping[str, Any]) -> S:
+        known = [each.name for each in fields(self.settings)]
+        if unknown := sorted(set(changes) - set(known)):
+            raise BadSettings(
+                f"study {self.name!r} has no setting {unknown[0]!r}; choose from {', '.join(known)}"
+            )
+        settings = replace(settings or self.settings(), **changes)
+        return settings.quickened() if quick else settings
+
+
+class _Run:
+    """One study in progress: its sections, finished or failed."""
+
+    def __init__(self, study: Study[S], context: Context[S], settings: S) -> None:
+        self.study, self.context, self.settings = study, context, settings
+        self.model: Row = _describe(context.model)
+        self.log: list[Row] = []
+        depends = [
+            layerleap.__version__, study.name, study.method, self.model, settings.to_dict(),
+            context.fingerprint(),
+        ]  # fmt: skip
+        text = json.dumps(depends, sort_keys=True, default=str)
+        self.key = blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def section(self, section: Section) -> None:
+        """Run one section, or take its tables from an earlier run with the same settings."""
+        failed = {row["key"]: row["reason"] for row in self.log if row["status"] == "failed"}
+        entry = {"key": section.key, "title": section.title, "status": "done", "reason": ""}
+        if lacking := [key for key in section.needs if key in failed]:
+            reason = f"it needs section {lacking[0]!r}, which failed"
+            self.log.append({**entry, "status": "failed", "reason": reason, "seconds": 0.0,
+                             "resumed": False})  # fmt: skip
+            return
+        path = self.context.folder / f"section-{section.key}.json"
+        saved = self._saved(path)
+        resumed = saved is not None
+        if saved is None:
+            started = time.monotonic()
+            try:
+                saved = self._ran(section)
+            except (WrongModel, CannotWrite):
+                raise
+            except LayerleapError as error:
+                if section.required:
+                    raise
+                entry |= {"status": "failed", "reason": str(error)}
+                saved = {"tables": {}, "notes": [], "data": []}
+            saved["seconds"] = round(time.monotonic() - started, 1)
+            if entry["status"] == "done":
+                with whole_file(path) as temporary:
+                    text = json.dumps({"key": self.key, **saved}, allow_nan=False)
+                    temporary.write_text(text, encoding="utf8")
+        else:  # what the section added when it ran
+            self.context.note(*saved["notes"])
+            self.context.account(*saved["data"])
+        self.context.tables |= saved["tables"]
+        self.log.append({**entry, "seconds": saved["seconds"], "resumed": resumed})
+
+    def _ran(self, section: Section) -> Row:
+        """The tables of a section as JSON gives them back, and what it noted along the way."""
+        notes, data = len(self.context.notes), len(self.context.data)
+        tables = section.run(self.context)
+        if taken := set(tables) & set(self.context.tables):
+            raise BadSettings(f"table {min(taken)!r} of section {section.key!r} exists already")
+        plain = json.loads(json.dumps(_without_nan(tables)))
+        return {
+            "tables": plain,
+            "notes": self.context.notes[notes:],
+            "data": self.context.data[data:],
+        }
+
+    def _saved(self, path: Path) -> Row | None:
+        try:
+            saved = json.loads(path.read_text(encoding="utf8"))
+        except (OSError, ValueError):  # none yet, or damaged: run the section
+            return None
+        is_ours = isinstance(saved, dict) and saved.get("key") == self.key
+        return saved if is_ours and {"tables", "notes", "data", "seconds"} <= saved.keys() else None
+
+    def result(self) -> StudyResult:
+        """Everything that has run, with findings and verdicts."""
+        resumed = [row["title"] for row in self.log if row["resumed"]]
+        if resumed:
+            self.context.notes.append(
+                f"Sections taken from an earlier run in the same folder: {', '.join(resumed)}. "
+                "The time taken is that of the last run alone."
+            )
+        result = StudyResult(
+            study=self.study.name,
+            version=layerleap.__version__,
+            made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            model=self.model,
+            settings=self.settings.to_dict(),
+            tables=self.context.tables,
+            data=self.context.data,
+            notes=self.context.notes,
+            sections=self.log,
+            artifacts=self.context.artifacts(),
+        )
+        status = {row["key"]: row for row in self.log}
+        for section in self.study.sections:
+            entry = status.get(section.key)
+            is_done = entry is not None and entry["status"] == "done"
+            if is_done:
+                result.findings.extend(
+                    {"section": section.key, **asdict(finding)}
+                    for finding in section.findings(result)
+                )
+            for claim in section.claims:
+                if entry is None:
+                    verdict = untested(f"section {section.key!r} was not run")
+                else:
+                    verdict = claim.test(result) if is_done else untested(entry["reason"])
+                result.claims.append(
+                    {"section": section.key, "claim": claim.text} | asdict(verdict)
+                )
+        return result
+
+
+def _describe(model: Transformer) -> Row:
+    return {
+        **model.identity.to_dict(), "kind": model.kind, "n_layers": model.n_layers,
+        "d_model": model.d_model, "d_vocab": model.d_vocab,
+    }  # fmt: skip
+
+
+def _without_nan(value: Any) -> Any:
+    """The same plain data with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def _work_folder(folder: str | Path | None) -> Iterator[Path]:
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        yield Path(folder)
+        return
+    with TemporaryDirectory(prefix="layerleap-") as name:
+        yield Path(name)

@@ -1,0 +1,147 @@
+"""What studies of a text share: settings for the text, and the batches of its two sides.
+
+In: a model and the settings of a study. Out: a context that knows what to fit on and what to read.
+Maps are fitted on one side of the text; everything is measured on the other.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from layerleap.errors import BadSettings, BadText
+from layerleap.maps.fit import default_text, enough, resolve_text
+from layerleap.models.transformer import Transformer
+from layerleap.stream.batches import batches_of
+from layerleap.stream.drawn import NOTE
+from layerleap.stream.examples import Batch, Census, Sampling
+from layerleap.stream.pieces import Side
+from layerleap.study.engine import Context, Settings, option
+
+
+@dataclass(frozen=True)
+class TextSettings(Settings):
+    """Which text, how much of it, and how it is cut. Images and speech count as texts."""
+
+    text: str | None = option(
+        None,
+        "wikipedia, news, 'drawn' (sampled from the model), a file (txt, jsonl, parquet, .gz), a "
+        "folder, or a data set of the hub. For image classifiers: mnist, digits, a folder of "
+        "images, .npz or .csv. For speech: beckett, spoken (by espeak-ng), a .wav file with its "
+        "transcript as .txt beside it, or a folder of these. By default, what suits the model.",
+        flags=("--text", "-t"),
+    )
+    n_fit: int | None = option(None, "Texts to fit on.", flags=("--fit-texts",))
+    n_read: int | None = option(None, "Held-out texts to read.", flags=("--read-texts",))
+    unit: str = option("sentence", "What one text is: sentence, paragraph or document.")
+    positions: str | None = option(
+        None,
+        "'one' random position per text, 'all', or 'every:N'. By default, what suits the model.",
+    )
+    max_tokens: int = option(128, "Longer texts are cut here.")
+    field: str = option("text", "The key or column that holds the text in jsonl and parquet.")
+    held_out: float = option(0.25, "Share of documents that is never fitted on.")
+    include_special: bool = option(False, "Masked models: special tokens may be masked and read.")
+    starts: str | None = option(
+        None, "File of real sequences from which a masked model draws its texts."
+    )
+    seed: int = option(0, "Decides which documents, texts and positions are used.")
+
+    def __post_init__(self) -> None:
+        if "-" in (self.text, self.starts):
+            raise BadSettings(
+                "standard input can be read only once, and a study reads its text several times; "
+                "save it to a file first and name that"
+            )
+        if self.starts is not None and (self.text or "drawn") != "drawn":
+            raise BadSettings("starts are for texts drawn from the model; leave one of them out")
+        for name in ("n_fit", "n_read"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise BadSettings(f"{name} is {value}; expected 1 or more")
+        if not 0 < self.held_out < 1:
+            raise BadSettings(f"held_out is {self.held_out}; expected a share between 0 and 1")
+        _ = self.sampling  # refuses what cannot be cut
+
+    def main_text(self, model: Transformer) -> str:
+        """The text asked for, or what suits the model."""
+        if self.text is None and self.starts is not None:
+            return "drawn"
+        return self.text or default_text(model)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How texts are cut and positions chosen."""
+        return Sampling(
+            unit=self.unit,  # type: ignore[arg-type]
+            positions=self.positions or "one", max_tokens=self.max_tokens, field=self.field,
+            held_out=self.held_out, include_special=self.include_special, seed=self.seed,
+        )  # fmt: skip
+
+
+TS = TypeVar("TS", bound=TextSettings)
+
+
+class TextContext(Context[TS]):
+    """Batches of a text's two sides, and an account of what was read."""
+
+    @property
+    def text(self) -> str:
+        """The main text."""
+        assert self.settings.text is not None  # decided in `resolved`
+        return self.settings.text
+
+    def source(self, text: str | None = None) -> tuple[Any, Sampling]:
+        """What to stream for a text, and how to cut it; draws texts from the model if need be."""
+        s, text = self.settings, text or self.text
+        assert s.n_fit is not None
+        assert s.n_read is not None
+        is_drawn = text == "drawn"
+        if is_drawn:
+            self.note(NOTE)
+        # One file for both sides, drawn for whichever needs more.
+        needs = enough(s.n_fit, 1 - s.held_out), enough(s.n_read, s.held_out)
+        return resolve_text(
+            self.model, text, s.sampling, self.progress, s.starts if is_drawn else None, max(needs)
+        )
+
+    def batches(
+        self, side: Side = "held-out", *, text: str | None = None, census: Census | None = None
+    ) -> Iterator[Batch]:
+        """One side of a text, always in the same order."""
+        source, sampling = self.source(text)
+        n_texts = self.settings.n_fit if side == "fit" else self.settings.n_read
+        return batches_of(self.model, source, sampling, side=side, n_texts=n_texts, census=census)
+
+    def census(self, side: Side = "held-out", text: str | None = None) -> Census:
+        """What there is on one side, counted without running the model; none is an error."""
+        census = Census()
+        for _ in self.batches(side, text=text, census=census):
+            pass
+        if not census.texts:
+            raise BadText(
+                f"no document of {text or self.text!r} fell to the {side} side; give more "
+                "documents, or another seed"
+            )
+        return census
+
+    def fingerprint(self) -> Any:
+        """A digest of the held-out side: a changed text must be read again."""
+        return self.census().to_dict()["fingerprint"]
+
+    def read(self, role: str, text: str, data: Mapping[str, Any], started: float) -> None:
+        """Record what was fitted on or read, and note a shortage.
+
+        Args:
+            role: "fit", "read" or another purpose.
+            text: its name.
+            data: counts, as `Census.to_dict` gives them.
+            started: `time.monotonic()` when it began.
+        """
+        counts = ("documents", "texts", "tokens", "rows", "fingerprint")
+        row = {"role": role, "text": text, **{key: data.get(key) for key in counts}}
+        self.account({**row, "seconds": round(time.monotonic() - started, 2)})
+        asked = {"fit": self.settings.n_fit, "read": self.settings.n_read}.get(role)
+        texts = int(data.get("texts") or 0)
+        if asked is not None and texts < asked:
+            purpose = "fit on" if role == "fit" else "read"
+            self.note(f"{text}: only {texts:,} of {asked:,} texts were found to {purpose}.")
