@@ -219,7 +219,7 @@ class Study(Generic[S]):
             context = self.context(model, settings, work, progress)
             run = _Run(self, context, settings)
             for number, section in enumerate(chosen):
-                progress(f"section {number + 1} of {len(chosen)}: {section.title}", 0, None, "")
+                progress(f"study of {self.name}", number, len(chosen), "sections")
                 run.section(section)
             result = run.result()
         seconds = round(time.monotonic() - started, 1)
