@@ -1,8 +1,8 @@
-"""The command line: each command parses, calls one function, prints one thing.
+"""The command line: each command parses its arguments, calls one function and prints the result.
 
 In: arguments. Out: tables on stdout (or JSON with --json), progress and errors on stderr.
 Computes nothing: what a command can do, three lines of Python can do. torch is imported only
-inside the commands that need it, so that --help answers at once.
+inside the commands that need it, so that --help is fast.
 """
 
 from typing import Annotated
@@ -26,15 +26,14 @@ app = typer.Typer(
 
     [bold]First steps[/]
 
-      layerleap models                                     what is bundled
-      layerleap check smollm2                              can it be trusted?
-      layerleap check dinov2-mnist                         a vision model, made on first use
-      layerleap read smollm2 "The capital of France is"    every layer's guess
-      layerleap saturation smollm2 "Once upon a time"      where each guess is settled
-      layerleap study shortcuts smollm2 --quick -o report  a report to look at
-      layerleap study saturation smollm2 --quick -o report does it settle in order?
+      layerleap models                                     list the bundled models
+      layerleap check smollm2                              verify that a model can be read
+      layerleap read smollm2 "The capital of France is"    each layer's prediction
+      layerleap saturation smollm2 "Once upon a time"      when each prediction saturates
+      layerleap study shortcuts smollm2 --quick -o report  a report on linear shortcuts
+      layerleap study saturation smollm2 --quick -o report a report on saturation
       layerleap suitability smollm2                        is early exit worth it?
-      layerleap generate smollm2 "Once upon a time"        faster, and exactly
+      layerleap generate smollm2 "Once upon a time"        exact speculative decoding
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
     """,
@@ -42,7 +41,7 @@ app = typer.Typer(
 study_app = typer.Typer(
     cls=StudyGroup, no_args_is_help=True, help="Run an experiment and write its report."
 )
-import_app = typer.Typer(no_args_is_help=True, help="Turn maps that others published into a bank.")
+import_app = typer.Typer(no_args_is_help=True, help="Import maps published by others.")
 app.add_typer(study_app, name="study")
 app.add_typer(import_app, name="import")
 

@@ -1,4 +1,4 @@
-"""The options that several commands share, and how their words become values.
+"""Options that several commands share, and how their text becomes values.
 
 In: what was typed. Out: loaded models and plain values.
 """
@@ -18,36 +18,36 @@ Text = Annotated[
     typer.Option(
         "--text",
         "-t",
-        help="wikipedia, news, 'drawn' (by the model itself), a file (txt, jsonl, parquet, .gz), "
-        "a folder, '-' for standard input, or a data set of the hub. By default wikipedia, or "
-        "drawn for bundled models that do not speak English. For image classifiers: mnist, "
+        help="wikipedia, news, 'drawn' (sampled from the model), a file (txt, jsonl, parquet, "
+        ".gz), a folder, '-' for standard input, or a data set of the hub. By default wikipedia, "
+        "or drawn for bundled models that do not speak English. For image classifiers: mnist, "
         "digits, a folder of images, .npz or .csv. For speech: beckett, spoken (by espeak-ng), "
-        "a .wav file with its transcript as .txt beside it, or a folder of such.",
+        "a .wav file with its transcript as .txt beside it, or a folder of these.",
     ),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; replaced when finished.")]
-ReportOut = Annotated[
-    Path, typer.Option("--out", "-o", help="Folder for the report; other files in it stay.")
+Out = Annotated[
+    Path, typer.Option("--out", "-o", help="Folder for the result; replaced when finished.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-BankToTune = Annotated[
-    str, typer.Option("--bank", help="Folder or hub name of a bank that `fit` made.")
-]
+BankToTune = Annotated[str, typer.Option("--bank", help="Folder or hub name of a fitted bank.")]
 Blocks = Annotated[str | None, typer.Option(help="Path of the list of blocks, if discovery fails.")]
 Tail = Annotated[
-    str | None, typer.Option(help="Paths of the modules after the last block, with commas.")
+    str | None, typer.Option(help="Paths of the modules after the last block, separated by commas.")
 ]
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the model.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 ...; as saved when left out.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, ... By default, as saved.")]
 Intercept = Annotated[bool, typer.Option("--intercept", help="Fit a bias too.")]
 Ridge = Annotated[
     str, typer.Option(help="Penalty as a fraction of the mean eigenvalue, or 'auto'.")
 ]
 MergeIntercept = Annotated[
-    bool | None, typer.Option("--intercept/--no-intercept", help="Fit a bias; as the shards say.")
+    bool | None,
+    typer.Option(
+        "--intercept/--no-intercept", help="Fit a bias. By default, as the shards were fitted."
+    ),
 ]
 MergeRidge = Annotated[
-    str | None, typer.Option(help="A number or 'auto', as with fit; as the shards say by default.")
+    str | None, typer.Option(help="A number or 'auto'. By default, as the shards were fitted.")
 ]
 Rank = Annotated[int | None, typer.Option(help="Keep only this many directions of each map.")]
 Unit = Annotated[str, typer.Option(help="What one text is: sentence, paragraph or document.")]
@@ -62,10 +62,12 @@ Starts = Annotated[
     str | None,
     typer.Option(help="File of real sequences from which a masked model draws its texts."),
 ]
-Seed = Annotated[int, typer.Option(help="Decides which documents, texts and positions.")]
+Seed = Annotated[int, typer.Option(help="Decides which documents, texts and positions are used.")]
 
 
-Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="What they published.")]
+Folder = Annotated[
+    Path, typer.Argument(exists=True, file_okay=False, help="Folder with the published maps.")
+]
 Of = Annotated[str, typer.Option("--model", "-m", help="The model the maps belong to.")]
 
 
@@ -77,7 +79,7 @@ def load_model(
     dtype: str | None = None,
     **more: Any,
 ) -> Any:
-    """The model, with paths given by hand and options of `from_pretrained`."""
+    """Load a model, with paths given by hand and options of `from_pretrained`."""
     options = {"revision": revision, "dtype": dtype}
     chosen = {key: value for key, value in options.items() if value is not None}
     paths = parse_paths(tail)
@@ -85,7 +87,7 @@ def load_model(
 
 
 def parse_paths(text: str | None) -> list[str] | None:
-    """Paths with commas between them."""
+    """Paths separated by commas."""
     return [part.strip() for part in text.split(",")] if text else None
 
 
@@ -96,4 +98,4 @@ def parse_ridge(text: str) -> float | str:
     try:
         return float(text)
     except ValueError as error:
-        raise BadSettings(f"ridge {text!r} is neither 'auto' nor a number") from error
+        raise BadSettings(f"ridge is {text!r}; expected a number or 'auto'") from error

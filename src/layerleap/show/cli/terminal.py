@@ -1,7 +1,4 @@
-"""What every command shares: one clean line per error, progress on stderr, results on stdout.
-
-In: errors, progress and results. Out: what a person or a pipe sees.
-"""
+"""Terminal output: one line per error, progress on stderr, results on stdout."""
 
 import json
 import os
@@ -24,7 +21,7 @@ PLAIN_SECONDS = 15.0  # how often progress is written where there is no terminal
 
 @contextmanager
 def clean_errors() -> Iterator[None]:
-    """Our own errors become one red line and exit code 2; an interruption says what is kept."""
+    """Print expected errors as one red line (exit code 2); after Ctrl-C, say what was kept."""
     try:
         yield
     except LayerleapError as error:
@@ -32,8 +29,8 @@ def clean_errors() -> Iterator[None]:
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
         err.print(
-            "[yellow]stopped.[/] No half-written result was left; fit, tune, study and suitability "
-            "keep a checkpoint, from which the same command goes on.",
+            "[yellow]stopped.[/] No half-written result was left. fit, tune, study and suitability "
+            "keep a checkpoint: run the same command again to continue.",
             soft_wrap=True,
         )
         raise typer.Exit(130) from error
@@ -44,17 +41,17 @@ def clean_errors() -> Iterator[None]:
 
 
 def tell(message: str) -> None:
-    """One line about something slow that starts now."""
+    """Print one line before something slow."""
     err.print(f"[dim]{escape(message)}[/]", soft_wrap=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """A result for programs."""
+    """Print a result for programs."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 class TerminalProgress:
-    """Bars with rate and remaining time on a terminal, a line now and then elsewhere."""
+    """Progress bars on a terminal; elsewhere, a line from time to time."""
 
     def __init__(self) -> None:
         self.bars: Any = None
@@ -65,7 +62,7 @@ class TerminalProgress:
 
     def __enter__(self) -> "TerminalProgress":
         if os.environ.get("RANK", "0") != "0":
-            self.last_line = float("inf")  # under torchrun one process speaks for all
+            self.last_line = float("inf")  # under torchrun only the first process reports
         elif err.is_terminal:
             from rich.progress import (
                 BarColumn,
@@ -92,7 +89,7 @@ class TerminalProgress:
             self.bars.stop()
 
     def __call__(self, phase: str, done: int, total: int | None, unit: str = "texts") -> None:
-        """Take note of one step."""
+        """Show one step of progress."""
         now = time.monotonic()
         if done < self.latest.get(phase, done + 1):
             self.started[phase] = (now, done)  # new, or the same kind of work begun again
