@@ -53,19 +53,18 @@ def _size(
     transformer: Any, exact: Any, prompts: Any, size: int, rounds: int, tokens: int
 ) -> dict[str, Any]:
     """Tokens per second of both sides for one batch size."""
-    batches = [[next(prompts) for _ in range(size)] for _ in range(rounds)]
-    generated, per_pass = list[list[list[int]]](), list[float]()
+    some = [[next(prompts) for _ in range(size)] for _ in range(rounds)]
+    written, per_pass = list[list[list[int]]](), list[float]()
 
     def ours(number: int) -> None:
-        generated.append(generate(transformer, batches[number], tokens, {"custom_generate": exact}))
+        written.append(generate(transformer, some[number], tokens, {"custom_generate": exact}))
         per_pass.extend(account.per_pass for account in exact.accounts)
 
     samples = interleave(
-        {"ours": ours, "peer": lambda number: generate(transformer, batches[number], tokens)},
-        rounds,
+        {"ours": ours, "peer": lambda number: generate(transformer, some[number], tokens)}, rounds
     )
-    for texts, batch in zip(generated, batches, strict=True):
-        for text, ids in zip(texts, batch, strict=True):
+    for texts, prompts_of_round in zip(written, some, strict=True):
+        for text, ids in zip(texts, prompts_of_round, strict=True):
             if [text] != generate(transformer, [ids], tokens):
                 raise RuntimeError(
                     f"a text in a batch of {size} differs from what generate gives for it alone"

@@ -79,7 +79,7 @@ def run(*, smoke: bool) -> list[Row]:
             [out] = generate(transformer, [ids], tokens, options)
             seconds = time.perf_counter() - started
             account = options["custom_generate"].accounts[0] if side in decoders else None
-            if side in EARLY:  # the comparison with the full model is not timed
+            if side in EARLY:  # holding it against the full model is not part of it
                 seconds = account.prompt_seconds + account.seconds
             if side == "loop":
                 inside = tokens / (account.prompt_seconds + account.seconds)
