@@ -1,13 +1,13 @@
-# Every target sets itself up: a virtual environment, and in it what constraints.txt pins.
-# Variables: PYTHON (the interpreter to build it with) and VENV (its folder, made if missing).
+# Every target creates the virtual environment it needs, with the versions pinned in constraints.txt.
+# Variables: PYTHON (the interpreter to create it with) and VENV (its folder).
 
 PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.layerleap-is-installed
-# Two tests at a time, of one thread each; a module's tests stay together and share what they make.
+# Two test processes with one thread each. Tests of one module run in one process and share fixtures.
 WORKERS ?= --numprocesses 2 --dist loadfile
-# What `make saturation` studies; without espeak-ng whisper-tiny has one recording to hear.
+# Models for `make saturation`. Without espeak-ng, whisper-tiny only has the bundled recording.
 SATURATION ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
 
 .DEFAULT_GOAL := help
@@ -15,20 +15,20 @@ SATURATION ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
-	  | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	  | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
 
-setup: $(STAMP) ## Make the virtual environment and install layerleap in it, editable
+setup: $(STAMP) ## Create the virtual environment and install layerleap in it, editable
 
-demo: $(STAMP) ## Fit shortcuts of a bundled real model on real text; the report is in build/demo
+demo: $(STAMP) ## Fit shortcuts for a bundled model on real text; the report is in build/demo
 	$(BIN)/layerleap study shortcuts smollm2 --text wikipedia --other news \
 	  --fit-texts 4000 --read-texts 800 --sections exits --out build/demo
 
-paper: $(STAMP) ## Everything in "Jump to Conclusions" on the bundled model (most of an hour); in build/paper
+paper: $(STAMP) ## Reproduce "Jump to Conclusions" on the bundled model (most of an hour); results in build/paper
 	$(BIN)/layerleap study shortcuts smollm2 --out build/paper
 	mkdir -p docs/results/paper
 	cp build/paper/claims.csv build/paper/exits_saved.csv build/paper/findings.txt docs/results/paper/
 
-saturation: $(STAMP) ## Everything in "Looking Beyond the Top-1", on language, images and speech (an hour); in build/saturation
+saturation: $(STAMP) ## Reproduce "Looking Beyond the Top-1" on text, images and speech (an hour); results in build/saturation
 	for model in $(SATURATION); do \
 	  $(BIN)/layerleap study saturation $$model --out build/saturation/$$model || exit 1; \
 	  mkdir -p docs/results/saturation/$$model; \
@@ -36,19 +36,19 @@ saturation: $(STAMP) ## Everything in "Looking Beyond the Top-1", on language, i
 	    docs/results/saturation/$$model/ || exit 1; \
 	done
 
-test: $(STAMP) ## Run all tests, those on real models included
+test: $(STAMP) ## Run all tests, including those on real models
 	$(BIN)/python -m pytest $(WORKERS)
 
-check: $(STAMP) ## Format, lint, types and all tests: what must pass before a commit
+check: $(STAMP) ## Check format, lint and types, and run all tests; must pass before a commit
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(WORKERS)
 
-bench: $(STAMP) ## Measure every bar; the results are in build/bench.json
+bench: $(STAMP) ## Run all benchmarks; the results are in build/bench.json
 	$(BIN)/python benchmarks/run.py
 
-results: demo ## Make the figures and numbers that the README shows (ten minutes)
+results: demo ## Update the figures and numbers shown in the README (ten minutes)
 	$(BIN)/layerleap study shortcuts rxnfp --out build/rxnfp
 	for model in smollm2 rxnfp; do \
 	  from=build/rxnfp; [ $$model = smollm2 ] && from=build/demo; \
@@ -57,7 +57,7 @@ results: demo ## Make the figures and numbers that the README shows (ten minutes
 	done
 	if [ -f build/bench.json ]; then cp build/bench.json docs/results/; fi
 
-clean: ## Remove what was made here: build/, caches and .venv
+clean: ## Remove build/, caches and .venv
 	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 

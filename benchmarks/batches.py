@@ -1,9 +1,9 @@
-"""Several texts at once: our exact decoder against the library's own batch, in turns.
+"""Batched decoding: our exact decoder against a batch of `generate`, in alternation.
 
-Peer: `generate` on the same prompts, padded on the left. The library's other exact options (prompt
-lookup, early-exit drafts) take one text at a time. Both sides write as many tokens for every text,
-and no prompt is written on twice by ours, which remembers what the model said. That ours writes
-what `generate` writes for each text alone is checked on what was timed, and an error if not so.
+Peer: `generate` on the same prompts, padded on the left. The other exact options of transformers
+(prompt lookup, early-exit drafts) take one text at a time. Both sides generate the same number of
+tokens for every text. Ours never gets a prompt twice, because it remembers the model's predictions.
+The timed texts are compared with those of `generate` for each text alone; a difference is an error.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ ROUNDS, TOKENS = 3, 64
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Every size of batch; the bar is on the largest."""
+    """Measure every batch size; the threshold applies to the largest."""
     sizes, rounds, tokens = ((2,), 1, 8) if smoke else (SIZES, ROUNDS, TOKENS)
     transformer = load(MODEL, dtype="float32")
     transformer.model.generation_config.eos_token_id = None
@@ -29,19 +29,21 @@ def run(*, smoke: bool) -> list[Row]:
     each = 1 + sum(sizes) * rounds // 3 + 1
     by_set = [ids for _, ids in prompts_of(transformer, each)]
     prompts = iter([by_set[n] for start in range(each) for n in range(start, len(by_set), each)])
-    first = [next(prompts), next(prompts)]  # what a first use sets up is not speed
+    first = [next(prompts), next(prompts)]  # warm-up: the set-up of a first call is not timed
     for options in ({}, {"custom_generate": exact}):
         generate(transformer, first, 4, options)
-    found = {str(size): _size(transformer, exact, prompts, size, rounds, tokens) for size in sizes}
-    largest = found[str(sizes[-1])]
+    by_size = {
+        str(size): _size(transformer, exact, prompts, size, rounds, tokens) for size in sizes
+    }
+    largest = by_size[str(sizes[-1])]
     return [
         Row(
             "batch_over_generate", largest["ours"], largest["peer"], "tokens/s", BAR, ">=",
             detail={
-                "by_size": found, "n": sizes[-1], "rounds": rounds,
-                "note": f"texts at once, {tokens} tokens each, all texts counted, reading of "
-                "prompts included; float32, greedy; medians over rounds, each with prompts of its "
-                "own",
+                "by_size": by_size, "n": sizes[-1], "rounds": rounds,
+                "note": f"n texts in one batch, {tokens} tokens each, all texts counted, prompt "
+                "processing included; float32, greedy; medians over rounds, each round with new "
+                "prompts",
             },
         )
     ]  # fmt: skip
@@ -50,7 +52,7 @@ def run(*, smoke: bool) -> list[Row]:
 def _size(
     transformer: Any, exact: Any, prompts: Any, size: int, rounds: int, tokens: int
 ) -> dict[str, Any]:
-    """Tokens a second of both sides with so many texts at once."""
+    """Tokens per second of both sides for one batch size."""
     some = [[next(prompts) for _ in range(size)] for _ in range(rounds)]
     written, per_pass = list[list[list[int]]](), list[float]()
 
@@ -64,7 +66,9 @@ def _size(
     for texts, prompts_of_round in zip(written, some, strict=True):
         for text, ids in zip(texts, prompts_of_round, strict=True):
             if [text] != generate(transformer, [ids], tokens):
-                raise RuntimeError(f"a text of {size} at once differs from that of generate alone")
+                raise RuntimeError(
+                    f"a text in a batch of {size} differs from what generate gives for it alone"
+                )
     rates = {side: size * tokens / median(seconds) for side, seconds in samples.items()}
     return {
         **rates, "ratio": rates["ours"] / rates["peer"], "tokens_per_pass": median(per_pass),

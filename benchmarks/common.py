@@ -1,4 +1,4 @@
-"""What the benchmarks share: an interleaved timer, and rows with both sides of a comparison.
+"""Shared by the benchmarks: an interleaved timer, and rows that hold both sides of a comparison.
 
 In: functions to time. Out: `Row`s, merged by name into one JSON file, and a table.
 """
@@ -30,21 +30,21 @@ DEMO = (
 
 @dataclass(frozen=True)
 class Row:
-    """One bar: what was measured on both sides, what was wanted, and whether it holds."""
+    """One benchmark: both measurements, the threshold, and whether it is met."""
 
     name: str
     ours: float
-    peer: float | None  # None where the bar is absolute
+    peer: float | None  # None if the threshold is absolute
     unit: str
     bar: float
-    sense: Literal["<=", ">="]  # how the judged number must lie to the bar
+    sense: Literal["<=", ">="]  # how the judged number must compare with the bar
     judged: Literal["ratio", "ours"] = "ratio"
     over: Literal["ours/peer", "peer/ours"] = "ours/peer"
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
-        """The two sides as one number; None where there is no other side."""
+        """The ratio of the two sides; None if there is only one."""
         if self.peer is None:
             return None
         top, bottom = (self.ours, self.peer) if self.over == "ours/peer" else (self.peer, self.ours)
@@ -52,25 +52,25 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the bar is met."""
+        """Whether the threshold is met."""
         value = self.ratio if self.judged == "ratio" else self.ours
         assert value is not None
         return value <= self.bar if self.sense == "<=" else value >= self.bar
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; the detail says how the numbers came about, and where."""
+        """Plain JSON types, with the details of the measurement and the machine."""
         row = {
             "name": self.name, "ours": self.ours, "peer": self.peer, "unit": self.unit,
             "ratio": self.ratio, "bar": self.bar, "holds": self.holds,
             "sense": self.sense, "judged": self.judged, "over": self.over, "machine": machine(),
         }  # fmt: skip
-        if both := row.keys() & self.detail.keys():
-            raise ValueError(f"the detail of {self.name} would replace {', '.join(sorted(both))}")
+        if clash := row.keys() & self.detail.keys():
+            raise ValueError(f"detail of {self.name} overwrites {', '.join(sorted(clash))}")
         return {**row, **self.detail}
 
 
 def machine() -> dict[str, Any]:
-    """What a reader must know to compare these numbers with others."""
+    """What you need to know to compare these numbers with others."""
     import torch
 
     return {
@@ -86,13 +86,13 @@ def machine() -> dict[str, Any]:
 def generate(
     transformer: Any, prompts: Sequence[Any], tokens: int, options: Mapping[str, Any] | None = None
 ) -> list[list[int]]:
-    """What the library's `generate` writes on from prompts of shape (1, token): the new tokens.
+    """The new tokens that `generate` of transformers gives for prompts of shape (1, token).
 
     Args:
         transformer: a decoder.
-        prompts: padded on the left where there are several.
-        tokens: that each text gets.
-        options: more for `generate`.
+        prompts: one per text; several are padded on the left.
+        tokens: how many to generate for each text.
+        options: further arguments of `generate`.
     """
     import torch
 
@@ -108,7 +108,7 @@ def generate(
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds that `work` takes, with the garbage of what ran before already collected."""
+    """Seconds that `work` takes; garbage of earlier work is collected first."""
     gc.collect()
     started = time.perf_counter()
     work()
@@ -116,25 +116,22 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def interleave(sides: Mapping[str, Callable[[int], Any]], rounds: int) -> dict[str, list[float]]:
-    """Time every side in every round; who comes first changes from round to round.
-
-    A machine that slows down or warms up then does so for all sides alike.
-    """
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    """Time every side in every round; the order alternates, to cancel timing drift."""
+    samples: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         names = list(sides)
         for name in names if number % 2 == 0 else reversed(names):
-            found[name].append(timed(partial(sides[name], number)))
-    return found
+            samples[name].append(timed(partial(sides[name], number)))
+    return samples
 
 
 def median(samples: Iterable[float]) -> float:
-    """The middle one: unlike the mean it does not mind a disturbance."""
+    """The median, which is robust against single disturbances."""
     return statistics.median(samples)
 
 
 def layerleap(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user would; its failure is ours."""
+    """Run the command line as a user would; raises if it fails."""
     command = [str(Path(sys.executable).with_name("layerleap")), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -144,18 +141,18 @@ def layerleap(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def demo_arguments(out: Path, smoke: bool) -> tuple[str, ...]:
-    """The arguments of `make demo`, or a much smaller run of the same."""
+    """The arguments of `make demo`, or of a much smaller run."""
     small = {"4000": "60", "800": "30"} if smoke else {}
     return (*(small.get(word, word) for word in DEMO), "--out", str(out))
 
 
 def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]) -> Any:
-    """`study.json` of a folder, if one run made all of it; else `command` makes it anew.
+    """The `study.json` of a folder; `command` makes it if a whole run has not made it yet.
 
     Args:
         folder: where the report is, or will be.
-        command: what makes it.
-        is_wanted: whether the settings that it was made with are those asked for.
+        command: the command that writes it.
+        is_wanted: whether a study with these settings can be used.
     """
     path = folder / "study.json"
     if path.is_file():
@@ -163,22 +160,22 @@ def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]
         whole = found["summary"].get("run", {}).get("whole", False)
         if whole and is_wanted(found["settings"]):
             return found
-    # What an interrupted run has finished would be taken over, and its time not counted.
+    # Sections of an interrupted run would be reused, and their time would be missing.
     shutil.rmtree(folder / ".work", ignore_errors=True)
     layerleap(*command, "--out", str(folder))
     return read_json(path)
 
 
 def record(path: Path, rows: Iterable[Row]) -> None:
-    """Merge rows into the file by name, in one step, so that bars can be run one by one."""
+    """Merge rows into the file by name, in one step, so that benchmarks can run one by one."""
     known = {row["name"]: row for row in read_json(path)} if path.exists() else {}
     known |= {row.name: row.to_dict() for row in rows}
     write_json(path, list(known.values()))
 
 
 def table(rows: Iterable[Row], *, judged: bool = True) -> str:
-    """Both sides, their ratio and the bar, as text."""
-    lines = [f"{'bar':<20}{'ours':>12}{'peer':>12}  {'unit':<10}{'ratio':>9}  {'wanted':<10} holds"]
+    """A text table of both sides, their ratio and the threshold."""
+    lines = [f"{'name':<20}{'ours':>12}{'peer':>12}  {'unit':<10}{'ratio':>9}  {'bar':<10} holds"]
     for row in rows:
         peer = "-" if row.peer is None else f"{row.peer:.4g}"
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"

@@ -1,12 +1,14 @@
-"""Decoding, one text at a time: ours against the library's own ways, in one interleaved run.
+"""Decoding one text at a time: ours against the options of transformers, in one interleaved run.
 
-Sides: `generate`, prompt lookup of few and of many tokens, the library's early-exit drafts, our
-exact decoder, our loop with exits switched off, and a rule that leaves early at about 95 %
-agreement and reads its tokens among common ones (the same rule with the whole head beside it).
-Prompts come from both bundled texts and a few instructions. Out: rows for exact decoding against
-`generate` and against the library's fastest exact option, for the loop, for leaving early; tokens
-per second of all sides, tokens per pass, layers, agreement, peak memory, what passes of several
-tokens cost here, and the limit that reading the weights once per token sets.
+Sides: `generate`, prompt lookup of few and of many tokens, early-exit drafts of transformers, our
+exact decoder, our loop without exits, and early exit with a rule of about 95 % agreement, which
+chooses tokens that exit early from a shortlist (and the same rule with the whole head). Prompts
+come from both bundled texts and a few instructions.
+
+Out: rows for exact decoding against `generate` and against the fastest exact option of
+transformers, for the loop, and for early exit; tokens per second of all sides, tokens per pass,
+layers, agreement, peak memory, the cost of passes over several tokens, and the limit set by reading
+the weights once per token.
 """
 
 import time
@@ -29,15 +31,15 @@ from layerleap.models.cursor.packed import Packed
 from layerleap.stream.examples import Sampling
 from layerleap.stream.texts import iter_documents
 
-EARLY_LAYER = 20  # the library's early-exit drafts: the best of 10, 15, 20, 25 when first tried
-LOOKUPS = (2, 10)  # tokens that the library looks up at a time: few suit this machine better
+EARLY_LAYER = 20  # for transformers' early-exit drafts: the best of 10, 15, 20, 25 when first tried
+LOOKUPS = (2, 10)  # tokens per prompt lookup of transformers; few work better on this machine
 EARLY: dict[str, Head] = {"early": "shortlist", "early, whole head": "whole"}
 INSTRUCTIONS = (
     "List five fruits and say what colour each of them has.",
     "Explain in simple words how a bicycle works.",
     "Write a short letter to a friend about the weather.",
     "Count from one to twenty in words.",
-    # Those above are decoded; with those below, exit rules are chosen.
+    # The instructions above are decoded; those below are for choosing exit rules.
     "Describe a quiet morning in a small town by the sea.",
     "Give three reasons why people keep dogs.",
     "How do I boil an egg so that the yolk stays soft?",
@@ -54,10 +56,10 @@ INSTRUCTIONS = (
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Every side over every prompt, sides taking turns."""
+    """Decode every prompt with every side; the order of sides alternates."""
     tokens, per_set = (8, 1) if smoke else (96, 4)
     transformer = load(MODEL, dtype="float32")
-    # Every side writes as many tokens; `min_new_tokens` would have a processor look at each.
+    # All sides then generate the same number of tokens; `min_new_tokens` would add a processor.
     transformer.model.generation_config.eos_token_id = None
     bank = default_bank(transformer)
     prompts = prompts_of(transformer, per_set)
@@ -67,7 +69,7 @@ def run(*, smoke: bool) -> list[Row]:
             apart.setdefault(name, []).append(ids)
     decoders, setup = _decoders(transformer, bank, apart, len(prompts), smoke)
     for _, options in _sides(transformer, decoders, with_slow=False):
-        generate(transformer, [prompts[0][1]], 1, options)  # what a first use sets up is not speed
+        generate(transformer, [prompts[0][1]], 1, options)  # warm-up: set-up is not timed
     seen: dict[str, dict[str, list[Any]]] = {}
     texts: dict[tuple[str, int], list[int]] = {}
     for number, (name, ids) in enumerate(prompts):
@@ -88,7 +90,7 @@ def run(*, smoke: bool) -> list[Row]:
 
 
 def prompts_of(transformer: Transformer, per_set: int) -> list[tuple[str, torch.Tensor]]:
-    """Beginnings of documents of both texts, and instructions: (set, (1, token))."""
+    """The first words of documents of both texts, and instructions: (set, ids of (1, token))."""
     tokenizer: Any = transformer.tokenizer
     found = []
     for text in ("wikipedia", "news"):
@@ -106,13 +108,13 @@ def prompts_of(transformer: Transformer, per_set: int) -> list[tuple[str, torch.
 def table_of(
     transformer: Transformer, bank: ShortcutBank, smoke: bool
 ) -> tuple[DraftTable, float | None]:
-    """All rows of the table of followers, and the seconds to make them; None if they were there."""
+    """The full table of drafts, and the seconds to compute it; None if it was saved before."""
     table, seconds = DraftTable(Lens(transformer, bank)), None
     path = BUILD / "drafts.safetensors"
     if not smoke:
         try:
             table.load(path)
-        except BadArtifact:  # none yet, or of another bank
+        except BadArtifact:  # not saved yet, or for another bank
             started = time.perf_counter()
             table.fill()
             seconds = time.perf_counter() - started
@@ -147,7 +149,7 @@ def _decoders(
     }  # fmt: skip
     return made, {
         "sides": list(made),
-        "table_seconds": seconds,  # None if it was there from an earlier run
+        "table_seconds": seconds,  # None if an earlier run saved it
         "pass_cost": cost.to_dict(),
         "early": said,
     }
@@ -156,7 +158,7 @@ def _decoders(
 def _sides(
     transformer: Transformer, decoders: dict[str, Any], *, with_slow: bool
 ) -> list[tuple[str, dict[str, Any]]]:
-    """What is compared; early-exit drafts, far the slowest, only now and then."""
+    """The sides to compare; early-exit drafts, by far the slowest, only now and then."""
     slow = [("early-exit drafts", {"assistant_early_exit": EARLY_LAYER})] if with_slow else []
     return [
         ("generate", {}),
@@ -167,7 +169,7 @@ def _sides(
 
 
 def _bandwidth(n_bytes: int) -> float:
-    """Seconds to read so many bytes from memory once: the best of a few tries."""
+    """Seconds to read `n_bytes` from memory once: the best of a few tries."""
     block = torch.ones(n_bytes // 4)
     best = float("inf")
     for _ in range(5):
@@ -195,7 +197,7 @@ def _rows(
         if side != "loop inside"
     }
     if not same["exact"] or not same["loop"]:
-        raise RuntimeError(f"a text differs from that of generate: {same}")
+        raise RuntimeError(f"exact decoding gave another text than generate: {same}")
     accounts = [account for by in seen["exact"].values() for _, account in by]
     detail = {
         "speeds": speed, "same_text_as_generate": same,
@@ -205,10 +207,9 @@ def _rows(
         "acceptance": median(account.acceptance or 0.0 for account in accounts),
         "limit_tokens_per_second": limit, "weight_bytes": weights, "peak_mib": peak_memory(),
         **setup,
-        "note": "tokens a second, mean over prompt sets of the medians; float32, batch 1, greedy; "
+        "note": "tokens per second, mean over prompt sets of medians; float32, batch 1, greedy; "
         "the limit is one token per reading of all weights from memory; exact decoding remembers "
-        "what the model said from prompt to prompt, as it would in use, and the peers have no "
-        "memory",
+        "the model's predictions from prompt to prompt, as it would in use; the peers do not",
     }  # fmt: skip
     ours = {*setup["sides"], "loop inside"}
     peers = {side: rate for side, rate in speed.items() if side not in ours}
@@ -216,7 +217,7 @@ def _rows(
     unit = "tokens/s"
     detail["needed_per_pass"] = _needed(setup["pass_cost"], speed)
     left = [account for by in seen["early"].values() for _, account in by]
-    # What would have to be saved for the clock to stand still, if exits cost what they do now.
+    # How many layers would have to be saved to break even, at the present cost of exits.
     saved = transformer.n_layers - sum(account.mean_layer for account in left) / len(left)
     lost = transformer.n_layers * (speed["loop inside"] / speed["early"] - 1)
     agreement = sum(account.agreement for account in left) / len(left)
@@ -228,7 +229,7 @@ def _rows(
         "whole_head": speed["early, whole head"],
         **setup["early"],
     }
-    # A rule that never exits is no rule: what two equal loops differ by would be luck.
+    # A rule that never exits does not count: two equal loops differ only by noise.
     early = 0.0 if setup["early"]["rule"]["name"] == "never" else speed["early"]
     return [
         Row("exact_over_generate", speed["exact"], speed["generate"], unit, 1.5, ">=",
@@ -241,7 +242,7 @@ def _rows(
 
 
 def _needed(cost: dict[str, Any], speed: dict[str, float]) -> dict[str, float]:
-    """Tokens that a pass of each size would have to give for 1.5 times the speed of `generate`."""
+    """Tokens per pass of each size that would give 1.5 times the speed of `generate`."""
     loop = speed["loop"] / speed["generate"]
     one = cost["seconds"][0]
     both = zip(cost["sizes"], cost["seconds"], strict=True)

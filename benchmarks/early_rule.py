@@ -1,14 +1,14 @@
-"""Which exit rule to decode with, and at which layers to ask it: by replay, by clock, then live.
+"""Choose an exit rule for decoding, and the layers to check: by replay, by timing, then live.
 
-In: a model, a bank, the beginnings of documents. Out: `Chosen`: of a few rules at a few sets of
-layers, the one that saves most time in a replay once its checks are paid for, as bold as still
-agrees often enough when it writes itself.
+In: a model, a bank, the first words of documents. Out: `Chosen`: of a few rules at a few sets of
+layers, the one that saves most time in a replay, net of its checks. Its threshold is as bold as
+live decoding allows at the required agreement.
 
-Replay is over what the model writes by itself, for that is what it will be asked about; checks are
-timed inside the loop, where they find cold caches. A text written with exits drifts from the one
-replayed, so how bold the rule may be is decided live, on documents of their own from every set.
-Tokens that leave early are read among the commonest ones only: the whole head costs this model
-several blocks.
+The replay uses texts that the model generated, because that is what the rule will be applied to.
+Checks are timed inside the decoding loop, where caches are cold. A text decoded with exits drifts
+away from the replayed one, so the threshold is chosen live, on separate documents of every set.
+Tokens that exit early are chosen from the most common ones only: in this model, the whole head
+costs as much as several blocks.
 """
 
 import time
@@ -33,18 +33,18 @@ from layerleap.stream.examples import Batch, Example, collate
 from layerleap.study.saturation.rows import SomeStates, numbers, observe
 
 AGREEMENT = 0.95
-# Agreements in replay, tried live until one agrees so often that the mean over as many other texts
-# as will be measured lies above what is wanted in 19 of 20 cases.
+# Agreements in replay, tried live until one is high enough: the mean over as many other texts as
+# will be measured must then be above AGREEMENT in 19 of 20 cases.
 BOLDNESS = (0.95, 0.965, 0.975, 0.985)
 SURE = 1.645  # standard errors
 CHECKS = ((20,), (22,), (24,), (26,), (28,), (20, 24), (22, 26), (20, 24, 28))
-NO_CHANCE = -1e4  # a logit; not minus infinity, whose entropy is not a number
+NO_CHANCE = -1e4  # a logit; with minus infinity the entropy would be NaN
 TOKENS, PER_BATCH, COMMON, LIVE = 96, 16, 2048, 6
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A rule, where it is asked, which tokens it can leave with; how it was come by."""
+    """A rule, the layers to check, the shortlist of tokens, and how they were chosen."""
 
     rule: Rule
     checks: tuple[int, ...]
@@ -61,15 +61,14 @@ def early_rule(
     one: float,
     measured: int,
 ) -> Chosen:
-    """Choose among the rules.
+    """The rule that saves most time, with the boldest threshold that agrees often enough.
 
     Args:
         transformer: a decoder.
-        bank: what states are read through.
-        documents: by set, (1, token) beginnings to write on from; the first few of each are for
-            trying live.
+        bank: maps to read states through.
+        documents: prompts of (1, token) by set; the first few of each are for live decoding.
         one: seconds of a pass over one token.
-        measured: texts that will be written with the rule.
+        measured: how many texts will be decoded with the rule.
     """
     aside = [ids for some in documents.values() for ids in some[:LIVE]]
     written = _written(transformer, [ids for some in documents.values() for ids in some[LIVE:]])
@@ -84,7 +83,7 @@ def early_rule(
             rule, exits = _boldest(rules, known[name].at(checks), AGREEMENT)
             asked = sum(int((exits.layer >= layer).sum()) for layer in checks) / len(exits.layer)
             left = (exits.layer < transformer.n_layers).double().mean().item()
-            # A rule that reads has read the list when it was asked, and that is paid for there.
+            # A rule that needs a reading has read the shortlist already, in its check.
             again = 0.0 if rule.needs == "reading" else seconds["few"]
             gain = exits.saved * seconds["block"] + left * (seconds["head"] - again)
             tried.append(
@@ -121,7 +120,7 @@ def early_rule(
 
 
 def _written(transformer: Transformer, documents: list[torch.Tensor]) -> list[Example]:
-    """What the model goes on with, greedily; read wherever it chose a token."""
+    """Greedy continuations by the model, to be read where it chose a token."""
     found = []
     for start in range(0, len(documents), PER_BATCH):
         some = documents[start : start + PER_BATCH]
@@ -135,7 +134,7 @@ def _written(transformer: Transformer, documents: list[torch.Tensor]) -> list[Ex
 def _evidence(
     transformer: Transformer, bank: ShortcutBank, written: list[Example], common: Shortlist
 ) -> tuple[dict[str, Family], dict[str, Evidence]]:
-    """Kinds of rules, and for each the rows that none was trained on, as it will see them."""
+    """Families of rules, and for each the evidence of rows that no rule was trained on."""
     lenses = {"mat": Lens(transformer, bank), "short": _Short(transformer, bank, common)}
 
     def batches() -> Iterator[Batch]:
@@ -162,14 +161,14 @@ def _evidence(
 
 
 class _Short(Lens):
-    """Gives all tokens but the common ones no chance, as a reading of a shortlist does."""
+    """A lens that gives all but the common tokens no chance, like a reading of a shortlist."""
 
     def __init__(self, transformer: Transformer, bank: ShortcutBank, common: Shortlist) -> None:
         super().__init__(transformer, bank)
         self._common = common
 
     def logits(self, h: torch.Tensor, layer: int) -> torch.Tensor:
-        """(row, d_model) -> (row, d_vocab); of the last layer the model's own, to agree with."""
+        """(row, d_model) -> (row, d_vocab); the last layer gives the model's own logits."""
         if layer == self.transformer.n_layers:
             return super().logits(h, layer)
         made = torch.full((len(h), self.transformer.d_vocab), NO_CHANCE)
@@ -180,7 +179,7 @@ class _Short(Lens):
 def _seconds(
     transformer: Transformer, common: Shortlist, ids: torch.Tensor, one: float
 ) -> dict[str, float]:
-    """Of a block, of the head, of the head for common tokens: one row, caches cold after a pass."""
+    """Seconds of a block, the head and the shortlist head, for one row with cold caches."""
     ways = {"head": transformer.logits, "few": common.logits}
     times: dict[str, list[float]] = {name: [] for name in ways}
     h = torch.randn(1, transformer.d_model, generator=torch.Generator().manual_seed(0))
@@ -204,7 +203,7 @@ def _check_seconds(
     short: list[int],
     ids: torch.Tensor,
 ) -> float:
-    """What a check costs: the loop with a rule that is asked often and never exits."""
+    """Seconds of a check, from a loop with a rule that is checked often and never exits."""
     swept = sweep(rules, rest, n=400)
     never = next(k for n, k in enumerate(swept.knobs) if swept.exits(n).saved == 0)
     checks = range(transformer.n_layers // 2, transformer.n_layers)
@@ -225,9 +224,9 @@ def _write(transformer: Transformer, made: Any, ids: torch.Tensor, tokens: int =
 
 
 def _boldest(rules: Family, evidence: Evidence, agreement: float) -> tuple[Rule, Exits]:
-    """The setting that saves most of those that agree often enough; some never exit."""
+    """The rule that saves most layers among those that agree often enough."""
     swept = sweep(rules, evidence, n=400)
-    found = [(swept.exits(n), knob) for n, knob in enumerate(swept.knobs)]
-    enough = [one for one in found if one[0].agreement >= agreement]
+    every = [(swept.exits(n), knob) for n, knob in enumerate(swept.knobs)]
+    enough = [one for one in every if one[0].agreement >= agreement]  # some never exit
     exits, knob = max(enough, key=lambda one: one[0].saved)
     return rules.at(knob), exits

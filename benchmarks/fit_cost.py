@@ -1,10 +1,10 @@
-"""What fitting costs, next to a bare forward pass over the same batches.
+"""The cost of fitting, compared with a plain forward pass over the same batches.
 
-Ours: states of all layers into float64 moments, then maps from every layer to the last solved.
-Peer: `model(**batch)`, in the same dtype. Our pass stops before the head, which the bare pass
-runs; so a pass without the head is timed as well, for information.
+Ours: collect float64 moments of all layers, then solve the maps from every layer to the last.
+Peer: `model(**batch)` in the same dtype. Our pass stops before the head and the plain pass does
+not, so a pass without the head is timed as well, for information.
 
-The batches are dealt into rounds of equal make-up, so each alternation covers a part of the text.
+The batches are split into rounds of similar composition, and each round covers a part of the text.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ ROUNDS = 5
 BAR = 1.25
 NOTE = (
     "ours = pass + products + solving all maps to the last layer; our pass stops before the head, "
-    "which the peer's bare model(**batch) runs; ratio_headless compares with a pass without it"
+    "the peer's plain model(**batch) does not; ratio_headless compares with a pass without the head"
 )
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """One row per way of choosing positions."""
+    """One row for all positions, one for one position per text."""
     transformer = load(MODEL, dtype=torch.float32)
     sizes = {"all": 40, "one": 80} if smoke else {"all": 1000, "one": 2000}
     return [_row(transformer, positions, n) for positions, n in sizes.items()]
@@ -65,8 +65,8 @@ def _row(transformer: Transformer, positions: str, n_texts: int) -> Row:
 
 
 def _deal(batches: list[Batch]) -> list[list[Batch]]:
-    """Rounds with every ROUNDS-th batch each, numbered anew as one stream."""
-    # Batches come sorted by length: neighbours are alike, so rounds are too.
+    """ROUNDS rounds of every ROUNDS-th batch, renumbered as one stream."""
+    # Batches are sorted by length: neighbours are similar, so the rounds are too.
     whole = len(batches) // ROUNDS * ROUNDS or len(batches)
     rounds = [part for start in range(ROUNDS) if (part := batches[start:whole:ROUNDS])]
     index = iter(range(whole))

@@ -1,4 +1,4 @@
-"""How long it takes to load the bundled model from the cache, weights and tokenizer."""
+"""How long it takes to load the bundled model (weights and tokenizer) from the cache."""
 
 from common import MODEL, Row, median, timed
 
@@ -7,7 +7,7 @@ from layerleap.zoo import fetch as zoo
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """One row; the import of torch is not counted, the self-check is given for information."""
+    """One row. Importing torch is not counted; the time with the self-check is for information."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -18,7 +18,7 @@ def run(*, smoke: bool) -> list[Row]:
         AutoModelForCausalLM.from_pretrained(folder)
         AutoTokenizer.from_pretrained(folder)
 
-    bare()  # imports what the first load imports
+    bare()  # warm-up: the imports of a first load are not timed
     rounds = 2 if smoke else 5
     samples = [timed(bare) for _ in range(rounds)]
     checked = [timed(lambda: load(MODEL)) for _ in range(rounds)]
@@ -27,7 +27,7 @@ def run(*, smoke: bool) -> list[Row]:
             "load_time", median(samples), None, "seconds", 1.0, "<=", judged="ours",
             detail={
                 "samples": samples, "n": rounds, "with_self_check": median(checked),
-                "note": "from_pretrained of weights and tokenizer on the cached folder, warm",
+                "note": "from_pretrained of weights and tokenizer from the cached folder, warm",
             },
         )
     ]  # fmt: skip

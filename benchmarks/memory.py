@@ -1,6 +1,6 @@
-"""Peak memory of a fit: it must not grow with the text.
+"""Peak memory of a fit, which must not grow with the length of the text.
 
-Each fit runs in a process of its own: `python benchmarks/memory.py N_TEXTS` prints its peak.
+Each fit runs in its own process: `python benchmarks/memory.py N_TEXTS` prints its peak.
 """
 
 import subprocess
@@ -10,11 +10,11 @@ from common import MODEL, Row, median
 
 from layerleap.memory import peak_memory
 
-TIMES = 10  # how much longer the longer text is
+TIMES = 10  # length of the longer text, relative to the shorter one
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Peak of a fit on ten times the text, over the peak on the text."""
+    """Peak memory of a fit on ten times the text, relative to the text itself."""
     texts, rounds = (20, 1) if smoke else (300, 2)
     samples: dict[int, list[float]] = {texts: [], texts * TIMES: []}
     for number in range(rounds):
@@ -25,8 +25,8 @@ def run(*, smoke: bool) -> list[Row]:
         Row(
             "memory", long, short, "MiB", 1.05, "<=",
             detail={
-                "note": f"peak resident memory: a fit on {TIMES} times the text (ours) over one on "
-                "the text (peer), every position, maps to the last layer, model included",
+                "note": f"peak resident memory of a fit on {TIMES} times the text (ours) and on "
+                "the text (peer); all positions, maps to the last layer, model included",
                 "samples": {str(size): peaks for size, peaks in samples.items()},
                 "n": texts, "positions": "all",
             },

@@ -1,7 +1,7 @@
-"""All 465 maps between 31 layers, against scikit-learn pair by pair on the same rows.
+"""All 465 maps between 31 layers, compared with scikit-learn, pair by pair, on the same rows.
 
 Ours is measured in full: moments of all pairs, then every map. scikit-learn is measured on a
-sample of pairs spread over the run and extrapolated linearly to all of them.
+sample of pairs, spread over the run, and extrapolated linearly to all of them.
 """
 
 import random
@@ -18,12 +18,12 @@ from layerleap import LinearMap, Moments, Sampling, Transformer, load
 from layerleap.maps.linear import solve
 from layerleap.stream.examples import iter_batches, iter_examples
 
-CHUNK = 1024  # rows handed to `Moments.add` at a time
+CHUNK = 1024  # rows per call of `Moments.add`
 AGREEMENT = 1e-4  # relative Frobenius distance between our map and scikit-learn's
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """One row for speed on real states, one for agreement where the answer is well determined."""
+    """One row for speed on real states, one for agreement on well-conditioned data."""
     return [_speed(smoke), _agreement(smoke)]
 
 
@@ -34,12 +34,12 @@ def _speed(smoke: bool) -> Row:
     every = list(combinations(range(len(states)), 2))
     sample = random.Random(0).sample(every, min(12, len(every)))
     _fit_all([h[:64] for h in states[:3]])
-    _peer(states, every[0])  # both sides warm
+    _peer(states, every[0])  # warm-up of both sides
     ours, peer = [], []
     shares = [sample[0::3], sample[1::3], sample[2::3]]
     for number, share in enumerate(shares):
         peer += [timed(partial(_peer, states, pair)) for pair in share]
-        if number < 2:  # between the shares, so that both sides meet the same machine
+        if number < 2:  # in between, so that timing drift affects both sides
             ours.append(timed(lambda: _fit_all(states)))
     maps = _fit_all(states)
     gaps = [_gap(maps[pair], _peer(states, pair)) for pair in sample[:3]]
@@ -49,7 +49,7 @@ def _speed(smoke: bool) -> Row:
             "note": "peer extrapolated linearly from the median of the sampled pairs; ours in full",
             "samples": {"ours": ours, "peer_per_pair": peer}, "sampled_pairs": sample,
             "maps": len(every), "n": len(states[0]), "width": states[0].shape[1],
-            "real_states_gap": gaps,  # for information: these rows leave directions open
+            "real_states_gap": gaps,  # for information: these rows do not determine all directions
         },
     )  # fmt: skip
 
@@ -60,14 +60,14 @@ def _agreement(smoke: bool) -> Row:
     conditions = [np.linalg.cond(h.double().numpy()) for h in states]
     if max(conditions) >= 100:
         raise RuntimeError(
-            f"the made-up rows have condition {max(conditions):.0f}; below 100 was wanted"
+            f"the made-up rows have condition number {max(conditions):.0f}; expected below 100"
         )
     maps = _fit_all(states)
-    gaps = {pair: _gap(found, _peer(states, pair)) for pair, found in maps.items()}
+    gaps = {pair: _gap(ours, _peer(states, pair)) for pair, ours in maps.items()}
     return Row(
         "pairs_agreement", max(gaps.values()), None, "relative", AGREEMENT, "<=", judged="ours",
         detail={
-            "note": "worst relative Frobenius distance to scikit-learn over all pairs of made rows",
+            "note": "largest relative Frobenius distance to scikit-learn; all pairs, made-up rows",
             "samples": [[*pair, gap] for pair, gap in gaps.items()],
             "conditions": [float(c) for c in conditions], "n": n, "width": width,
         },
@@ -75,12 +75,12 @@ def _agreement(smoke: bool) -> Row:
 
 
 def _fit_all(states: list[Tensor]) -> dict[tuple[int, int], LinearMap]:
-    """Every map between the layers, by our way."""
+    """All maps between the layers, solved from moments."""
     moments = Moments(len(states) - 1, states[0].shape[1], "all")
     for start in range(0, len(states[0]), CHUNK):
         moments.add([h[start : start + CHUNK] for h in states])
-    found = (m for src in range(len(states) - 1) for m, _ in solve(moments, src))
-    return {(m.src, m.dst): m for m in found}
+    maps = (m for src in range(len(states) - 1) for m, _ in solve(moments, src))
+    return {(m.src, m.dst): m for m in maps}
 
 
 def _peer(states: list[Tensor], pair: tuple[int, int]) -> np.ndarray:
@@ -99,15 +99,15 @@ def _real_states(transformer: Transformer, rows: int) -> list[Tensor]:
     examples = iter_examples(transformer, "wikipedia", Sampling(positions="all"))
     parts: list[list[Tensor]] = []
     for batch in iter_batches(transformer, examples):
-        seen = transformer.capture(batch.inputs, keep=batch.keep)
-        parts.append([seen.states[layer].float() for layer in range(transformer.n_layers + 1)])
+        states = transformer.capture(batch.inputs, keep=batch.keep).states
+        parts.append([states[layer].float() for layer in range(transformer.n_layers + 1)])
         if sum(len(part[0]) for part in parts) >= rows:
             break
     return [torch.cat(layer)[:rows].clone() for layer in zip(*parts, strict=True)]
 
 
 def _mixed_states(n: int, width: int, layers: int) -> list[Tensor]:
-    """Rows of one random cause, mixed anew and with noise at every layer; condition below 100."""
+    """Rows with one random cause, mixed with noise at every layer; condition number below 100."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""The whole study of the paper at the paper's size: how long it takes and how much memory it holds.
+"""Time and memory of the whole `shortcuts` study, at the size of the paper.
 
-In: `study.json` of a whole run with the command's defaults, made if there is none (it takes most of
-an hour). Out: two rows.
+In: `study.json` of a whole run with the default settings; run if there is none, which takes most of
+an hour. Out: two rows.
 """
 
 from common import BUILD, MODEL, Row, study
@@ -10,7 +10,7 @@ SIZES = {"n_fit": 9000, "n_read": 3000}
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Seconds and peak memory of the study."""
+    """Minutes and peak memory of the study."""
     small = ("--quick", "--fit-texts", "60", "--read-texts", "30", "--other", "none")
     found = study(
         BUILD / ("bench-smoke-paper" if smoke else "paper"),
@@ -19,8 +19,8 @@ def run(*, smoke: bool) -> list[Row]:
     )
     seen, settings = found["summary"]["run"], found["settings"]
     detail = {
-        "note": "layerleap study shortcuts with its defaults: one pass over the fitting text, one "
-        "over the text that is read, everything else from these",
+        "note": "layerleap study shortcuts with its defaults: one pass over the text to fit on, "
+        "one over the held-out text; everything else is computed from these",
         "settings": {key: settings[key] for key in (*SIZES, "part_texts", "schedule_texts",
                                                     "tuned_rows", "sections")},
     }  # fmt: skip

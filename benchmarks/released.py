@@ -1,9 +1,9 @@
-"""The released procedure's inner loops, on a sample, against ours on the same texts.
+"""The inner loops of the released code, on a sample, against ours on the same texts.
 
-Early exit as released: for each of 35 thresholds every text is run again, alone, block by block,
-with a map, a head and a softmax after each block. Ours: one recorded pass of all texts, readings of
-all layers, and the thresholds replayed; if exits differ, the run fails. Parts as released: for each
-kind and each start layer all later blocks are run again, at all positions.
+Early exit as released: for each of 35 thresholds every text is run again, at batch size 1, block by
+block, with a map, a head and a softmax after each block. Ours: one recorded pass of all texts,
+readings of all layers, and a replay of the thresholds; if exits differ, the run fails. Parts as
+released: for each kind and each start layer, all later blocks are run again at all positions.
 """
 
 import math
@@ -24,11 +24,11 @@ from layerleap.read.scores import score
 from layerleap.stream.examples import collate, iter_batches, iter_examples
 
 GRID = {"mat": LAMBDAS, "-": (*LAMBDAS, *MORE_LAMBDAS)}  # the paper's 13 and 22 settings
-ROWS, LAYERS = 3000, 31  # of the replay that must take less than a second
+ROWS, LAYERS = 3000, 31  # of the replay, which must take less than a second
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Replay alone, then both loops against the released ones."""
+    """Rows for the replay alone, and for both loops against the released ones."""
     model = load(MODEL)
     bank = fit_bank(model, "wikipedia", n_texts=60 if smoke else 1500, parts=True)
     texts = list(
@@ -53,7 +53,7 @@ def _replay(smoke: bool) -> Row:
     return Row(
         "replay_time", median(samples), None, "seconds", 1.0, "<=", judged="ours",
         detail={"samples": samples, "n": rows, "layers": LAYERS, "thresholds": len(knobs),
-                "note": "all thresholds of the paper replayed from readings made before"},
+                "note": "replay of all thresholds of the paper from existing readings"},
     )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def _exits(model, bank, texts, few) -> Row:  # type: ignore[no-untyped-def]
         kind = family(Gap, length=length)
         return {name: sweep(kind, Evidence.of(scores, name), GRID[name]).layer for name in lenses}
 
-    # Embeddings and masks are made once, outside of what is timed: they are not the loop.
+    # Embeddings and masks are computed once and not timed: they are not part of the loop.
     recorded = [(record(model, collate(model, [text]).inputs), text.keep[0]) for text in few]
 
     def peer(_: int) -> dict[str, list[list[int]]]:
@@ -75,17 +75,17 @@ def _exits(model, bank, texts, few) -> Row:  # type: ignore[no-untyped-def]
             for name, lens in lenses.items()
         }
 
-    same = _same(ours(0), peer(0), texts, few, model)  # and both sides are warm
+    same = _same(ours(0), peer(0), texts, few, model)  # also warms up both sides
     if same < 1:
-        raise RuntimeError(f"only {same:.2%} of the exits are those of the released loop")
+        raise RuntimeError(f"only {same:.2%} of the exits equal those of the released loop")
     samples = interleave({"ours": ours, "peer": peer}, 1)
     per_text = {"ours": median(samples["ours"]) / len(texts),
                 "peer": median(samples["peer"]) / len(few)}  # fmt: skip
     return Row(
         "released_exits", per_text["ours"], per_text["peer"], "s/text", 1.0, ">=", over="peer/ours",
         detail={
-            "note": "35 thresholds, id and mat: one pass and replay, against a run per threshold "
-            "at batch 1 with a head after every block",
+            "note": "35 thresholds, id and mat: one pass and a replay, against one run per "
+            "threshold at batch size 1 with a head after every block",
             "samples": samples, "n": {"ours": len(texts), "peer": len(few)},
             "same_exits": same,
             "peer_hours_for_3000_texts": per_text["peer"] * 3000 / 3600,
@@ -95,7 +95,7 @@ def _exits(model, bank, texts, few) -> Row:  # type: ignore[no-untyped-def]
 
 @torch.no_grad()
 def _alone(lens, recording, place: int, lam: float, length: float) -> int:  # type: ignore[no-untyped-def]
-    """The layer at which one text leaves, found by running it; the released loop."""
+    """The exit layer of one text, found by running it: the released loop."""
     h, last = recording.states[0], len(recording.calls)
     bar = 0.9 * lam + 0.1 * math.exp(-4 * place / length)
     for layer in range(1, last):
@@ -107,7 +107,7 @@ def _alone(lens, recording, place: int, lam: float, length: float) -> int:  # ty
 
 
 def _same(ours, peer, texts, few, model) -> float:  # type: ignore[no-untyped-def]
-    """The share of exits that are the same; rows of ours come in the order of its batches."""
+    """The share of equal exits; our rows are in the order of the batches."""
     order = [tuple(row) for batch in iter_batches(model, texts) for row in _rows(batch)]
     found = []
     for name, exits in peer.items():
@@ -147,8 +147,8 @@ def _parts(model, bank, texts, smoke: bool) -> Row:  # type: ignore[no-untyped-d
     return Row(
         "released_parts", sides["ours"], sides["peer"], "s/text", 1.0, ">=", over="peer/ours",
         detail={
-            "note": "three kinds of parts from every start layer: without attention the read "
-            "position alone, all starts at once, against all positions, start by start",
+            "note": "three kinds of parts from every start layer: all starts at once, only the "
+            "read position where attention is replaced, against all positions, start by start",
             "samples": samples, "n": len(texts),
         },
     )  # fmt: skip

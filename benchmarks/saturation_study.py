@@ -1,6 +1,6 @@
-"""The whole study of saturation with the command's defaults: how long it takes.
+"""How long the whole `saturation` study takes with the default settings.
 
-In: `study.json` of a whole run, made if there is none. Out: one row.
+In: `study.json` of a whole run; run if there is none. Out: one row.
 """
 
 from common import BUILD, MODEL, Row, study
@@ -9,7 +9,7 @@ from layerleap.study.saturation.settings import SIZES, SaturationSettings
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Minutes that the study takes."""
+    """Minutes for the whole study."""
     small = ("--quick", "--fit-texts", "60", "--read-texts", "40")
     n_fit, n_read = SIZES["text"]
     wanted = {**SaturationSettings().to_dict(), "n_fit": n_fit, "n_read": n_read}
@@ -22,7 +22,7 @@ def run(*, smoke: bool) -> list[Row]:
     )
     seen, settings = found["summary"]["run"], found["settings"]
     detail = {
-        "note": "layerleap study saturation with its defaults, model and text already there",
+        "note": "layerleap study saturation with its defaults, model and text already cached",
         "settings": {key: settings[key] for key in asked},
         "rows": {row["role"]: row["rows"] for row in found["data"]},
         "peak_mib": seen["peak_mib"],

@@ -1,12 +1,12 @@
-"""What saturation layers cost, next to reading every layer once; and that memory does not grow.
+"""The cost of saturation layers compared with reading every layer once; memory must not grow.
 
 Ours: `saturate`, 5 ranks, through the logit lens. Peer: the same forward passes, then the logits of
-all layers for the same rows, as many rows at a time, and nothing made of them. Ours follows a row
-down from the last layer only until all its ranks have moved, so it may well take less; `read` says
-which share of the peer's readings it makes.
+all layers for the same rows, with the same number of rows at a time, and nothing computed from
+them. Ours follows a row down from the last layer only until all its ranks have changed, so it may
+take less time. `read` is the share of the peer's readings that it makes.
 
-The batches are dealt into rounds of equal make-up, so each alternation covers a part of the text.
-Peak memory is that of a process of its own: `python benchmarks/saturation_time.py N_TEXTS`.
+The batches are split into rounds of similar composition, and each round covers a part of the text.
+Peak memory is measured in a separate process: `python benchmarks/saturation_time.py N_TEXTS`.
 """
 
 import subprocess
@@ -27,7 +27,7 @@ SAMPLING = Sampling(positions="all")
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Time, then memory."""
+    """One row for time, one for memory."""
     return [_time(smoke), _memory(smoke)]
 
 
@@ -37,7 +37,7 @@ def _time(smoke: bool) -> Row:
     n_rounds = 1 if smoke else ROUNDS
     rounds = [batches[start::n_rounds] for start in range(n_rounds)]
     lens, counted = Lens(transformer), _Counted(transformer)
-    warm = saturate(transformer, {"id": counted}, rounds[0])["id"]  # and counts
+    warm = saturate(transformer, {"id": counted}, rounds[0])["id"]  # warms up, and counts
     samples = interleave(
         {
             "ours": lambda number: saturate(transformer, {"id": lens}, rounds[number]),
@@ -50,8 +50,8 @@ def _time(smoke: bool) -> Row:
     return Row(
         "saturation_time", ours, peer, "seconds", 1.6, "<=",
         detail={
-            "note": "saturation layers of 5 ranks (ours) over reading every layer once (peer), the "
-            "same passes and rows, logit lens",
+            "note": "saturation layers of 5 ranks (ours) and reading every layer once (peer); same "
+            "passes and rows, logit lens",
             "samples": samples, "n": n_rows, "texts": sum(batch.n_texts for batch in batches),
             "read": counted.rows / (len(warm) * transformer.n_layers),
         },
@@ -59,7 +59,7 @@ def _time(smoke: bool) -> Row:
 
 
 def _examples(transformer: Transformer, positions: int) -> Iterator[Example]:
-    """Texts until so many positions are read."""
+    """Texts with `positions` positions in total."""
     left = positions
     for example in iter_examples(transformer, "wikipedia", SAMPLING, side="held-out"):
         keep = example.keep[:left]
@@ -70,7 +70,7 @@ def _examples(transformer: Transformer, positions: int) -> Iterator[Example]:
 
 
 class _Counted(Lens):
-    """The logit lens, and how many rows it has read."""
+    """A logit lens that counts the rows it reads."""
 
     rows = 0
 
@@ -96,7 +96,7 @@ def _readings(
 
 
 def _memory(smoke: bool) -> Row:
-    # Enough that even the shorter text fills every buffer and has its share of long sentences.
+    # Enough for the shorter text to fill every buffer and to contain long sentences.
     texts, rounds = (3, 1) if smoke else (300, 2)
     samples: dict[int, list[float]] = {texts: [], texts * TIMES: []}
     for number in range(rounds):
@@ -106,8 +106,8 @@ def _memory(smoke: bool) -> Row:
     return Row(
         "saturation_memory", long, short, "MiB", 1.05, "<=",
         detail={
-            "note": f"peak resident memory: saturation layers of {TIMES} times the text (ours) "
-            "over those of the text (peer), every fourth position, model included",
+            "note": f"peak resident memory of saturation layers of {TIMES} times the text (ours) "
+            "and of the text (peer); every fourth position, model included",
             "samples": {str(size): peaks for size, peaks in samples.items()}, "n": texts,
         },
     )  # fmt: skip
@@ -123,7 +123,7 @@ def _peak_of_child(n_texts: int) -> float:
 
 
 def whole(n_texts: int) -> None:
-    """Saturation layers of every fourth position of that many sentences."""
+    """Saturation layers at every fourth position of `n_texts` sentences."""
     transformer = load(MODEL, dtype=torch.float32)
     few = Sampling(positions="every:4")
     examples = iter_examples(transformer, "wikipedia", few, side="held-out", n_texts=n_texts)

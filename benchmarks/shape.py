@@ -1,6 +1,6 @@
-"""Whether the demo shows what the paper shows; reported as found, nothing is tuned to it.
+"""Does the demo show what the paper shows? Reported as measured; nothing is tuned for it.
 
-In: `study.json` of the demo, run if there is none. Out: two rows that count where it holds.
+In: `study.json` of the demo; run if there is none. Out: two rows that count where it holds.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from layerleap.files import read_json
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Agreement of mat above id at every layer below the last; train error never above id's."""
+    """Is mat's agreement above id's at every layer, and its train error never above id's?"""
     study = read_json(_study_file(smoke))
     return [_agreement(study), _train_error(study)]
 
@@ -37,7 +37,7 @@ def _agreement(study: dict[str, Any]) -> Row:
     return Row(
         "shape_agreement", len(above), last, "layers", 1.0, ">=",
         detail={
-            "note": "layers below the last at which mat's agreement with the model is above id's",
+            "note": "layers before the last where mat agrees with the model more often than id",
             "samples": {
                 name: [value[name, layer] for layer in range(last + 1)] for name in ("mat", "id")
             },
@@ -53,7 +53,7 @@ def _train_error(study: dict[str, Any]) -> Row:
     return Row(
         "shape_train_error", len(fits) - len(behind), len(fits), "maps", 1.0, ">=",
         detail={
-            "note": "maps whose error on the rows fitted on is not above the identity's",
+            "note": "maps whose error on the training rows is not above that of the identity",
             "samples": [[f["train_r2"], f["train_r2_id"]] for f in fits],
             "behind": behind, "n": fits[0]["rows"] if fits else 0,
         },
