@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from layerleap.errors import BadSettings
-from layerleap.maps.fit import default_text
 from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import Reads, reads
 from layerleap.stream.examples import Sampling
+from layerleap.stream.source import default_text
 
 # What there is to fit on and to read by default: a clip has some twenty positions, all of them
 # read, and the encoder behind them takes as long as a page of text.
@@ -55,7 +55,7 @@ class SaturationSettings:
                 "standard input can be read only once, and a study reads its text several times; "
                 "save it to a file first and name that"
             )
-        if self.starts is not None and (self.text or "drawn") != "drawn":
+        if self.starts is not None and (self.text or "generated") != "generated":
             raise BadSettings("starts are for texts that the model draws; leave them out")
         if self.sampling is not None and self.sampling.held_out == 0:
             raise BadSettings("held_out 0 leaves nothing to read; a share above 0 was wanted")
@@ -84,7 +84,7 @@ class SaturationSettings:
 
     def settled(self, transformer: Transformer) -> "SaturationSettings":
         """The same with everything decided that depends on the model."""
-        text = "drawn" if self.text is None and self.starts is not None else self.text
+        text = "generated" if self.text is None and self.starts is not None else self.text
         kind = reads(transformer)
         few, many = QUICK[kind], SIZES[kind]
         asked = [
