@@ -26,9 +26,9 @@ from layerleap.errors import BadArtifact
 from layerleap.maps.fit import default_bank
 from layerleap.memory import peak_memory
 from layerleap.models.cursor.packed import Packed
+from layerleap.stream.documents import iter_documents
 from layerleap.stream.examples import Sampling
 from layerleap.stream.source import resolve_text
-from layerleap.stream.texts import iter_documents
 
 EARLY_LAYER = 20  # the library's early-exit drafts: the best of 10, 15, 20, 25 when first tried
 LOOKUPS = (2, 10)  # tokens that the library looks up at a time: few suit this machine better

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from layerleap.errors import BadSettings, ModelRefused, UnknownModel
 from layerleap.quiet import quiet_transformers
-from layerleap.zoo import fetch as zoo
 from layerleap.zoo.catalog import MODEL_NAMES
+from layerleap.zoo.download import fetch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -93,7 +93,7 @@ def _locate(source: str, tell: Tell | None) -> tuple[str, str, dict[str, Any]]:
             )
         return str(path.parent), path.stem, {"gguf_file": path.name}
     if source in MODEL_NAMES:
-        return str(zoo.fetch_model(source, tell=tell)), source, {}
+        return str(fetch(source, tell=tell)), source, {}
     if path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise UnknownModel(f"no file or folder {source}; check the spelling")
     return source, source, {}

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Census, Sampling, iter_batches, iter_examples
 from layerleap.stream.images import image_batches
-from layerleap.stream.pieces import Side
 from layerleap.stream.sounds import sound_batches
+from layerleap.stream.split import Side
 
 Reads = Literal["text", "images", "sound"]
 _BY_INPUT: dict[str, Reads] = {"pixel_values": "images", "input_features": "sound"}
@@ -36,7 +36,7 @@ def batches_of(
 
     Args:
         transformer: the model; what it reads decides which stream it is.
-        source: anything `iter_documents`, `iter_pictures` or `iter_clips` reads.
+        source: anything `iter_documents`, `iter_images` or `iter_clips` reads.
         sampling: how texts are cut and positions chosen, as far as that applies.
         side: documents (texts, images, clips) to fit on, those held out, or both.
         n_texts: stop after that many texts, images or clips.

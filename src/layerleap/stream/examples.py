@@ -21,9 +21,9 @@ from torch import Tensor
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.discovery.probe import ready, vocabulary_size
 from layerleap.models.transformer import Transformer
-from layerleap.stream.pieces import Document, is_held_out, iter_pieces
+from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
-from layerleap.stream.texts import iter_documents
+from layerleap.stream.split import is_held_out, iter_texts
 
 POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # documents read side by side
 DENSEST_MASKS = 7  # one in seven is the densest that a masked model is used to
@@ -263,7 +263,7 @@ def _encode(
     tokenizer = transformer.tokenizer
     assert tokenizer is not None
     limit = min(sampling.max_tokens, longest_input(transformer))
-    pieces = iter_pieces(
+    pieces = iter_texts(
         document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
     )
     while chunk := [_whole_characters(piece) for piece in islice(pieces, 64)]:

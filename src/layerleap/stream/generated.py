@@ -25,8 +25,8 @@ from layerleap.files import cache_root, whole_file
 from layerleap.models.discovery.probe import ready
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.stream.documents import iter_documents
 from layerleap.stream.examples import longest_input
-from layerleap.stream.texts import iter_documents
 from layerleap.zoo.reactions import REACTIONS
 
 METHOD = 2  # raised when the same settings would give other texts

@@ -20,16 +20,16 @@ from layerleap.extras import library
 from layerleap.models.discovery.probe import ready
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Census, Sampling
-from layerleap.stream.pieces import Side
+from layerleap.stream.split import Side
 from layerleap.zoo.catalog import IMAGE_NAMES
-from layerleap.zoo.fetch import fetch_images
-from layerleap.zoo.pictures import (
-    Pictures,
+from layerleap.zoo.download import fetch
+from layerleap.zoo.images import (
+    ImageSet,
     image_shape,
     is_held_out,
     pixel_values,
-    read_pictures,
-    read_table,
+    read_csv,
+    read_npz,
 )
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -38,7 +38,7 @@ EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class LabelledImage:
     """One image: where it stands in its source, its pixels, and its class if that is known."""
 
     number: int
@@ -46,9 +46,9 @@ class Picture:
     label: int = -1
 
 
-def iter_pictures(
+def iter_images(
     source: Any, *, classes: Mapping[str, int] | None = None, seed: int = 0
-) -> Iterator[Picture]:
+) -> Iterator[LabelledImage]:
     """The images of `source` in random order: sets are often sorted by class.
 
     Args:
@@ -62,7 +62,7 @@ def iter_pictures(
         return _from_images(source)
     path = Path(source).expanduser()
     if str(source) in IMAGE_NAMES:
-        return _shuffled(read_pictures(fetch_images(str(source))), seed)
+        return _shuffled(read_npz(fetch(str(source))), seed)
     if source == "digits":
         return _shuffled(_digits(), seed)
     if path.is_dir():
@@ -70,11 +70,11 @@ def iter_pictures(
     if not path.is_file():
         raise BadMedia(f"there is no file or folder {source}; sets of images are {', '.join(SETS)}")
     if path.suffix == ".npz":
-        return _shuffled(read_pictures(path), seed)
+        return _shuffled(read_npz(path), seed)
     if ".csv" in path.suffixes[-2:]:
-        return _shuffled(read_table(path), seed)
+        return _shuffled(read_csv(path), seed)
     if path.suffix.lower() in SUFFIXES:
-        return iter([Picture(0, _read_image(path))])
+        return iter([LabelledImage(0, _read_image(path))])
     raise BadMedia(
         f"{source} is no image; {', '.join(SUFFIXES)}, .npz, .csv or a folder was wanted"
     )
@@ -95,7 +95,7 @@ def image_batches(
 
     Args:
         transformer: an image classifier; its processor prepares the images.
-        source: anything `iter_pictures` reads.
+        source: anything `iter_images` reads.
         sampling: of it `held_out` and `seed` (of the order) count. Models made here were fitted
             on what is not held out at its default share.
         side: images to fit on, images held out, or both.
@@ -110,7 +110,7 @@ def image_batches(
     classes = dict(getattr(transformer.model.config, "label2id", None) or {})
     pictures = (
         picture
-        for picture in iter_pictures(source, classes=classes, seed=sampling.seed)
+        for picture in iter_images(source, classes=classes, seed=sampling.seed)
         if side == "both" or is_held_out(picture.image, sampling.held_out) == (side == "held-out")
     )
     some, index, n_positions = islice(pictures, n_images), 0, 0
@@ -129,7 +129,7 @@ def image_batches(
 
 def _batch(
     transformer: Transformer,
-    chunk: list[Picture],
+    chunk: list[LabelledImage],
     inputs: dict[str, Any],
     n_positions: int,
     index: int,
@@ -152,7 +152,7 @@ def _batch(
     )  # fmt: skip
 
 
-def _note(census: Census, picture: Picture, n_positions: int) -> None:
+def _note(census: Census, picture: LabelledImage, n_positions: int) -> None:
     census.documents += 1
     census.texts += 1
     census.tokens += n_positions
@@ -171,26 +171,26 @@ def _require_images(transformer: Transformer) -> None:
         )
 
 
-def _shuffled(pictures: Pictures, seed: int) -> Iterator[Picture]:
+def _shuffled(pictures: ImageSet, seed: int) -> Iterator[LabelledImage]:
     order = list(range(len(pictures)))
     random.Random(seed).shuffle(order)
     for number in order:
-        yield Picture(number, pictures.images[number], int(pictures.labels[number]))
+        yield LabelledImage(number, pictures.images[number], int(pictures.labels[number]))
 
 
-def _digits() -> Pictures:
+def _digits() -> ImageSet:
     """scikit-learn's handwritten digits: 8 x 8, from 0 to 16."""
     found = library("sklearn.datasets", "learn", "its digits need it").load_digits()
     images = np.rint(found.images * (255 / 16)).astype(np.uint8)
-    return Pictures(images, found.target)
+    return ImageSet(images, found.target)
 
 
-def _from_images(images: Iterable[Any]) -> Iterator[Picture]:
+def _from_images(images: Iterable[Any]) -> Iterator[LabelledImage]:
     for number, image in enumerate(images):
-        yield image if isinstance(image, Picture) else Picture(number, _pixels(image))
+        yield image if isinstance(image, LabelledImage) else LabelledImage(number, _pixels(image))
 
 
-def _from_folder(folder: Path, classes: Mapping[str, int], seed: int) -> Iterator[Picture]:
+def _from_folder(folder: Path, classes: Mapping[str, int], seed: int) -> Iterator[LabelledImage]:
     inside = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
     files = [p for p in inside if not any(x.startswith(".") for x in p.relative_to(folder).parts)]
     if not files:
@@ -199,7 +199,7 @@ def _from_folder(folder: Path, classes: Mapping[str, int], seed: int) -> Iterato
     numbers = list(range(len(files)))
     random.Random(seed).shuffle(numbers)
     for number in numbers:
-        yield Picture(number, _read_image(files[number]), labels[number])
+        yield LabelledImage(number, _read_image(files[number]), labels[number])
 
 
 def _label(path: Path, folder: Path, classes: Mapping[str, int]) -> int:

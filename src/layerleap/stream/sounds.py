@@ -19,11 +19,12 @@ from torch import Tensor
 from layerleap.errors import BadMedia, BadSettings
 from layerleap.models.discovery.probe import ready, sound_shape
 from layerleap.models.transformer import Transformer
+from layerleap.stream.documents import Document
 from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
-from layerleap.stream.pieces import Document, Side, is_held_out
 from layerleap.stream.positions import Positions, parse_positions
+from layerleap.stream.split import Side, is_held_out
 from layerleap.zoo.catalog import SOUND_NAMES
-from layerleap.zoo.fetch import fetch_sound
+from layerleap.zoo.download import fetch
 
 SAMPLE_BYTES = {1: "u1", 2: "<i2", 4: "<i4"}
 
@@ -58,7 +59,7 @@ def iter_clips(
     """
     label = str(source)
     if isinstance(source, str) and (label == "spoken" or label.startswith("spoken:")):
-        from layerleap.stream.spoken import iter_spoken
+        from layerleap.stream.espeak import iter_spoken
 
         return iter_spoken(label.partition(":")[2] or "news", seed=seed, wanted=wanted)
     clips = _iter_recorded(source)
@@ -70,7 +71,7 @@ def _iter_recorded(source: Any) -> Iterator[Clip]:
         return _checked(source)
     label = str(source)
     if label in SOUND_NAMES:
-        return iter([_from_file(fetch_sound(label))])
+        return iter([_from_file(fetch(label))])
     path = Path(label).expanduser()
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix.lower() == ".wav")

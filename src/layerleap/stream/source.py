@@ -12,9 +12,9 @@ from layerleap.errors import BadSettings
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stream.batches import reads
+from layerleap.stream.espeak import PROGRAM as SPEAKER
 from layerleap.stream.examples import Sampling
 from layerleap.stream.generated import TextGeneration, generated_texts
-from layerleap.stream.spoken import PROGRAM as SPEAKER
 
 NOT_ENGLISH = ("rxnfp", "rxnmapper", "mgm")  # bundled models trained on something else
 

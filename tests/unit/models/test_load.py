@@ -13,7 +13,7 @@ from layerleap.models.identity import fingerprint, identify
 from layerleap.models.load import load, load_bare
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
-from layerleap.zoo.fetch import MODEL_NAMES
+from layerleap.zoo.catalog import MODEL_NAMES
 
 
 @pytest.fixture(scope="module")

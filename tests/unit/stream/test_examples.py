@@ -7,6 +7,7 @@ from tiny_models import WORDS, sentences, tiny, tokenizer
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
+from layerleap.stream.documents import iter_documents
 from layerleap.stream.examples import (
     Batch,
     Census,
@@ -16,8 +17,7 @@ from layerleap.stream.examples import (
     iter_batches,
     iter_examples,
 )
-from layerleap.stream.pieces import is_held_out
-from layerleap.stream.texts import iter_documents
+from layerleap.stream.split import is_held_out
 
 PAD, BOS, EOS, UNK, MASK = range(5)
 TEXTS = sentences(60)

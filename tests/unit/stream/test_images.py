@@ -13,9 +13,9 @@ from layerleap.read.lens import Lens
 from layerleap.read.scores import score
 from layerleap.stream.batches import batches_of, reads
 from layerleap.stream.examples import Census, Sampling
-from layerleap.stream.images import Picture, image_batches, iter_pictures
-from layerleap.zoo.catalog import BUNDLED
-from layerleap.zoo.pictures import is_held_out
+from layerleap.stream.images import LabelledImage, image_batches, iter_images
+from layerleap.zoo.catalog import CATALOG
+from layerleap.zoo.images import is_held_out
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +24,12 @@ def vit():
 
 
 def numbers(source, **more):
-    return [picture.number for picture in iter_pictures(source, **more)]
+    return [picture.number for picture in iter_images(source, **more)]
 
 
 def test_a_set_comes_whole_and_in_random_order_that_the_seed_decides(tmp_path):
     path = sets(tmp_path)
-    found = list(iter_pictures(path))
+    found = list(iter_images(path))
     assert sorted(picture.number for picture in found) == list(range(30))
     labels = [picture.label for picture in found]
     assert labels != sorted(labels)
@@ -41,7 +41,7 @@ def test_a_set_comes_whole_and_in_random_order_that_the_seed_decides(tmp_path):
 
 
 def test_the_digits_of_scikit_learn_come_in_eight_bits():
-    found = list(iter_pictures("digits"))
+    found = list(iter_images("digits"))
     assert len(found) == 1797
     assert {picture.label for picture in found} == set(range(10))
     assert found[0].image.shape == (8, 8)
@@ -49,7 +49,7 @@ def test_the_digits_of_scikit_learn_come_in_eight_bits():
 
 
 def test_bundled_images_come_from_the_cache(empty_cache):
-    path = BUNDLED["mnist"].path
+    path = CATALOG["mnist"].path
     path.parent.mkdir(parents=True)
     sets(path.parent).rename(path)
     assert sorted(numbers("mnist")) == list(range(30))
@@ -61,7 +61,7 @@ def test_a_folder_of_images_is_read_with_a_folder_per_class(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(some[number]).save(tmp_path / name)
     (tmp_path / "3" / "notes.txt").write_text("no image")
-    found = sorted(iter_pictures(tmp_path, classes={"3": 3, "5": 5}), key=lambda p: p.number)
+    found = sorted(iter_images(tmp_path, classes={"3": 3, "5": 5}), key=lambda p: p.number)
     assert [picture.label for picture in found] == [3, 3, 5, -1]
     assert np.array_equal(found[0].image, some[0])
 
@@ -70,7 +70,7 @@ def test_a_folder_of_images_is_read_with_a_folder_per_class(tmp_path):
 def test_images_of_other_modes_become_plain_colours(tmp_path, mode):
     name = "x.tif" if mode == "CMYK" else "x.png"
     Image.fromarray(images(1)[0]).convert("RGB").convert(mode).save(tmp_path / name)
-    (picture,) = iter_pictures(tmp_path / name)
+    (picture,) = iter_images(tmp_path / name)
     assert picture.image.shape == (12, 12, 3)
     assert picture.image.dtype == np.uint8
 
@@ -95,7 +95,7 @@ def test_batches_hold_one_row_an_image_with_its_class(tmp_path, vit):
     batches = list(image_batches(vit, path, side="both", per_batch=8))
     assert [batch.n_texts for batch in batches] == [8, 8, 8, 6]
     assert [batch.index for batch in batches] == [0, 1, 2, 3]
-    expected = {picture.number: picture.label for picture in iter_pictures(path)}
+    expected = {picture.number: picture.label for picture in iter_images(path)}
     for batch in batches:
         seen = vit.capture(batch.inputs, keep=batch.keep, logits=True)
         assert batch.keep.shape == (batch.n_texts, 17)  # 16 patches and CLS
@@ -215,7 +215,7 @@ def _in_class(folder, name):
 
 def test_a_class_that_the_model_does_not_know_is_refused(vit):
     with pytest.raises(BadMedia, match="of class 7, and the model knows classes 0 to 6"):
-        list(image_batches(vit, [Picture(0, images(1)[0], 7)], side="both"))
+        list(image_batches(vit, [LabelledImage(0, images(1)[0], 7)], side="both"))
 
 
 def test_an_image_of_the_wrong_shape_is_refused(vit):
@@ -235,12 +235,12 @@ def test_models_that_cannot_see_are_refused(vit):
 def test_a_processor_of_another_size_is_refused(vit):
     other = seeing()
     other.processor = type(vit.processor)(size={"height": 20, "width": 20})
-    with pytest.raises(BadMedia, match="makes images of 3 x 20 x 20, and the model takes 3 x 16"):
+    with pytest.raises(BadMedia, match="gives images of 3 x 20 x 20, but the model expects 3 x 16"):
         list(image_batches(other, "digits"))
 
 
 def test_a_picture_may_be_given_as_it_is(vit):
-    given = Picture(17, images(1)[0], 2)
+    given = LabelledImage(17, images(1)[0], 2)
     (batch,) = image_batches(vit, [given, replace(given, number=18, label=-1)], side="both")
     assert batch.documents.tolist() == [17, 18]
     assert batch.gold.tolist() == [2, -1]

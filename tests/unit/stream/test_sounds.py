@@ -12,10 +12,10 @@ from layerleap.maps.fit import collect
 from layerleap.read.lens import Lens
 from layerleap.read.scores import score
 from layerleap.stream.batches import batches_of, reads
+from layerleap.stream.documents import Document
 from layerleap.stream.examples import Census, Sampling
-from layerleap.stream.pieces import Document
 from layerleap.stream.sounds import iter_clips, read_wav, sound_batches
-from layerleap.zoo.catalog import BUNDLED
+from layerleap.zoo.catalog import CATALOG
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_a_folder_gives_its_recordings_in_order(tmp_path):
 
 
 def test_the_bundled_recording_comes_from_the_cache(empty_cache):
-    folder = BUNDLED["beckett"].path.parent
+    folder = CATALOG["beckett"].path.parent
     folder.mkdir(parents=True)
     recorded(folder, "beckett", "ever tried")
     (found,) = iter_clips("beckett")
@@ -141,7 +141,7 @@ def test_clips_of_one_document_stay_on_one_side(whisper):
 
 
 def _held(each):
-    from layerleap.stream.pieces import is_held_out
+    from layerleap.stream.split import is_held_out
 
     return is_held_out(each.kept_apart_by, share=0.25, seed=0)
 

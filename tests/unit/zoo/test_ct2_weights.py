@@ -60,7 +60,7 @@ def test_what_was_written_is_read(tmp_path, version):
 )
 def test_another_or_a_cut_off_file_is_refused(tmp_path, data):
     (tmp_path / "model.bin").write_bytes(data)
-    with pytest.raises(ValueError, match=r"model\.bin is no CTranslate2 file"):
+    with pytest.raises(ValueError, match=r"model\.bin is not a readable CTranslate2 file"):
         read_ct2(tmp_path / "model.bin")
 
 

@@ -71,19 +71,19 @@ def test_arrays_keep_their_names_and_linear_layers_get_theirs_back(tmp_path, arr
 def test_a_file_that_was_cut_off_is_refused(tmp_path, arrays, cut):
     data = model(tensors=[tensor("a", arrays[0]), tensor("b", arrays[1])])
     (tmp_path / "m.onnx").write_bytes(data[:cut])
-    with pytest.raises(ValueError, match=r"m\.onnx is no ONNX file"):
+    with pytest.raises(ValueError, match=r"m\.onnx is not an ONNX file"):
         read_onnx(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("data", [b"", b"not a model at all", b"\xff" * 30])
 def test_another_file_is_refused(tmp_path, data):
     (tmp_path / "m.onnx").write_bytes(data)
-    with pytest.raises(ValueError, match="is no ONNX file"):
+    with pytest.raises(ValueError, match="is not an ONNX file"):
         read_onnx(tmp_path / "m.onnx")
 
 
 def test_weights_kept_outside_the_file_are_refused(tmp_path):
     outside = field(1, 5) + field(2, FLOAT) + field(8, "a") + field(14, 1)
     (tmp_path / "m.onnx").write_bytes(model(tensors=[outside]))
-    with pytest.raises(ValueError, match="with its weights in it"):
+    with pytest.raises(ValueError, match="that contains its weights"):
         read_onnx(tmp_path / "m.onnx")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from layerleap.zoo.pictures import image_shape
+from layerleap.zoo.images import image_shape
 
 N_TOKENS = 7
 N_HEARD = 50  # states of an encoder that hears: a second of Whisper's

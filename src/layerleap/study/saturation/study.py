@@ -42,8 +42,8 @@ from layerleap.read.probes.scores import score_probe
 from layerleap.read.saturation import Saturation, require_ranks
 from layerleap.stream.batches import batches_of, reads
 from layerleap.stream.examples import Batch, Census, Sampling, require_text
-from layerleap.stream.pieces import Side
 from layerleap.stream.source import n_to_generate, resolve_text
+from layerleap.stream.split import Side
 from layerleap.study.early_texts import early_texts
 from layerleap.study.saturation.claims import claims
 from layerleap.study.saturation.donors import PairSettings

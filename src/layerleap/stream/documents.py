@@ -16,21 +16,27 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any
 
 from layerleap.errors import BadText, CannotFetch
-from layerleap.stream.pieces import Document, is_held_out, iter_pieces
 from layerleap.zoo.catalog import TEXT_NAMES
-from layerleap.zoo.fetch import fetch_text
-
-__all__ = ["Document", "is_held_out", "iter_documents", "iter_pieces"]
+from layerleap.zoo.download import fetch
 
 LINES_SUFFIXES = (".jsonl", ".ndjson", ".json-lines", ".jsonlines", ".json")
 FOLDER_SUFFIXES = (".txt", ".md", ".parquet", *LINES_SUFFIXES)
 LOOKAHEAD = 64 * 1024  # characters in which a blank line must show up
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.+-]*){0,2}")
+
+
+@dataclass(frozen=True)
+class Document:
+    """An article or a record of a file; the unit in which text is split for fitting and testing."""
+
+    name: str  # unique within its source, and the same each time it is read
+    text: str
 
 
 def iter_documents(
@@ -51,7 +57,7 @@ def iter_documents(
     if label == "-":
         return _not_empty(_from_plain(sys.stdin.buffer, "stdin"), "standard input")
     if label in TEXT_NAMES and isinstance(source, str):
-        return _from_bundled(fetch_text(label))
+        return _from_bundled(fetch(label))
     path = Path(label).expanduser()
     if path.is_dir():
         return _not_empty(_from_files(_files_under(path), path, field), label)

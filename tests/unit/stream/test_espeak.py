@@ -6,8 +6,8 @@ import pytest
 from media import write_wav
 
 from layerleap.errors import BadMedia
-from layerleap.stream import spoken
-from layerleap.stream.spoken import LONGEST, PER_DOCUMENT, RATE, iter_spoken, resampled, speak
+from layerleap.stream import espeak as espeak_module
+from layerleap.stream.espeak import LONGEST, PER_DOCUMENT, RATE, iter_spoken, resampled, speak
 
 TEXTS = [
     f"The old man number {n} went home. Then the red bird sang a song. It was a long day by then. "
@@ -19,20 +19,20 @@ TEXTS = [
 @pytest.fixture
 def espeak(monkeypatch):
     """Stands in for the program: a tone as long as the sentence, at its own rate."""
-    spoken_ = []
+    calls = []
 
     def run(command, *, input, **_):
-        spoken_.append((command, input))
+        calls.append((command, input))
         path = Path(command[command.index("-w") + 1])
         write_wav(path, 0.5 * np.sin(np.arange(len(input) * 441) / 20), rate=22_050)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(spoken.subprocess, "run", run)
-    monkeypatch.setattr(spoken.shutil, "which", lambda name: f"/somewhere/{name}")
-    return spoken_
+    monkeypatch.setattr(espeak_module.subprocess, "run", run)
+    monkeypatch.setattr(espeak_module.shutil, "which", lambda name: f"/somewhere/{name}")
+    return calls
 
 
-def test_sentences_are_spoken_a_few_of_each_document(espeak):
+def test_sentences_are_callsa_few_of_each_document(espeak):
     clips = list(iter_spoken(TEXTS))
     assert len(clips) == 3 * PER_DOCUMENT
     for clip, (command, sentence) in zip(clips, espeak, strict=True):
@@ -61,7 +61,7 @@ def test_what_the_program_says_when_it_fails_is_passed_on(espeak, monkeypatch):
     def fail(command, **_):
         return subprocess.CompletedProcess(command, 1, "", "starting\nno such voice\n")
 
-    monkeypatch.setattr(spoken.subprocess, "run", fail)
+    monkeypatch.setattr(espeak_module.subprocess, "run", fail)
     with pytest.raises(BadMedia, match=r"could not speak 'Hello there' \(no such voice\)"):
         speak("Hello there")
 
@@ -76,7 +76,7 @@ def test_a_tone_keeps_pitch_and_loudness_at_another_rate(wanted):
     assert resampled(tone, 22_050, 22_050) is tone
 
 
-def test_documents_that_are_not_wanted_are_not_spoken_and_the_others_are_the_same(espeak):
+def test_documents_that_are_not_wanted_are_not_callsand_the_others_are_the_same(espeak):
     every = [(clip.name, clip.transcript) for clip in iter_spoken(TEXTS)]
     espeak.clear()
     some = list(iter_spoken(TEXTS, wanted=lambda document: "number 1" in document.text))
@@ -106,4 +106,4 @@ def test_lengths_are_rounded_up_to_products_of_small_primes():
         return n == 1
 
     for least in range(1, 700):
-        assert spoken._smooth(least) == next(n for n in range(least, 2000) if is_smooth(n))
+        assert espeak_module._smooth(least) == next(n for n in range(least, 2000) if is_smooth(n))

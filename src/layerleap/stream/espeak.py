@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from layerleap.errors import BadMedia, CannotFetch
-from layerleap.stream.pieces import Document, iter_pieces
+from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.sounds import Clip, read_wav
-from layerleap.stream.texts import iter_documents
+from layerleap.stream.split import iter_texts
 
 PROGRAM = "espeak-ng"
 VOICE = "en-us"
@@ -56,7 +56,7 @@ def iter_spoken(
         for document in documents
         if wanted is None or wanted(document)
         for number, sentence in enumerate(
-            iter_pieces(document, "sentence", per_document=PER_DOCUMENT, seed=seed), start=1
+            iter_texts(document, "sentence", per_document=PER_DOCUMENT, seed=seed), start=1
         )
         if len(sentence.split()) <= LONGEST
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from layerleap.errors import BadSettings, BadText, CannotFetch
-from layerleap.stream.texts import Document, is_held_out, iter_documents, iter_pieces
+from layerleap.stream.documents import Document, iter_documents
+from layerleap.stream.split import is_held_out, iter_texts
 from layerleap.zoo.reactions import REACTIONS
 
 
@@ -27,7 +28,7 @@ def texts(source, **options):
 
 
 def sentences(text, per_document=None, seed=0, unit="sentence"):
-    return list(iter_pieces(Document("d", text), unit, per_document=per_document, seed=seed))
+    return list(iter_texts(Document("d", text), unit, per_document=per_document, seed=seed))
 
 
 def test_blank_lines_separate_the_documents_of_a_text_file(tmp_path):
@@ -304,9 +305,9 @@ def test_reactions_are_known_to_the_masked_model_token_by_token():
     import torch
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    from layerleap.zoo.fetch import fetch_model
+    from layerleap.zoo import fetch
 
-    folder = fetch_model("rxnmapper")
+    folder = fetch("rxnmapper")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()
     right = total = 0

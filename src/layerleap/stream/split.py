@@ -7,11 +7,11 @@ Out: its sentences or paragraphs in random order, or itself; and whether it is h
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
 from layerleap.errors import BadSettings
+from layerleap.stream.documents import Document
 
 Side = Literal["fit", "held-out", "both"]
 UNITS = ("sentence", "paragraph", "document")
@@ -38,15 +38,7 @@ _STARTERS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Document:
-    """The unit of separation between fitting and testing: an article, a file's record."""
-
-    name: str  # unique within its source, and the same at every reading
-    text: str
-
-
-def iter_pieces(
+def iter_texts(
     document: Document, unit: str, *, per_document: int | None, seed: int
 ) -> Iterator[str]:
     """The document's pieces in random order, at most `per_document` of them.
