@@ -25,7 +25,7 @@ from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_about
 from layerleap.stats.rows import RowFile, RowWriter
 from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
-from layerleap.stream.batches import batches_of, reads
+from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
 
@@ -314,7 +314,7 @@ def _default_plan(transformer: Transformer) -> dict[str, Any]:
     little to read from, so it gets one per text, and more and shorter texts. An image is one row,
     so all images that are not held out are taken.
     """
-    if reads(transformer) == "images":
+    if modality(transformer) == "images":
         return {"sampling": Sampling(), "n_texts": None}
     if transformer.kind == "masked-token":
         return {"sampling": Sampling(positions="one", held_out=0.0), "n_texts": 4000}

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.files import cache_root, whole_file
-from layerleap.models.discovery.probe import ready
+from layerleap.models.discovery.probe import prepare
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stream.documents import iter_documents
@@ -139,7 +139,7 @@ def _resampled(
             ids = real.clone()
         chosen = (torch.rand(ids.shape, generator=generator) < settings.share) & ~fixed
         hidden = ids.masked_fill(chosen, tokenizer.mask_token_id)
-        inputs = ready(transformer.model, {"input_ids": hidden, "attention_mask": mask})
+        inputs = prepare(transformer.model, {"input_ids": hidden, "attention_mask": mask})
         logits = transformer.model(**inputs).logits[chosen.to(transformer.model.device)]
         logits = logits.float().cpu().index_fill(1, special, -torch.inf)
         ids = ids.clone()

@@ -11,7 +11,7 @@ from typing import Any
 from layerleap.errors import BadSettings
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stream.batches import reads
+from layerleap.stream.batches import modality
 from layerleap.stream.espeak import PROGRAM as SPEAKER
 from layerleap.stream.examples import Sampling
 from layerleap.stream.generated import TextGeneration, generated_texts
@@ -64,7 +64,7 @@ def default_text(transformer: Transformer) -> str:
     Image classifiers get the bundled digits. Speech models get sentences spoken by espeak-ng, or,
     if that is not installed, the bundled recording, which is too short to fit on.
     """
-    if (kind := reads(transformer)) != "text":
+    if (kind := modality(transformer)) != "text":
         speech = "spoken" if shutil.which(SPEAKER) else "beckett"
         return {"images": "mnist", "sound": speech}[kind]
     return "generated" if transformer.identity.name in NOT_ENGLISH else "wikipedia"

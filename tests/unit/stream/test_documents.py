@@ -98,7 +98,7 @@ def test_documents_of_a_folder_are_named_uniquely_and_apart_from_where_it_lies(t
 
 def test_strings_are_documents_and_other_things_are_refused():
     assert texts(["one", " ", "two "]) == ["one", "two"]
-    with pytest.raises(BadText, match="item 2 is of type int"):
+    with pytest.raises(BadText, match="item 2 has type int"):
         texts(["one", 2])
 
 
@@ -128,17 +128,17 @@ def test_a_long_file_is_read_as_a_stream(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b" \n \n", "holds no text"),
-        ("a.txt", b"caf\xe9 au lait", "not UTF-8 text .it has the byte 0xe9"),
+        ("a.txt", b" \n \n", "contains no text"),
+        ("a.txt", b"caf\xe9 au lait", "not UTF-8 text .it contains the byte 0xe9"),
         ("a.bin", b"ab\0cd", "looks like a binary file"),
         ("a.jsonl", b'{"text": "x"}\n{"text"\n', "line 2 of .* is not valid JSON"),
-        ("a.jsonl", b'["x"]\n', "line 1 of .* holds no JSON object"),
+        ("a.jsonl", b'["x"]\n', "line 1 of .* is not a JSON object"),
         (
             "a.jsonl",
             b'{"body": "x", "id": 1}\n',
-            "has no field 'text'; it has body, id: name one of them .--field",
+            "has no field 'text'; it has body, id: choose one of them .--field",
         ),
-        ("a.jsonl", b'{"text": 3}\n', "'text' is of type int"),
+        ("a.jsonl", b'{"text": 3}\n', "'text' has type int"),
         ("a.txt.gz", b"not gzip", "cannot be read"),
         ("a.txt.gz", gzip.compress(b"x" * 999, mtime=0)[:-9], "cannot be read"),
     ],
@@ -157,7 +157,7 @@ def test_a_missing_file_is_refused_at_once_with_the_names_that_exist(tmp_path):
 
 
 def test_a_folder_without_texts_is_refused_at_once(tmp_path):
-    with pytest.raises(BadText, match="holds no text file"):
+    with pytest.raises(BadText, match="contains no text file"):
         iter_documents(tmp_path)
 
 

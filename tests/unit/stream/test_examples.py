@@ -262,12 +262,12 @@ def test_half_a_surrogate_pair_from_escaped_json_does_not_stop_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"max_tokens": 0}, "max_tokens 0 leaves no position to read"),
-        ({"held_out": 1.0}, "held_out 1.0 is not a share"),
-        ({"held_out": -0.1}, "held_out -0.1 is not a share"),
+        ({"max_tokens": 0}, "max_tokens is 0; expected 1 or more"),
+        ({"held_out": 1.0}, "held_out is 1.0; expected a fraction"),
+        ({"held_out": -0.1}, "held_out is -0.1; expected a fraction"),
         ({"unit": "word"}, "unit 'word' is unknown"),
         ({"positions": "some"}, "positions 'some' are unknown"),
-        ({"positions": "every:0"}, "1 or more was wanted"),
+        ({"positions": "every:0"}, "expected every:1 or more"),
     ],
 )
 def test_settings_outside_their_meaning_are_refused_at_once(settings, said):
@@ -277,7 +277,7 @@ def test_settings_outside_their_meaning_are_refused_at_once(settings, said):
 
 @pytest.mark.parametrize("positions", ["all", "every:1"])
 def test_masking_every_position_is_refused(positions):
-    with pytest.raises(BadSettings, match="leaves nothing to read from"):
+    with pytest.raises(BadSettings, match="would mask the whole text"):
         examples("bert", positions=positions)
 
 
@@ -313,7 +313,9 @@ def test_the_first_texts_are_no_lead_sentences():
 
 @pytest.mark.parametrize("max_tokens", [1, 2])
 def test_a_length_that_holds_only_special_tokens_is_refused(max_tokens):
-    with pytest.raises(BadSettings, match="no room beside the 2 special tokens"):
+    with pytest.raises(
+        BadSettings, match="the tokenizer adds 2 special tokens; expected at least 3"
+    ):
         examples("bert", max_tokens=max_tokens)
     assert all(len(example.ids) == 1 for example in examples("llama", max_tokens=1))
 

@@ -11,7 +11,7 @@ from layerleap.errors import BadMedia, BadSettings
 from layerleap.maps.fit import fit_bank
 from layerleap.read.lens import Lens
 from layerleap.read.scores import score
-from layerleap.stream.batches import batches_of, reads
+from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.images import LabelledImage, image_batches, iter_images
 from layerleap.zoo.catalog import CATALOG
@@ -166,8 +166,8 @@ def test_what_was_read_is_counted_and_fingerprinted(tmp_path, vit):
 
 
 def test_models_say_what_they_read(vit):
-    assert reads(vit) == "images"
-    assert reads(tiny("llama")) == "text"
+    assert modality(vit) == "images"
+    assert modality(tiny("llama")) == "text"
 
 
 def test_an_unknown_class_is_minus_one(vit):
@@ -180,14 +180,14 @@ def test_an_unknown_class_is_minus_one(vit):
     [
         (
             lambda f: f / "nothing",
-            "there is no file or folder .*; sets of images are mnist, digits",
+            "there is no file or folder .*; image sets by name are mnist, digits",
         ),
-        (lambda f: f, "holds no image; .png"),
-        (lambda f: (f / "x.txt").write_text("x") and f / "x.txt", "x.txt is no image"),
-        (lambda f: (f / "x.png").write_text("no") and f / "x.png", "x.png cannot be read as an"),
-        (lambda f: _half(f / "x.png"), "x.png cannot be read as an image .*truncated"),
-        (lambda f: _deep(f / "x.png"), "pixels of kind I;16; 8 bits"),
-        (lambda f: _in_class(f, "cat"), "cat in .* is none of the model's classes .0, 1, 2"),
+        (lambda f: f, "contains no image; expected .png"),
+        (lambda f: (f / "x.txt").write_text("x") and f / "x.txt", "x.txt is not an image"),
+        (lambda f: (f / "x.png").write_text("no") and f / "x.png", "x.png is not a readable image"),
+        (lambda f: _half(f / "x.png"), "x.png is not a readable image .*truncated"),
+        (lambda f: _deep(f / "x.png"), "mode I;16; expected 8 bits"),
+        (lambda f: _in_class(f, "cat"), "cat of .* is not one of the model's classes .0, 1, 2"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path, vit, make, said):
@@ -214,7 +214,7 @@ def _in_class(folder, name):
 
 
 def test_a_class_that_the_model_does_not_know_is_refused(vit):
-    with pytest.raises(BadMedia, match="of class 7, and the model knows classes 0 to 6"):
+    with pytest.raises(BadMedia, match="has class 7, but the model knows classes 0 to 6"):
         list(image_batches(vit, [LabelledImage(0, images(1)[0], 7)], side="both"))
 
 
@@ -224,7 +224,9 @@ def test_an_image_of_the_wrong_shape_is_refused(vit):
 
 
 def test_models_that_cannot_see_are_refused(vit):
-    with pytest.raises(BadSettings, match="tiny-llama is no image classifier"):
+    with pytest.raises(
+        BadSettings, match="tiny-llama cannot read images; expected an image classifier"
+    ):
         list(image_batches(tiny("llama"), "digits"))
     blind = seeing()
     blind.processor = None

@@ -64,10 +64,10 @@ def test_policies_are_parsed_and_written_alike(text, policy):
     "text", ["", "two", "every", "every:", "every:x", "every:-1", "every:1.5", "One"]
 )
 def test_unknown_policies_are_refused_with_the_known_ones(text):
-    with pytest.raises(BadSettings, match="'one', 'all' or 'every:N' was wanted"):
+    with pytest.raises(BadSettings, match="expected 'one', 'all' or 'every:N'"):
         parse_positions(text)
 
 
 def test_every_zeroth_position_is_refused():
-    with pytest.raises(BadSettings, match="1 or more was wanted"):
+    with pytest.raises(BadSettings, match="expected every:1 or more"):
         parse_positions("every:0")

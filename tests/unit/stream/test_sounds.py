@@ -11,7 +11,7 @@ from layerleap.errors import BadMedia, BadSettings, CannotFetch
 from layerleap.maps.fit import collect
 from layerleap.read.lens import Lens
 from layerleap.read.scores import score
-from layerleap.stream.batches import batches_of, reads
+from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.documents import Document
 from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.sounds import iter_clips, read_wav, sound_batches
@@ -143,7 +143,7 @@ def test_clips_of_one_document_stay_on_one_side(whisper):
 def _held(each):
     from layerleap.stream.split import is_held_out
 
-    return is_held_out(each.kept_apart_by, share=0.25, seed=0)
+    return is_held_out(each.split_document, share=0.25, seed=0)
 
 
 def test_speech_is_scored_and_fitted_like_text(whisper):
@@ -154,25 +154,25 @@ def test_speech_is_scored_and_fitted_like_text(whisper):
     scores = score(whisper, {"id": Lens(whisper)}, batches)
     assert scores.check.agreement == 1.0
     assert len(scores.documents) == 12 * 11
-    assert reads(whisper) == "sound"
+    assert modality(whisper) == "sound"
 
 
 def test_a_missing_transcript_is_said(tmp_path, whisper):
     write_wav(tmp_path / "a.wav", clip().samples)
-    with pytest.raises(BadMedia, match=r"a\.wav has no transcript: a\.txt was wanted beside it"):
+    with pytest.raises(BadMedia, match=r"a\.wav has no transcript; expected a\.txt next to it"):
         list(sound_batches(whisper, tmp_path))
     (tmp_path / "a.txt").write_text(" \n")
-    with pytest.raises(BadMedia, match=r"a\.txt is empty; what is said in a\.wav"):
+    with pytest.raises(BadMedia, match=r"a\.txt is empty; expected the transcript of a\.wav"):
         list(sound_batches(whisper, tmp_path))
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(BadMedia, match="UTF-8 text was wanted"):
+    with pytest.raises(BadMedia, match="expected UTF-8 text"):
         list(sound_batches(whisper, tmp_path))
 
 
 def test_another_rate_is_refused_with_the_way_to_mend_it(tmp_path, whisper):
     recorded(tmp_path, rate=22_050)
     with pytest.raises(
-        BadMedia, match=r"22050 samples a second, and the model hears 16000.*ffmpeg"
+        BadMedia, match=r"22050 samples per second, but the model expects 16000.*ffmpeg"
     ):
         list(sound_batches(whisper, tmp_path))
 
@@ -180,12 +180,15 @@ def test_another_rate_is_refused_with_the_way_to_mend_it(tmp_path, whisper):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda f: f / "nothing.wav", "there is no file or folder .*; bundled sounds are beckett"),
-        (lambda f: f, "holds no .wav file"),
-        (lambda f: recorded(f, channels=2), "has 2 channels; one was wanted"),
-        (lambda f: _broken(recorded(f)), "cannot be read as a .wav file"),
-        (lambda f: _empty(recorded(f)), "is empty; a recording was wanted"),
-        (lambda f: _three_bytes(recorded(f)), "has 24 bits a sample"),
+        (
+            lambda f: f / "nothing.wav",
+            "there is no file or folder .*; recordings by name are beckett",
+        ),
+        (lambda f: f, "contains no .wav file"),
+        (lambda f: recorded(f, channels=2), "has 2 channels; expected one"),
+        (lambda f: _broken(recorded(f)), "not a readable uncompressed .wav file"),
+        (lambda f: _empty(recorded(f)), "is empty; expected a recording"),
+        (lambda f: _three_bytes(recorded(f)), "has 24 bits per sample"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path, whisper, make, said):
@@ -213,9 +216,9 @@ def _three_bytes(path):
 
 
 def test_what_is_too_long_is_refused_and_not_cut(whisper):
-    with pytest.raises(BadMedia, match=r"lasts 1\.5 s, and the model hears 1 s at most"):
+    with pytest.raises(BadMedia, match=r"lasts 1\.5 s, but the model hears at most 1 s"):
         list(sound_batches(whisper, [clip(seconds=1.5)]))
-    with pytest.raises(BadMedia, match="has 72 tokens, and the model writes 64 at most"):
+    with pytest.raises(BadMedia, match="has 72 tokens, but the model writes at most 64"):
         list(sound_batches(whisper, [clip(70)]))
 
 
@@ -234,13 +237,13 @@ def test_a_clip_of_the_wrong_shape_is_refused(whisper, change, said):
 
 
 def test_something_else_than_a_clip_is_refused(whisper):
-    with pytest.raises(BadMedia, match="an item is of type ndarray; a Clip was wanted"):
+    with pytest.raises(BadMedia, match="an item has type ndarray; expected a Clip"):
         list(sound_batches(whisper, [np.zeros(100)]))
 
 
 def test_models_that_cannot_hear_are_refused(whisper):
     for model in (tiny("llama"), seeing()):
-        with pytest.raises(BadSettings, match="is no speech-to-text model"):
+        with pytest.raises(BadSettings, match="expected a speech-to-text model"):
             list(sound_batches(model, [clip()]))
     deaf = hearing()
     deaf.processor = None
@@ -251,7 +254,7 @@ def test_models_that_cannot_hear_are_refused(whisper):
 def test_a_processor_of_another_model_is_refused():
     other = hearing(num_mel_bins=10)
     with pytest.raises(
-        BadMedia, match="makes 8 bands of 100 frames, and the model takes 10 of 100"
+        BadMedia, match="gives 8 bands of 100 frames, but the model expects 10 of 100"
     ):
         list(sound_batches(other, [clip()]))
 

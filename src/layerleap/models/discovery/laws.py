@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from layerleap.errors import LayerleapError, ModelRefused
 from layerleap.models.discovery.compare import rounding, row_gap, sum_error
-from layerleap.models.discovery.probe import N_TOKENS, probe, probe_ids, ready
+from layerleap.models.discovery.probe import N_TOKENS, prepare, probe, probe_ids
 from layerleap.models.discovery.sites import Anatomy
 from layerleap.models.discovery.structure import BY_HAND
 from layerleap.models.transformer import Transformer
@@ -200,9 +200,9 @@ def _padding(
     mask = torch.ones_like(long)
     mask[0, N_TOKENS - 3 :] = 0
     alone = transformer.capture(
-        ready(model, {"input_ids": short, "attention_mask": torch.ones_like(short)})
+        prepare(model, {"input_ids": short, "attention_mask": torch.ones_like(short)})
     )
-    padded = transformer.capture(ready(model, {"input_ids": long, "attention_mask": mask}))
+    padded = transformer.capture(prepare(model, {"input_ids": long, "attention_mask": mask}))
     worst = max(
         row_gap(padded.states[layer][0, : N_TOKENS - 3], h[0]) for layer, h in alone.states.items()
     )

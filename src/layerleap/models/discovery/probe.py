@@ -43,7 +43,7 @@ def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, 
     inputs: dict[str, Any] = {}
     if main == "pixel_values":
         inputs[main] = torch.randn(rows, *image_shape(model.config), generator=generator)
-        return ready(model, inputs)
+        return prepare(model, inputs)
     ids = probe_ids(model, rows, N_TOKENS, seed)
     if main == "input_features":
         sound = torch.randn(1, *sound_shape(model.config), generator=generator)
@@ -55,7 +55,7 @@ def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, 
     else:
         inputs["input_ids"] = ids
         inputs["attention_mask"] = torch.ones_like(ids)
-    return ready(model, inputs)
+    return prepare(model, inputs)
 
 
 @torch.no_grad()
@@ -68,12 +68,12 @@ def _heard(model: PreTrainedModel, sound: Tensor, rows: int) -> Any:
     from transformers.modeling_outputs import BaseModelOutput
 
     encoder: Any = model.get_encoder()
-    features = ready(model, {"input_features": sound})["input_features"]
+    features = prepare(model, {"input_features": sound})["input_features"]
     heard = encoder(features).last_hidden_state[:, :N_HEARD]
     return BaseModelOutput(heard.expand(rows, -1, -1))
 
 
-def ready(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def prepare(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs on the model's entry device and, if they are not ids, in its dtype; no cache."""
     # Offloaded weights look as if they were on "meta"; accelerate's hooks move the inputs.
     device = torch.device("cpu") if model.device.type == "meta" else model.device

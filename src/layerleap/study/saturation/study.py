@@ -40,7 +40,7 @@ from layerleap.read.lens import Lens
 from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.scores import score_probe
 from layerleap.read.saturation import Saturation, require_ranks
-from layerleap.stream.batches import batches_of, reads
+from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.examples import Batch, Census, Sampling, require_text
 from layerleap.stream.source import n_to_generate, resolve_text
 from layerleap.stream.split import Side
@@ -145,7 +145,7 @@ class _Run:
             "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "model": {
                 **transformer.identity.to_dict(), "kind": transformer.kind,
-                "reads": reads(transformer), "n_layers": transformer.n_layers,
+                "reads": modality(transformer), "n_layers": transformer.n_layers,
                 "d_model": transformer.d_model, "d_vocab": transformer.d_vocab,
             },
             "settings": settings.to_dict(), "data": self.data, "notes": self.notes,
