@@ -122,7 +122,7 @@ def test_a_swap_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
 def test_a_file_is_not_replaced_by_a_folder(tmp_path):
     (tmp_path / "a").write_text("precious")
     with (
-        pytest.raises(CannotWrite, match="is a file; a folder was wanted"),
+        pytest.raises(CannotWrite, match="is a file; expected a folder"),
         whole_folder(tmp_path / "a"),
     ):
         pytest.fail("the body must not run")
@@ -140,7 +140,7 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path):
 def test_the_systems_refusals_become_one_line(tmp_path, whole):
     (tmp_path / "a").write_text("a file where a folder is needed")
     with (
-        pytest.raises(CannotWrite, match="choose another place") as caught,
+        pytest.raises(CannotWrite, match="choose another location") as caught,
         whole(tmp_path / "a" / "b"),
     ):
         pytest.fail("the body must not run")

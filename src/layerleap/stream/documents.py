@@ -21,7 +21,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any
 
-from layerleap.errors import BadText, CannotFetch
+from layerleap.errors import BadText, CannotFetch, first_line
 from layerleap.zoo.catalog import TEXT_NAMES
 from layerleap.zoo.download import fetch
 
@@ -229,7 +229,7 @@ def _from_parquet(stream: IO[bytes], path: Path, label: str, field: str) -> Iter
                 where = f"row {number} of {path}"
                 yield from _from_record(record, field, where, f"{label}#{number}")
     except pyarrow.ArrowException as error:
-        raise BadText(f"{path} is not a readable parquet file ({_first_line(error)})") from error
+        raise BadText(f"{path} is not a readable parquet file ({first_line(error)})") from error
 
 
 def _may_be_hub_name(label: str) -> bool:
@@ -257,7 +257,7 @@ def _from_hub(label: str, field: str) -> Iterator[Document]:
     except Exception as error:  # the library raises whatever its many back ends raise
         raise CannotFetch(
             f"{label!r} is neither a file nor one of {', '.join(TEXT_NAMES)}, and it could not be "
-            f"loaded as a data set ({type(error).__name__}: {_first_line(error)}); check the "
+            f"loaded as a data set ({type(error).__name__}: {first_line(error)}); check the "
             "spelling and the network"
         ) from error
 
@@ -266,8 +266,3 @@ def _missing(library: str, purpose: str) -> CannotFetch:
     return CannotFetch(
         f'{purpose} needs the library {library}; install it with pip install "layerleap[data]"'
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

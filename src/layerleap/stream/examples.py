@@ -52,7 +52,7 @@ class Sampling:
                 f"unit {self.unit!r} is unknown; expected sentence, paragraph or document"
             )
         if self.max_tokens < 1:
-            raise BadSettings(f"max_tokens is {self.max_tokens}; expected 1 or more")
+            raise BadSettings(f"max_tokens {self.max_tokens} is too small; expected 1 or more")
         if not 0 <= self.held_out < 1:
             raise BadSettings(
                 f"held_out is {self.held_out}; expected a fraction of at least 0 and below 1"

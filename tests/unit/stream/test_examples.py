@@ -262,7 +262,7 @@ def test_half_a_surrogate_pair_from_escaped_json_does_not_stop_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"max_tokens": 0}, "max_tokens is 0; expected 1 or more"),
+        ({"max_tokens": 0}, "max_tokens 0 is too small; expected 1 or more"),
         ({"held_out": 1.0}, "held_out is 1.0; expected a fraction"),
         ({"held_out": -0.1}, "held_out is -0.1; expected a fraction"),
         ({"unit": "word"}, "unit 'word' is unknown"),

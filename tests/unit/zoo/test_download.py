@@ -126,7 +126,7 @@ def test_a_failed_conversion_leaves_nothing_behind(cache, monkeypatch, no_needs)
     ("error", "kind", "words"),
     [
         (OSError("no file named model.safetensors\nin it"), CannotFetch, "could not be converted"),
-        (FileNotFoundError(errno.ENOENT, "vocab.txt"), CannotFetch, "rxnfp 0.1.0 could not be"),
+        (FileNotFoundError(errno.ENOENT, "vocab.txt"), CannotFetch, "rxnfp==0.1.0 could not be"),
         (OSError(errno.ENOSPC, "No space left on device"), CannotWrite, "No space left on device"),
     ],
     ids=repr,
