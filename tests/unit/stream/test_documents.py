@@ -36,7 +36,7 @@ def test_blank_lines_separate_the_documents_of_a_text_file(tmp_path):
     assert texts(file) == ["one\ntwo", "three"]
 
 
-def test_a_text_file_without_blank_lines_has_one_document_a_line(tmp_path):
+def test_a_text_file_without_blank_lines_has_one_document_per_line(tmp_path):
     assert texts(write(tmp_path / "a.log", "one\ntwo\n\n")) == ["one", "two"]
 
 
@@ -84,7 +84,7 @@ def test_a_folder_is_read_in_sorted_order_without_hidden_and_foreign_files(tmp_p
     assert texts(tmp_path) == ["one", "two"]
 
 
-def test_documents_of_a_folder_are_named_uniquely_and_apart_from_where_it_lies(tmp_path):
+def test_documents_of_a_folder_are_named_uniquely_and_independently_of_its_location(tmp_path):
     names = []
     for place in ("here", "there"):
         folder = tmp_path / place
@@ -195,7 +195,7 @@ def test_a_data_set_is_streamed_with_its_config_and_split(monkeypatch):
     ]
 
 
-def test_a_missing_library_is_named_with_the_extra_that_brings_it(monkeypatch, tmp_path):
+def test_a_missing_library_is_named_with_the_extra_that_installs_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(CannotFetch, match=r'pip install "layerleap\[data\]"'):
         texts("org/name")
@@ -223,20 +223,20 @@ def test_sentences_end_at_marks_and_not_at_abbreviations_or_initials():
     ]
 
 
-def test_paragraphs_and_documents_are_pieces_too():
+def test_texts_can_be_paragraphs_or_documents():
     assert sorted(sentences("one\nline\n \ntwo\n\n\n", unit="paragraph")) == ["one\nline", "two"]
     assert sentences("one\n\ntwo", unit="document") == ["one\n\ntwo"]
 
 
-def test_pieces_come_in_a_random_order_that_is_fixed_by_seed_and_text():
+def test_texts_come_in_a_random_order_that_is_fixed_by_seed_and_text():
     text = "\n\n".join(f"This is sentence {i:03d}." for i in range(100))
-    found = sentences(text, seed=1)
-    assert found == sentences(text, seed=1) != sentences(text, seed=2)
-    assert sorted(found) == [f"This is sentence {i:03d}." for i in range(100)]
-    assert found != sorted(found)
+    shuffled = sentences(text, seed=1)
+    assert shuffled == sentences(text, seed=1) != sentences(text, seed=2)
+    assert sorted(shuffled) == [f"This is sentence {i:03d}." for i in range(100)]
+    assert shuffled != sorted(shuffled)
 
 
-def test_the_first_pieces_are_a_sample_of_the_whole_document_and_not_its_lead():
+def test_the_first_texts_are_a_sample_of_the_whole_document_and_not_its_lead():
     firsts = []
     for number in range(200):
         text = "\n\n".join(f"This is sentence {i} of {number}." for i in range(50))
@@ -246,13 +246,13 @@ def test_the_first_pieces_are_a_sample_of_the_whole_document_and_not_its_lead():
     assert len(set(firsts)) > 40
 
 
-def test_fewer_pieces_per_document_are_the_first_of_more():
+def test_fewer_texts_per_document_are_the_first_of_more():
     text = "\n\n".join(f"This is sentence {i:03d}." for i in range(100))
     assert sentences(text, per_document=10, seed=1) == sentences(text, seed=1)[:10]
     assert sentences(text, per_document=200) == sentences(text)
 
 
-def test_bad_settings_of_pieces_and_sides_are_refused():
+def test_bad_settings_of_texts_and_sides_are_refused():
     for options in ({"unit": "word"}, {"per_document": 0}):
         with pytest.raises(BadSettings):
             sentences("Some text is here.", **options)

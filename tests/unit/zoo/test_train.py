@@ -21,7 +21,7 @@ QUICK = VitSettings(layers=2, d_model=16, heads=2, epochs=2, batch=16)
 
 @pytest.fixture
 def digits(tmp_path):
-    """Forty noisy images of each of three classes, told apart by where the light is."""
+    """Forty noisy images of each of three classes, which differ in where the image is bright."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 40)
     images = rng.integers(0, 60, (120, 28, 28), dtype=np.uint8)
@@ -57,7 +57,7 @@ def test_a_backbone_at_another_size_gives_what_the_model_interpolates_itself(bac
     torch.testing.assert_close(ours, theirs)
 
 
-def test_the_head_decides_by_the_cls_state_alone(backbone):
+def test_the_head_uses_only_the_cls_state(backbone):
     model = Dinov2Model.from_pretrained(backbone)
     weight, bias = torch.randn(5, 24).double(), torch.randn(5).double()
     whole = with_head(model, weight, bias)
@@ -85,11 +85,11 @@ def test_a_head_is_trained_cached_and_accepted_by_every_law(backbone, digits, em
     transformer = load("dinov2-mnist")  # the laws, among them that the tail gives the logits
     assert transformer.kind == "class"
     assert (transformer.n_layers, transformer.d_vocab) == (3, 3)
-    found = [
+    batches = [
         (transformer.model(**batch.inputs).logits.argmax(-1), batch.gold)
         for batch in image_batches(transformer, digits, side="held-out")
     ]
-    guessed, gold = (torch.cat(part) for part in zip(*found, strict=True))
+    guessed, gold = (torch.cat(part) for part in zip(*batches, strict=True))
     assert len(gold) == test["images"]
     assert (guessed == gold).double().mean() == pytest.approx(test["accuracy"])
     entry = next(entry for entry in inventory() if entry.name == "dinov2-mnist")
@@ -109,7 +109,7 @@ def test_the_same_recipe_gives_the_same_head(backbone, digits, tmp_path):
     assert heads[0] == heads[1]
 
 
-def test_a_small_vit_is_trained_and_says_how_good_it_is(digits, tmp_path):
+def test_a_small_vit_is_trained_and_its_accuracy_reported(digits, tmp_path):
     messages = []
     results = vit_mnist({"mnist": digits}, tmp_path, messages.append, QUICK)
     assert results["settings"]["epochs"] == 2
@@ -121,20 +121,20 @@ def test_a_small_vit_is_trained_and_says_how_good_it_is(digits, tmp_path):
     assert "training on" in messages[0]
 
 
-def test_training_depends_on_its_seed_alone_and_learns_something():
+def test_training_depends_only_on_its_seed_and_learns_something():
     torch.manual_seed(5)
     pixels, labels = torch.randn(90, 3, 8, 8), torch.arange(90) % 3
     pixels[torch.arange(90), labels] += 1.5
     settings = VitSettings(layers=2, d_model=16, heads=2, epochs=12, batch=16, shift=1, seed=3)
 
     def weights(**changes):
-        torch.rand(1)  # whatever was drawn before does not matter
+        torch.rand(1)  # earlier random numbers must not matter
         chosen = VitSettings(**{**settings.to_dict(), **changes})
         return train_vit(pixels, labels, 3, chosen, lambda _: None)
 
     before = torch.get_rng_state()
     first = weights()
-    assert not torch.equal(before, torch.get_rng_state())  # the draw above, and nothing else
+    assert not torch.equal(before, torch.get_rng_state())  # because of the call above only
     for ours, again in zip(first.parameters(), weights().parameters(), strict=True):
         assert torch.equal(ours, again)
     other = next(weights(seed=4, epochs=1).parameters())
@@ -169,13 +169,13 @@ def test_images_move_by_whole_pixels_and_show_the_background():
 def test_accuracy_has_wilsons_interval():
     logits = torch.eye(4)[torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0, 1])]
     labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0, 0])
-    found = accuracy(logits, labels)
-    assert (found["images"], found["accuracy"]) == (10, 0.9)
-    assert found["low"] == pytest.approx(0.5958, abs=1e-4)
-    assert found["high"] == pytest.approx(0.9821, abs=1e-4)
+    result = accuracy(logits, labels)
+    assert (result["images"], result["accuracy"]) == (10, 0.9)
+    assert result["low"] == pytest.approx(0.5958, abs=1e-4)
+    assert result["high"] == pytest.approx(0.9821, abs=1e-4)
 
 
-def test_a_recipe_that_breaks_off_leaves_nothing(digits, empty_cache, monkeypatch):
+def test_an_interrupted_recipe_leaves_nothing(digits, empty_cache, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
@@ -217,7 +217,7 @@ def test_every_trained_model_has_a_recipe_and_its_sources_are_in_the_catalog():
     assert {name for entry in trained.values() for name in entry.trained_from} <= set(CATALOG)
 
 
-def test_a_set_of_other_classes_gives_a_head_of_as_many(backbone, tmp_path):
+def test_the_head_has_as_many_classes_as_the_image_set(backbone, tmp_path):
     (tmp_path / "out").mkdir()
     sources = {"dinov2": backbone, "mnist": sets(tmp_path, 60, side=20)}
     dinov2_mnist(sources, tmp_path / "out", lambda _: None)
