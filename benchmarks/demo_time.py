@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common import BUILD, MODEL, Row, demo_arguments, layerleap, median, timed
 
-from layerleap.zoo import fetch as zoo
+from layerleap import zoo
 
 DEMO_FOLDER = BUILD / "bench-demo"
 
@@ -26,9 +26,9 @@ def _help(smoke: bool) -> Row:
 
 
 def _demo(out: Path, smoke: bool) -> Row:
-    zoo.fetch_model(MODEL)
+    zoo.fetch(MODEL)
     for text in ("wikipedia", "news"):
-        zoo.fetch_text(text)
+        zoo.fetch(text)
     shutil.rmtree(out, ignore_errors=True)  # a finished study would be taken up again
     arguments = demo_arguments(out, smoke)
     seconds = timed(lambda: layerleap(*arguments))

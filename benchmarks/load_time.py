@@ -2,8 +2,7 @@
 
 from common import MODEL, Row, median, timed
 
-from layerleap import load
-from layerleap.zoo import fetch as zoo
+from layerleap import load, zoo
 
 
 def run(*, smoke: bool) -> list[Row]:
@@ -11,7 +10,7 @@ def run(*, smoke: bool) -> list[Row]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    folder = zoo.fetch_model(MODEL)
+    folder = zoo.fetch(MODEL)
     logging.disable_progress_bar()
 
     def bare() -> None:

@@ -104,7 +104,7 @@ ALL = {**NEXT_TOKEN, **MASKED_TOKEN, **SEQ_TO_SEQ, **CLASS}
 
 
 def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A random model of family `name`, its norms and biases made non-trivial."""
+    """A random model of family `name`, with non-trivial norms and biases."""
     config_name, model_name, settings = ALL[name]
     torch.manual_seed(seed)
     make: Callable[..., PreTrainedModel] = getattr(hf, model_name)

@@ -1,4 +1,4 @@
-"""Tiny random models that see and hear, with processors; and small images and sounds for them."""
+"""Tiny random image and speech models with processors, and small images and clips for them."""
 
 import wave
 from pathlib import Path
@@ -28,7 +28,7 @@ def seeing(name: str = "vit", *, seed: int = 0, **changes: Any) -> Transformer:
 
 
 def hearing(*, seed: int = 0, **changes: Any) -> Transformer:
-    """A tiny speech model that hears one second and writes `WORDS`."""
+    """A tiny speech model for one second of sound that writes `WORDS`."""
     model = build("whisper", seed, **{"max_source_positions": 50, **changes})
     words = tokenizer("masked-token")
     extractor = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
@@ -42,7 +42,7 @@ def images(n: int, seed: int = 0, side: int = 12) -> np.ndarray[Any, Any]:
 
 
 def sets(folder: Path, n: int = 30, classes: int = 7, **more: Any) -> Path:
-    """A .npz file of images, sorted by class as sets often are."""
+    """A .npz file of images, sorted by class as data sets often are."""
     labels = np.sort(np.arange(n) % classes)
     path = folder / "set.npz"
     np.savez(path, images=images(n, **more), labels=labels)
@@ -50,11 +50,11 @@ def sets(folder: Path, n: int = 30, classes: int = 7, **more: Any) -> Path:
 
 
 def clip(words: int = 4, seed: int = 0, seconds: float = 0.5) -> Clip:
-    """Noise, and a few words that it is said to say."""
+    """Noise with a few random words as its transcript."""
     rng = np.random.default_rng(seed)
-    said = " ".join(rng.choice(WORDS, words))
+    transcript = " ".join(rng.choice(WORDS, words))
     samples = rng.normal(0, 0.1, int(seconds * RATE)).astype(np.float32)
-    return Clip(f"clip {seed}", samples, RATE, said)
+    return Clip(f"clip {seed}", samples, RATE, transcript)
 
 
 def write_wav(

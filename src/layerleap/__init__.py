@@ -18,7 +18,7 @@ _HOME = {
     "Transformer": "layerleap.models.transformer",
     "check_model": "layerleap.models.discovery.laws",
     "Sampling": "layerleap.stream.examples",
-    "iter_documents": "layerleap.stream.texts",
+    "iter_documents": "layerleap.stream.documents",
     "Moments": "layerleap.stats.moments",
     "Tally": "layerleap.stats.tally",
     "LinearMap": "layerleap.maps.linear",

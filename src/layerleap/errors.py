@@ -1,32 +1,32 @@
 """Every exception that layerleap raises on purpose.
 
     LayerleapError
-    |-- ModelRefused      a model broke a law of the self-check, so it is not wrapped
-    |-- UnknownModel      no model of that name, folder or file
+    |-- ModelRefused      a model failed a law of the self-check, so it is not wrapped
+    |-- UnknownModel      there is no model with that name, folder or file
     |-- BadText           a text source is missing, empty, unreadable or too small
-    |   `-- NothingToFit  not one position of it is there to fit on
-    |-- BadMedia          an image or a sound is missing, unreadable, or of the wrong shape or rate
-    |-- BadSettings       a setting outside its meaning: a layer that does not exist, rank 0
-    |-- NotFinite         NaN or infinite states, or sums of them
-    |-- BadArtifact       a saved file is truncated, tampered with, or of another format
-    |-- WrongModel        a bank or statistics that belong to another model
-    |-- CannotFetch       a package, file or library could not be had
+    |   `-- NothingToFit  a text source has no position to fit on
+    |-- BadMedia          an image or sound is missing, unreadable, or has the wrong shape or rate
+    |-- BadSettings       a setting is out of range: a layer that does not exist, rank 0
+    |-- NotFinite         states or their sums are NaN or infinite
+    |-- BadArtifact       a saved file is truncated, corrupted, or has another format
+    |-- WrongModel        a bank or statistics belong to another model
+    |-- CannotFetch       a package, file or library is not available
     `-- CannotWrite       no space, no permission, or a target that must not be replaced
 
-A message says what was found, what was wanted and what to do next, on one line.
+A message is one line: what went wrong, what was expected, and what to do.
 """
 
 
 class LayerleapError(Exception):
-    """Base of all the errors below; the command line turns one into a single red line."""
+    """Base class of all errors below; the command line prints one as a single red line."""
 
 
 class ModelRefused(LayerleapError):
-    """A model broke a law of the self-check."""
+    """A model failed a law of the self-check."""
 
 
 class UnknownModel(LayerleapError):
-    """No model of that name, folder or file."""
+    """There is no model with that name, folder or file."""
 
 
 class BadText(LayerleapError):
@@ -34,32 +34,37 @@ class BadText(LayerleapError):
 
 
 class NothingToFit(BadText):
-    """Not one position of a text is there to fit on."""
+    """A text source has no position to fit on."""
 
 
 class BadMedia(LayerleapError):
-    """An image or a sound is missing, unreadable, or of the wrong shape or rate."""
+    """An image or sound is missing, unreadable, or has the wrong shape or rate."""
 
 
 class BadSettings(LayerleapError):
-    """A setting outside its meaning."""
+    """A setting is out of range."""
 
 
 class NotFinite(LayerleapError):
-    """NaN or infinite states, or sums of them."""
+    """States or their sums are NaN or infinite."""
 
 
 class BadArtifact(LayerleapError):
-    """A saved file is truncated, tampered with, or of another format."""
+    """A saved file is truncated, corrupted, or has another format."""
 
 
 class WrongModel(LayerleapError):
-    """A bank or statistics that belong to another model."""
+    """A bank or statistics belong to another model."""
 
 
 class CannotFetch(LayerleapError):
-    """A package, file or library could not be had."""
+    """A package, file or library is not available."""
 
 
 class CannotWrite(LayerleapError):
     """No space, no permission, or a target that must not be replaced."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

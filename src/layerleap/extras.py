@@ -1,7 +1,7 @@
-"""Libraries that may be missing, imported only when they are needed.
+"""Optional libraries, imported only when they are needed.
 
-In: the name of a module, and the extra of pyproject.toml that brings it.
-Out: the module, or one sentence that says how to get it.
+In: the name of a module, and the extra of pyproject.toml that installs it.
+Out: the module, or an error that says how to install it.
 """
 
 import importlib
@@ -17,7 +17,7 @@ NEEDED_BY = {
 
 
 def library(name: str, extra: str, why: str = "") -> Any:
-    """The module `name`; when it is not installed, a `CannotFetch` with the command to run."""
+    """The module `name`; if it is not installed, a `CannotFetch` with the command to run."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -28,7 +28,7 @@ def library(name: str, extra: str, why: str = "") -> Any:
 
 
 def report_library(name: str) -> Any:
-    """A library of the `report` extra: pictures and pages."""
+    """A library of the `report` extra: figures and pages."""
     return library(name, "report")
 
 

@@ -1,6 +1,6 @@
-"""How layerleap touches the disk: all or nothing, and never a pickle.
+"""Reading and writing files: writes are atomic, and nothing is ever a pickle.
 
-In: a target path and a function body that fills a temporary neighbour of it.
+In: a target path and a `with` body that fills a temporary file or folder next to it.
 Out: the finished file or folder under its final name, or nothing at all.
 """
 
@@ -21,7 +21,7 @@ from layerleap.errors import BadArtifact, CannotWrite
 
 
 def cache_root() -> Path:
-    """The folder for fetched models and texts: $LAYERLEAP_CACHE, or the user's cache folder."""
+    """The cache folder: $LAYERLEAP_CACHE, or "layerleap" in the user's cache folder."""
     if chosen := os.environ.get("LAYERLEAP_CACHE"):
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -38,30 +38,30 @@ WRITE_ERRORS = frozenset(
 
 @contextmanager
 def clear_write_errors(target: Path, *, ours: bool = False) -> Iterator[None]:
-    """Turn the operating system's refusals into one sentence about `target`.
+    """Turn errors of the operating system into one `CannotWrite` about `target`.
 
     Args:
-        target: what was to be written.
-        ours: only this module's own steps run inside, so every error is about writing. Else
-            only those are that cannot come of a missing file, a download or a library.
+        target: the file or folder being written.
+        ours: only code of this module runs inside, so every error is about writing. Otherwise
+            errors that a missing file, a download or a library can cause are passed on.
     """
     try:
         yield
     except (OSError, SafetensorError) as error:
-        # safetensors does not pass on the system's own error, and has one class for everything.
+        # safetensors hides the system's error and uses one class for everything.
         if isinstance(error, SafetensorError) and "I/O error" not in str(error):
             raise
         if isinstance(error, OSError) and not ours and error.errno not in WRITE_ERRORS:
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise CannotWrite(
-            f"cannot write {target}: {reason}; free some space or choose another place"
+            f"cannot write {target}: {reason}; free some space or choose another location"
         ) from error
 
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """Yield a temporary path; on success it becomes `target` in one step, else it is removed."""
+    """Yield a temporary path; on success it replaces `target`, otherwise it is removed."""
     target = Path(target)
     with clear_write_errors(target, ours=True):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -80,12 +80,12 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder; on success it replaces `target`, else it is removed."""
+    """Yield a temporary folder; on success it replaces `target`, otherwise it is removed."""
     target = Path(target)
     with clear_write_errors(target, ours=True):
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file():
-            raise CannotWrite(f"{target} is a file; a folder was wanted there")
+            raise CannotWrite(f"{target} is a file; expected a folder or a new name")
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         temporary.chmod(0o777 & ~_umask())
     try:
@@ -101,7 +101,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def _swap_in(fresh: Path, target: Path) -> None:
-    """Put `fresh` in the place of `target`; a failure leaves the old folder where it was."""
+    """Replace `target` by `fresh`; if that fails, the old folder stays."""
     if not target.exists():
         fresh.rename(target)
         return
@@ -117,7 +117,7 @@ def _swap_in(fresh: Path, target: Path) -> None:
 
 
 def _open_up(path: Path) -> None:
-    """Give a file the user's default mode: mkstemp's and safetensors' 0600 survive a rename."""
+    """Give a file the user's default mode; mkstemp and safetensors create files with 0600."""
     path.chmod(0o666 & ~_umask())
 
 
@@ -128,25 +128,29 @@ def _umask() -> int:
 
 
 def write_json(target: Path, value: Any) -> None:
-    """Write `value` as readable JSON in one step; NaN is an error, for JSON has none."""
+    """Write `value` as readable JSON in one step; NaN is an error because JSON has none."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with whole_file(target) as temporary:
         temporary.write_text(text, encoding="utf8")
 
 
 def read_json(source: Path) -> Any:
-    """Read JSON; a missing or broken file is a `BadArtifact`."""
+    """The content of a JSON file; a missing or broken file is a `BadArtifact`."""
     try:
         return json.loads(source.read_text(encoding="utf8"))
     except FileNotFoundError as error:
         raise BadArtifact(f"{source} is missing; was the folder copied whole?") from error
     except OSError as error:
-        raise BadArtifact(f"{source} cannot be read ({error.strerror or error})") from error
+        raise BadArtifact(
+            f"{source} cannot be read ({error.strerror or error}); check its permissions"
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadArtifact(f"{source} is not valid JSON ({error}); make or copy it again") from error
+        raise BadArtifact(
+            f"{source} is not valid JSON ({error}); create or copy it again"
+        ) from error
 
 
 def sha256_of(path: Path) -> str:
-    """The file's SHA-256, read in pieces."""
+    """The SHA-256 of a file, as hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

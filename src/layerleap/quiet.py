@@ -1,11 +1,8 @@
-"""transformers without its noise.
-
-In: code that loads models. Out: the same, with nothing on the terminal.
-"""
+"""Silencing transformers while models load or are saved."""
 
 
 class quiet_transformers:
-    """Keep load reports and progress bars of transformers off the terminal."""
+    """Hide the load reports and progress bars of transformers inside a `with` block."""
 
     def __enter__(self) -> None:
         from transformers.utils import logging

@@ -79,7 +79,7 @@ def test_models_lists_what_is_bundled_and_whether_it_is_cached(empty_cache: Path
 def test_check_prints_every_law_and_succeeds_on_a_sound_model(folder: Path) -> None:
     result = run("check", folder)
     assert result.exit_code == 0
-    for law in ("blocks", "steady", "finite", "tail", "parts", "padding", "traceless"):
+    for law in ("blocks", "deterministic", "finite", "tail", "parts", "padding", "clean"):
         assert law in result.output
 
 

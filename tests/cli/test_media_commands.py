@@ -46,7 +46,7 @@ def test_images_that_do_not_exist_are_one_line(folder: Path, tmp_path: Path) -> 
 
 def test_the_list_of_models_says_that_some_are_made(empty_cache: Path) -> None:
     rows = {row["name"]: row for row in json.loads(run("models", "--json").stdout)}
-    assert rows["dinov2-mnist"]["package"] == "made here of dinov2 and mnist"
+    assert rows["dinov2-mnist"]["source"] == "trained here from dinov2 and mnist"
     assert rows["dinov2-mnist"]["size"].endswith(" min")
     assert {rows[name]["kind"] for name in ("mnist", "beckett")} == {"images", "sound"}
     assert "made on this machine" in " ".join(run("models", "--help").output.split())

@@ -1,4 +1,4 @@
-"""The laws of the wrapper over every family; all numbers in float64, so rounding hides nothing."""
+"""The laws of the wrapper for every family; in float64, so that rounding hides nothing."""
 
 from functools import cache, partial
 
@@ -73,7 +73,7 @@ def theirs(name: str):
 @pytest.mark.parametrize("name", ALL)
 def test_every_law_holds_or_says_why_it_does_not_apply(name):
     verdicts = {verdict.law: verdict for verdict in check(wrapped(name))}
-    assert list(verdicts) == [*LAWS, "traceless"]
+    assert list(verdicts) == [*LAWS, "clean"]
     expected_open = {"padding"} if name in FIXED_SIZE else set()
     assert {law for law, v in verdicts.items() if v.status == "not applicable"} == expected_open
     assert not [v for v in verdicts.values() if v.status == "fails"]
@@ -82,7 +82,7 @@ def test_every_law_holds_or_says_why_it_does_not_apply(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_family_wraps_in_float32_and_bfloat16_too(name):
-    """And is seen as the same architecture: rounding must not change what is discovered."""
+    """Rounding must not change the discovered architecture."""
     exact = wrapped(name)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         rough = Transformer.wrap(build(name).to(dtype), check=False)
@@ -97,7 +97,7 @@ def test_every_family_wraps_in_float32_and_bfloat16_too(name):
 
 
 @pytest.mark.parametrize("name", MASKED_TOKEN)
-def test_an_untrained_bidirectional_model_is_no_next_token_model_even_in_bfloat16(name):
+def test_an_untrained_bidirectional_model_is_not_a_next_token_model_even_in_bfloat16(name):
     config_name, model_name, settings = MASKED_TOKEN[name]
     torch.manual_seed(0)
     model = getattr(hf, model_name)(getattr(hf, config_name)(**settings)).eval()
@@ -131,60 +131,60 @@ def test_kind_is_found_by_behaviour(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_layers_below_the_last_equal_hugging_face_to_the_bit(name):
+def test_layers_below_the_last_are_bit_identical_to_hugging_face(name):
     """Guards against the off-by-one: h[0] enters the first block, h[l] leaves block l."""
-    _, seen = look(name)
+    _, captured = look(name)
     reported = theirs(name)
     n_layers = wrapped(name).n_layers
     assert n_layers == 3
     assert len(reported) == n_layers + 1
     for layer in range(n_layers):
-        assert torch.equal(seen.states[layer], reported[layer]), layer
+        assert torch.equal(captured.states[layer], reported[layer]), layer
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_last_layer_is_never_the_already_normed_state(name):
     """Hugging Face's hidden_states[-1] is normed in most decoders; ours never is."""
-    _, seen = look(name)
+    _, captured = look(name)
     last = theirs(name)[-1]
-    raw = last.shape == seen.states[3].shape and torch.equal(last, seen.states[3])
+    raw = last.shape == captured.states[3].shape and torch.equal(last, captured.states[3])
     assert raw == (name in LAST_IS_RAW)
 
 
 @pytest.mark.parametrize("name", ALL)
 @torch.inference_mode()
 def test_the_tail_of_the_last_state_is_the_models_logits(name):
-    transformer, (_, seen) = wrapped(name), look(name)
-    h, picked = seen.states[transformer.n_layers], transformer.picked_position
+    transformer, (_, captured) = wrapped(name), look(name)
+    h, picked = captured.states[transformer.n_layers], transformer.picked_position
     rows = h.flatten(0, 1) if picked is None else h[:, picked]
-    assert gap(transformer.logits(rows), seen.logits.reshape(len(rows), -1)) < EXACT
+    assert gap(transformer.logits(rows), captured.logits.reshape(len(rows), -1)) < EXACT
     assert (picked is not None) == (name in CLASS)
 
 
 @pytest.mark.parametrize("name", ALL)
 @torch.inference_mode()
 def test_a_lens_norms_each_state_by_its_own_statistics(name):
-    """A row's reading depends on that row alone, not on statistics kept from the full pass."""
-    transformer, (_, seen) = wrapped(name), look(name)
-    rows = seen.states[1].flatten(0, 1)[:4]
+    """A row's reading depends only on that row, not on statistics of the full pass."""
+    transformer, (_, captured) = wrapped(name), look(name)
+    rows = captured.states[1].flatten(0, 1)[:4]
     together = transformer.logits(rows)
     logits_of(transformer, look(name)[0])  # a full pass in between must change nothing
     alone = torch.cat([transformer.logits(row[None]) for row in rows])
     assert gap(together, alone) < EXACT
-    assert gap(together, seen.logits.reshape(-1, transformer.d_vocab)[: len(rows)]) > 1e-3
+    assert gap(together, captured.logits.reshape(-1, transformer.d_vocab)[: len(rows)]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_parts_add_up_to_their_block(name):
-    transformer, (_, seen) = wrapped(name), look(name)
+    transformer, (_, captured) = wrapped(name), look(name)
     for block in range(1, transformer.n_layers + 1):
-        assert parts_error(transformer, block, seen.states, seen.sites) <= 1
-        changed = {key: 1.001 * value for key, value in seen.sites.items()}
-        assert parts_error(transformer, block, seen.states, changed) > 1
+        assert parts_error(transformer, block, captured.states, captured.sites) <= 1
+        changed = {key: 1.001 * value for key, value in captured.sites.items()}
+        assert parts_error(transformer, block, captured.states, changed) > 1
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_sites_bear_the_names_of_their_style(name):
+def test_sites_have_the_names_of_their_style(name):
     anatomy = wrapped(name).anatomy[0]
     assert isinstance(anatomy, Anatomy), anatomy
     style = "parallel" if name in PARALLEL else "post-norm" if name in POST_NORM else "sequential"
@@ -212,7 +212,7 @@ def test_reading_leaves_no_hook_and_bit_identical_logits(name):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("name", ALL)
-def test_a_pass_that_breaks_off_leaves_no_hook(name, error):
+def test_an_interrupted_pass_leaves_no_hook(name, error):
     transformer, (inputs, _) = wrapped(name), look(name)
     before, hooks = logits_of(transformer, inputs), hook_counts(transformer.model)
 
@@ -236,12 +236,12 @@ def test_kept_positions_equal_the_full_states_sliced(name):
     transformer, (inputs, full) = wrapped(name), look(name)
     generator = torch.Generator().manual_seed(1)
     keep = torch.rand(full.states[0].shape[:2], generator=generator) < 0.4
-    kept = transformer.capture(inputs, sites=all_sites(transformer), keep=keep)
-    assert kept.logits is None
-    for layer, h in kept.states.items():
+    sliced = transformer.capture(inputs, sites=all_sites(transformer), keep=keep)
+    assert sliced.logits is None
+    for layer, h in sliced.states.items():
         assert torch.equal(h, full.states[layer][keep])
-    assert kept.sites.keys() == full.sites.keys()
-    for key, value in kept.sites.items():
+    assert sliced.sites.keys() == full.sites.keys()
+    for key, value in sliced.sites.items():
         assert torch.equal(value, full.sites[key][keep])
 
 
@@ -259,11 +259,11 @@ def test_ending_early_gives_the_states_of_a_full_pass_and_runs_no_further_block(
             transformer.model.get_submodule(path).register_forward_hook(count)
             for path in dict.fromkeys(transformer.blocks)
         ]
-        seen = transformer.capture(inputs, layers=[layer])
+        captured = transformer.capture(inputs, layers=[layer])
         for handle in handles:
             handle.remove()
-        assert list(seen.states) == [layer]
-        assert torch.equal(seen.states[layer], full.states[layer])
+        assert list(captured.states) == [layer]
+        assert torch.equal(captured.states[layer], full.states[layer])
         assert len(ran) == layer
 
 
@@ -277,10 +277,10 @@ def test_states_are_copies_that_a_block_adding_in_place_cannot_change(name):
 
 
 def test_a_shared_block_counts_one_layer_per_call():
-    transformer, (inputs, seen) = wrapped("albert"), look("albert")
+    transformer, (inputs, captured) = wrapped("albert"), look("albert")
     assert len(set(transformer.blocks)) == 1
     assert transformer.n_layers == 3
-    values = [seen.sites[block, "attn.out"] for block in (1, 2, 3)]
+    values = [captured.sites[block, "attn.out"] for block in (1, 2, 3)]
     assert not torch.equal(values[0], values[1])
     assert not torch.equal(values[1], values[2])
     only_second = transformer.capture(inputs, layers=[], sites=[(2, "attn.out")])
@@ -289,7 +289,7 @@ def test_a_shared_block_counts_one_layer_per_call():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("options", "message"),
     [
         ({"layers": [4]}, "layers 0 to 3"),
         ({"layers": [-1]}, "layers 0 to 3"),
@@ -297,14 +297,14 @@ def test_a_shared_block_counts_one_layer_per_call():
         ({"sites": [(1, "nothing")]}, "no site 'nothing' in block 1"),
     ],
 )
-def test_a_layer_or_site_that_does_not_exist_is_an_error_not_a_guess(wanted, said):
-    with pytest.raises(BadSettings, match=said):
-        wrapped("llama").capture(look("llama")[0], **wanted)
+def test_a_layer_or_site_that_does_not_exist_is_an_error_not_a_guess(options, message):
+    with pytest.raises(BadSettings, match=message):
+        wrapped("llama").capture(look("llama")[0], **options)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_model_of_one_layer_is_found(name):
-    said = (
+    names = (
         "num_hidden_layers",
         "n_layer",
         "num_layers",
@@ -312,7 +312,7 @@ def test_a_model_of_one_layer_is_found(name):
         "decoder_layers",
         "num_decoder_layers",
     )
-    one = {key: 1 for key in said if key in ALL[name][2]}
+    one = {key: 1 for key in names if key in ALL[name][2]}
     if name == "gpt_neo":
         one["attention_types"] = [[["global"], 1]]
     assert Transformer.wrap(build(name, **one)).n_layers == 1

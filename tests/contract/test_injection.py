@@ -10,7 +10,7 @@ from torch import nn
 from layerleap.act.edits.patch import Injection, inject, run_injected
 from layerleap.errors import BadSettings
 from layerleap.models.discovery.compare import row_gap as gap
-from layerleap.models.discovery.probe import probe, ready
+from layerleap.models.discovery.probe import prepare, probe
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 
@@ -30,7 +30,7 @@ def inputs(name: str) -> dict:
     found = probe(model, rows=3, seed=4)
     if "attention_mask" in found:
         found["attention_mask"][2, 5:] = 0
-    return ready(model, found)
+    return prepare(model, found)
 
 
 @cache

@@ -28,7 +28,7 @@ def tries(n: int) -> settings:
 
 @cache
 def wrapped(name: str, side: str = "right") -> Transformer:
-    """In float64, so that whatever is not rounding shows."""
+    """In float64, so that only real differences remain."""
     model = build(name)
     if hasattr(model.config, "_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped kernels know no float64
@@ -40,9 +40,9 @@ def states_of(transformer: Transformer, texts: list[list[int]]) -> list[list[tor
     """For each text, its states by layer, all read in one batch."""
     examples = [Example(n, tuple(ids), tuple(range(len(ids)))) for n, ids in enumerate(texts)]
     batch = collate(transformer, examples)
-    seen = transformer.capture(batch.inputs, keep=batch.keep)
+    captured = transformer.capture(batch.inputs, keep=batch.keep)
     return [
-        [seen.states[layer][batch.documents == n] for layer in range(transformer.n_layers + 1)]
+        [captured.states[layer][batch.documents == n] for layer in range(transformer.n_layers + 1)]
         for n in range(len(texts))
     ]
 
@@ -77,7 +77,7 @@ def test_states_do_not_depend_on_the_amount_of_padding(name, text, amount):
 @tries(3)
 @given(texts=rows)
 def test_left_padding_tokenizers_give_the_same_states(name, texts):
-    """Left padding moves positions in many models; inputs are padded right whatever the habit."""
+    """Inputs are always padded on the right: in many models, left padding shifts positions."""
     right, left = (states_of(wrapped(name, side), texts) for side in ("right", "left"))
     for ours, theirs in zip(left, right, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -89,15 +89,15 @@ def test_a_corpus_gives_the_same_rows_at_any_batch_size_and_padding_side(name, s
     def by_document(transformer, tokens_per_batch):
         sampling = Sampling(unit="document", held_out=0.0)
         examples = iter_examples(transformer, sentences(12), sampling)
-        found = {}
+        rows = {}
         for batch in iter_batches(transformer, examples, tokens_per_batch=tokens_per_batch):
-            seen = transformer.capture(batch.inputs, keep=batch.keep)
-            last = seen.states[transformer.n_layers]
-            found |= {
+            captured = transformer.capture(batch.inputs, keep=batch.keep)
+            last = captured.states[transformer.n_layers]
+            rows |= {
                 int(d): (int(p), h)
                 for d, p, h in zip(batch.documents, batch.positions, last, strict=True)
             }
-        return found
+        return rows
 
     one_by_one = by_document(wrapped(name), 1)
     assert sorted(one_by_one) == list(range(12))

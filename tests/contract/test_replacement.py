@@ -12,7 +12,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.compare import row_gap as gap
 from layerleap.models.discovery.parts import KINDS, block_parts
-from layerleap.models.discovery.probe import probe, ready
+from layerleap.models.discovery.probe import prepare, probe
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 
@@ -40,7 +40,7 @@ def padded(name: str) -> tuple[dict, torch.Tensor]:
     inputs["attention_mask"][2, 6:] = 0
     keep = inputs["attention_mask"].bool().clone()
     keep[:, ::2] = False
-    return ready(model, inputs), keep
+    return prepare(model, inputs), keep
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Untrained twins of every family: the same architecture under the same laws."""
+"""Untrained models of every family: the same architecture and the same laws."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def weights(transformer):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_twin_is_of_the_same_make_and_keeps_every_law(name):
+def test_the_untrained_model_has_the_same_architecture_and_keeps_every_law(name):
     model = Transformer.wrap(build(name), name=name)
     twin = untrained(model)
     assert not [verdict for verdict in check(twin) if verdict.status == "fails"]
@@ -33,7 +33,7 @@ def test_the_twin_is_of_the_same_make_and_keeps_every_law(name):
 
 
 @pytest.mark.parametrize("name", ["llama", "vit", "whisper"])
-def test_the_seed_decides_the_twin_and_nothing_else_does(name):
+def test_the_untrained_model_depends_only_on_the_seed(name):
     model = Transformer.wrap(build(name))
     state = torch.get_rng_state()
     first = untrained(model, seed=1)
@@ -54,20 +54,20 @@ def test_the_model_itself_stays_as_it_was():
     assert all(torch.equal(value, before[key]) for key, value in weights(model).items())
 
 
-def test_the_twin_reads_with_the_same_tokenizer_or_processor():
+def test_the_untrained_model_has_the_same_tokenizer_or_processor():
     for model in (tiny("llama"), seeing("dinov2"), hearing()):
         twin = untrained(model)
         assert twin.tokenizer is model.tokenizer
         assert twin.processor is model.processor
 
 
-def test_the_twin_is_of_the_same_dtype():
+def test_the_untrained_model_has_the_same_dtype():
     model = Transformer.wrap(build("llama").to(torch.bfloat16))
     twin = untrained(model)
     assert {value.dtype for value in weights(twin).values()} == {torch.bfloat16}
 
 
-def test_what_the_head_ignores_its_twins_ignores_too():
+def test_the_untrained_head_ignores_the_same_inputs():
     model = seeing("dinov2")
     head = untrained(model).model.classifier.weight
     assert head[:, :24].any()

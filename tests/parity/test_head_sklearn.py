@@ -5,7 +5,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from layerleap.zoo.class_head import fit_head
+from layerleap.zoo.linear_head import fit_head
 
 
 def test_the_head_gives_the_probabilities_of_scikit_learns_logistic_regression():

@@ -1,4 +1,4 @@
-"""Writing is all or nothing."""
+"""Writes are atomic."""
 
 import errno
 import hashlib
@@ -122,7 +122,7 @@ def test_a_swap_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
 def test_a_file_is_not_replaced_by_a_folder(tmp_path):
     (tmp_path / "a").write_text("precious")
     with (
-        pytest.raises(CannotWrite, match="is a file; a folder was wanted"),
+        pytest.raises(CannotWrite, match="is a file; expected a folder"),
         whole_folder(tmp_path / "a"),
     ):
         pytest.fail("the body must not run")
@@ -137,10 +137,10 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("whole", [whole_file, whole_folder])
-def test_the_systems_refusals_become_one_line(tmp_path, whole):
+def test_errors_of_the_system_become_one_line(tmp_path, whole):
     (tmp_path / "a").write_text("a file where a folder is needed")
     with (
-        pytest.raises(CannotWrite, match="choose another place") as caught,
+        pytest.raises(CannotWrite, match="choose another location") as caught,
         whole(tmp_path / "a" / "b"),
     ):
         pytest.fail("the body must not run")
@@ -166,7 +166,7 @@ def test_a_full_disk_is_named(tmp_path, whole):
      ConnectionResetError(errno.ECONNRESET, "reset")],
     ids=repr,
 )  # fmt: skip
-def test_what_has_nothing_to_do_with_writing_is_not_called_so(tmp_path, whole, error):
+def test_errors_unrelated_to_writing_are_passed_on(tmp_path, whole, error):
     with pytest.raises(type(error)) as caught, whole(tmp_path / "a"):
         raise error
     assert caught.value is error
@@ -174,12 +174,12 @@ def test_what_has_nothing_to_do_with_writing_is_not_called_so(tmp_path, whole, e
 
 
 @pytest.mark.parametrize("number", sorted(files.WRITE_ERRORS), ids=errno.errorcode.get)
-def test_every_refusal_to_write_is_one_line(tmp_path, number):
+def test_every_write_error_is_one_line(tmp_path, number):
     with pytest.raises(CannotWrite, match="cannot write"), whole_file(tmp_path / "a"):
         raise OSError(number, os.strerror(number))
 
 
-def test_a_full_disk_is_named_when_safetensors_meets_it(tmp_path):
+def test_a_full_disk_is_named_when_safetensors_writes(tmp_path):
     with pytest.raises(CannotWrite, match="os error 28"), whole_file(tmp_path / "a"):
         raise SafetensorError("Error while serializing: I/O error: No space (os error 28)")
     with pytest.raises(SafetensorError, match="header"), whole_file(tmp_path / "a"):
@@ -211,7 +211,7 @@ def test_finding_the_umask_does_not_change_it(mask):
     assert files._umask() == mask
 
 
-def test_json_comes_back_as_it_was(tmp_path):
+def test_json_round_trips(tmp_path):
     value = {"a": [1, 2.5, None, True], "b": "\u00e4\u4e2d"}
     write_json(tmp_path / "a.json", value)
     assert read_json(tmp_path / "a.json") == value
@@ -219,7 +219,7 @@ def test_json_comes_back_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}])
-def test_what_json_cannot_say_is_not_written(tmp_path, value):
+def test_values_that_json_cannot_hold_are_not_written(tmp_path, value):
     write_json(tmp_path / "a.json", "old")
     with pytest.raises((ValueError, TypeError)):
         write_json(tmp_path / "a.json", value)

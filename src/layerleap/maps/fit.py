@@ -8,11 +8,9 @@ bank.lens(model).read("The capital of")      read
 
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,62 +25,12 @@ from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_about
 from layerleap.stats.rows import RowFile, RowWriter
 from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
-from layerleap.stream.batches import batches_of, reads
-from layerleap.stream.drawn import Drawing, drawn
+from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.examples import Census, Sampling
-from layerleap.stream.spoken import PROGRAM as SPEAKER
+from layerleap.stream.source import default_text, n_to_generate, resolve_text
 
-DRAWN_BY_DEFAULT = ("rxnfp", "rxnmapper", "mgm")  # bundled, and not speaking English
 TOKENS_PER_BATCH = 1024
 RIDGE_SHARE = 0.1  # of the documents fitted on; held back when the ridge is chosen by itself
-
-
-def resolve_text(
-    transformer: Transformer,
-    text: Any,
-    sampling: Sampling,
-    progress: Progress = silent,
-    starts: str | None = None,
-    n_drawn: int | None = None,
-) -> tuple[Any, Sampling]:
-    """What to stream for `text`, and how to cut it; draws texts from the model if asked to.
-
-    Args:
-        transformer: the model.
-        text: anything `iter_documents` reads, "drawn", or None for what suits the model.
-        sampling: how texts are cut.
-        progress: told while texts are drawn.
-        starts: a text of real sequences that a masked model draws from.
-        n_drawn: how many texts to draw.
-    """
-    if starts is not None and text not in (None, "drawn"):
-        raise BadSettings(f"sequences to start from are for drawn texts; the text is {text}")
-    if starts is not None:
-        text = "drawn"
-    if text is None:
-        text = default_text(transformer)
-    if not isinstance(text, str) or text != "drawn":
-        return text, sampling
-    drawing = Drawing() if n_drawn is None else Drawing(n_texts=n_drawn)
-    path = drawn(transformer, drawing, starts=starts, progress=progress)
-    return path, replace(sampling, unit="paragraph", per_document=None, field="text")
-
-
-def enough(n_texts: int, share: float) -> int:
-    """How many texts to draw so that about `n_texts` fall to a side of that share."""
-    return 1000 * math.ceil(n_texts / share / 1000)  # round numbers, so that runs share a file
-
-
-def default_text(transformer: Transformer) -> str:
-    """Wikipedia, or for bundled models that do not speak English, what they write themselves.
-
-    Image classifiers get the bundled digits. Speech models get sentences that espeak-ng speaks;
-    where that is not installed, the bundled recording, which is too short to fit on.
-    """
-    if (kind := reads(transformer)) != "text":
-        heard = "spoken" if shutil.which(SPEAKER) else "beckett"
-        return {"images": "mnist", "sound": heard}[kind]
-    return "drawn" if transformer.identity.name in DRAWN_BY_DEFAULT else "wikipedia"
 
 
 def collect(
@@ -106,9 +54,9 @@ def collect(
 
     Args:
         transformer: the model.
-        text: anything `batches_of` reads, "drawn", or None for what suits the model.
+        text: anything `batches_of` reads, "generated", or None for the model's default.
         sampling: how texts are cut and positions chosen.
-        starts: a text of real sequences from which a masked model draws its texts.
+        starts: a text of real sequences from which a masked model generates its texts.
         n_texts: stop after that many texts.
         pairs: "final" for maps to the last layer, "all" for every pair.
         parts: in the same pass, see what enters and leaves attention, FFN and norms of every
@@ -129,10 +77,10 @@ def collect(
     if kept is not None and mine[1] > 1:
         raise BadSettings("rows are kept by a run of its own; leave rows, or the sharing, out")
     if text is None:
-        text = default_text(transformer) if starts is None else "drawn"
+        text = default_text(transformer) if starts is None else "generated"
     sampling = sampling or Sampling()
-    n_drawn = None if n_texts is None else enough(n_texts, 1 - sampling.held_out)
-    source, sampling = resolve_text(transformer, text, sampling, progress, starts, n_drawn)
+    n_generated = None if n_texts is None else n_to_generate(n_texts, 1 - sampling.held_out)
+    source, sampling = resolve_text(transformer, text, sampling, progress, starts, n_generated)
     kinds = KINDS if parts is True else parts or ()
     about = {
         "model": transformer.identity.to_dict(),
@@ -366,7 +314,7 @@ def _default_plan(transformer: Transformer) -> dict[str, Any]:
     little to read from, so it gets one per text, and more and shorter texts. An image is one row,
     so all images that are not held out are taken.
     """
-    if reads(transformer) == "images":
+    if modality(transformer) == "images":
         return {"sampling": Sampling(), "n_texts": None}
     if transformer.kind == "masked-token":
         return {"sampling": Sampling(positions="one", held_out=0.0), "n_texts": 4000}

@@ -1,1 +1,1 @@
-"""Models: any Hugging Face transformer, its residual stream readable at any depth."""
+"""Models: any Hugging Face transformer, with its residual stream readable at any depth."""

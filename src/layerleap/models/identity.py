@@ -1,6 +1,6 @@
-"""Who a model is: the name people use, and a fingerprint of its weights.
+"""The identity of a model: its name and a fingerprint of its weights.
 
-In: a loaded model. Out: `ModelIdentity`, written into every artefact and compared on load.
+In: a loaded model. Out: `ModelIdentity`, saved in every artifact and compared on load.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-SAMPLES = 256  # values per tensor that are hashed as they are
+SAMPLES = 256  # values per tensor that enter the hash directly
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ModelIdentity:
 
 
 def identify(model: PreTrainedModel, name: str | None, revision: str | None) -> ModelIdentity:
-    """The identity of `model`; the name falls back to where it was loaded from."""
+    """The identity of `model`; the name defaults to where it was loaded from."""
     return ModelIdentity(
         name or getattr(model.config, "_name_or_path", "") or type(model).__name__,
         revision or getattr(model.config, "_commit_hash", None),
@@ -45,11 +45,11 @@ def identify(model: PreTrainedModel, name: str | None, revision: str | None) -> 
 
 @torch.no_grad()
 def fingerprint(model: PreTrainedModel) -> str:
-    """A hash over every weight: its name, shape, sums over all of it and some of its values.
+    """A hash of every weight: its name, its shape, the sum of all values and some of them.
 
-    Values are rounded to bfloat16 first, so a model cast between float32 and bfloat16 keeps
-    its fingerprint. Sums are of the bits as integers, so they do not depend on the device.
-    It identifies a checkpoint; it does not protect against forgery.
+    Values are rounded to bfloat16 first, so that casting a model between float32 and bfloat16
+    keeps its fingerprint. The bits are summed as integers, so the sum does not depend on the
+    device. The fingerprint identifies a checkpoint; it does not protect against forgery.
     """
     digest = hashlib.sha256()
     for name, entry in sorted(model.state_dict().items()):
@@ -60,7 +60,7 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def _tensors(entry: Any) -> Iterator[Tensor]:
-    """The tensors of one entry; quantised modules pack several, and settings, into one."""
+    """The tensors of one entry; quantised modules pack several tensors and settings into one."""
     if isinstance(entry, Tensor):
         yield entry.int_repr() if entry.is_quantized else entry
     elif isinstance(entry, list | tuple):
@@ -69,7 +69,7 @@ def _tensors(entry: Any) -> Iterator[Tensor]:
 
 
 def _fetch(model: PreTrainedModel, name: str) -> Tensor:
-    """A weight that accelerate keeps elsewhere until its module runs."""
+    """A weight that accelerate offloads until its module runs."""
     from accelerate.utils import align_module_device
 
     path, _, leaf = name.rpartition(".")
@@ -82,6 +82,6 @@ def _sample(weight: Tensor) -> bytes:
     flat = weight.reshape(-1)
     if flat.is_floating_point():
         flat = flat.to(torch.bfloat16).view(torch.int16)
-    some = flat[:: max(1, flat.numel() // SAMPLES)].to(torch.int64).cpu()
+    values = flat[:: max(1, flat.numel() // SAMPLES)].to(torch.int64).cpu()
     total = flat.sum(dtype=torch.int64).cpu()
-    return some.numpy().tobytes() + total.numpy().tobytes()
+    return values.numpy().tobytes() + total.numpy().tobytes()

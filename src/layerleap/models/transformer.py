@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from layerleap.errors import ModelRefused
+from layerleap.models.discovery.blocks import find_blocks
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.sites import Anatomy, Site, find_anatomy
-from layerleap.models.discovery.structure import Step, find_blocks, find_tail
+from layerleap.models.discovery.tail import Step, find_tail
 from layerleap.models.discovery.trace import trace
 from layerleap.models.hooks.capture import capture
 from layerleap.models.identity import ModelIdentity, identify

@@ -1,9 +1,9 @@
-"""The untrained twin of a model: the same architecture with the weights it would start from.
+"""An untrained control model: the same architecture with freshly initialised weights.
 
 In: a wrapped model and a seed. Out: a wrapped model with random weights, in eval mode.
 
-A control: what is seen in the twin too was not learnt. In eval mode because dropout would make
-every pass another model.
+An effect that the untrained model shows too was not learned. It is in eval mode because dropout
+would make every pass different.
 """
 
 import copy
@@ -15,27 +15,27 @@ from layerleap.models.transformer import Transformer
 
 
 def untrained(transformer: Transformer, *, seed: int = 0) -> Transformer:
-    """A model of the same class and configuration, randomly initialised.
+    """A randomly initialised model of the same class and configuration.
 
-    It is of the same dtype and on the same device, with the same tokenizer and processor. Where
-    the head ignores a part of what it is given (its weights are zero), the twin's does too: else
-    its layers could not be read.
+    It has the same dtype, device, tokenizer and processor. If the original's head ignores part of
+    its input (its weights there are zero), so does the new one's, because its layers could not be
+    read otherwise.
     """
     model = transformer.model
     config = copy.deepcopy(model.config)
-    for name in ("quantization_config", "_name_or_path"):  # it is neither quantised nor saved
+    for name in ("quantization_config", "_name_or_path"):  # the new one has neither
         if hasattr(config, name):
             delattr(config, name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        twin = type(model)(config)
-    twin = twin.to(device=_device(transformer), dtype=model.dtype).eval()
+        control = type(model)(config)
+    control = control.to(device=_device(transformer), dtype=model.dtype).eval()
     with torch.no_grad():
         for before, after in itertools.pairwise(transformer.tail):
             if before.kind == "pad":
-                twin.get_submodule(after.path).weight[:, transformer.d_model :] = 0
+                control.get_submodule(after.path).weight[:, transformer.d_model :] = 0
     return Transformer.wrap(
-        twin,
+        control,
         transformer.tokenizer,
         processor=transformer.processor,
         name=f"{transformer.identity.name}, untrained (seed {seed})",

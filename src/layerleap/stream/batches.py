@@ -1,6 +1,6 @@
-"""Batches of whatever a model reads: text, images or speech.
+"""Batches for any model, whether it takes text, images or speech.
 
-In: a wrapped model and a source of its kind. Out: `Batch`es, by the stream of that kind.
+In: a wrapped model and a source of its modality. Out: `Batch`es.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from typing import Any, Literal
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Census, Sampling, iter_batches, iter_examples
 from layerleap.stream.images import image_batches
-from layerleap.stream.pieces import Side
 from layerleap.stream.sounds import sound_batches
+from layerleap.stream.split import Side
 
-Reads = Literal["text", "images", "sound"]
-_BY_INPUT: dict[str, Reads] = {"pixel_values": "images", "input_features": "sound"}
+Modality = Literal["text", "images", "sound"]
+_BY_INPUT: dict[str, Modality] = {"pixel_values": "images", "input_features": "sound"}
 
 
-def reads(transformer: Transformer) -> Reads:
-    """What the model is given."""
+def modality(transformer: Transformer) -> Modality:
+    """The modality of the model's input."""
     return _BY_INPUT.get(transformer.model.main_input_name, "text")
 
 
@@ -35,17 +35,18 @@ def batches_of(
     """Batches of one side of `source`, in a fixed order.
 
     Args:
-        transformer: the model; what it reads decides which stream it is.
-        source: anything `iter_documents`, `iter_pictures` or `iter_clips` reads.
-        sampling: how texts are cut and positions chosen, as far as that applies.
-        side: documents (texts, images, clips) to fit on, those held out, or both.
+        transformer: the model.
+        source: anything `iter_documents`, `iter_images` or `iter_clips` accepts, depending on
+            the model's modality.
+        sampling: how documents are cut into texts and positions chosen, where that applies.
+        side: use the documents (images, clips) to fit on, the held-out ones, or both.
         n_texts: stop after that many texts, images or clips.
-        census: filled in as they go by.
-        ridge_share: share of what is fitted on that is held back to choose a ridge.
-        tokens_per_batch: padded tokens of a text batch; images and clips are counted in pieces.
+        census: counts what is read.
+        ridge_share: share of the fitting side that is held back to choose a ridge.
+        tokens_per_batch: padded tokens per batch of text; ignored for images and speech.
     """
     census = census if census is not None else Census()
-    kind = reads(transformer)
+    kind = modality(transformer)
     common: dict[str, Any] = {"side": side, "census": census, "ridge_share": ridge_share}
     if kind == "images":
         return image_batches(transformer, source, sampling, n_images=n_texts, **common)

@@ -1,11 +1,11 @@
-"""From documents to token batches, each with the positions to be read.
+"""Documents turned into token batches, each with the positions to read.
 
 In: documents, a wrapped model's tokenizer, and how to cut and choose (`Sampling`).
-Out: `Batch`es in a fixed order that depends on nothing but text, settings and seed; so a run
-can be resumed, sharded, or repeated.
+Out: `Batch`es in an order that depends only on text, settings and seed, so that a run can be
+resumed, sharded or repeated.
 
-Padding is always on the right and always masked, whatever the tokenizer's own habit: with
-causal attention and absolute positions counted from 0 it then cannot reach a real token.
+Padding is always on the right and masked, whatever the tokenizer's default: with causal attention
+and absolute positions counted from 0, it cannot affect a real token.
 """
 
 import hashlib
@@ -19,40 +19,44 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.models.discovery.probe import ready, vocabulary_size
+from layerleap.models.discovery.probe import prepare, vocabulary_size
 from layerleap.models.transformer import Transformer
-from layerleap.stream.pieces import Document, is_held_out, iter_pieces
+from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
-from layerleap.stream.texts import iter_documents
+from layerleap.stream.split import is_held_out, iter_texts
 
-POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # documents read side by side
-DENSEST_MASKS = 7  # one in seven is the densest that a masked model is used to
-# What configurations call the length of their position table; the last is of decoders that hear.
+POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # limits of the pool that texts alternate over
+DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked
+# Config fields for the length of the position table; the last one is for speech decoders.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
 WINDOW = 2048  # examples sorted by length at a time: little padding, constant memory
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How texts are cut from documents and positions chosen; plain values, written into cards."""
+    """How documents are cut into texts and positions chosen; plain values, written into cards."""
 
     unit: Literal["sentence", "paragraph", "document"] = "sentence"
-    max_tokens: int = 128  # longer texts are cut here
+    max_tokens: int = 128  # longer texts are truncated
     positions: str = "one"  # "one", "all" or "every:N"
-    per_document: int | None = 256  # at most this many texts of one document
+    per_document: int | None = 256  # at most this many texts per document; None for all
     held_out: float = 0.25  # share of documents that are never fitted on
-    include_special: bool = False  # masked models: may [CLS] and [SEP] be masked and read?
+    include_special: bool = False  # masked models: whether [CLS] and [SEP] may be masked and read
     seed: int = 0
     field: str = "text"  # the column or key that holds the text in records
 
     def __post_init__(self) -> None:
         parse_positions(self.positions)
         if self.unit not in ("sentence", "paragraph", "document"):
-            raise BadSettings(f"unit {self.unit!r} is unknown; sentence, paragraph or document")
+            raise BadSettings(
+                f"unit {self.unit!r} is unknown; expected sentence, paragraph or document"
+            )
         if self.max_tokens < 1:
-            raise BadSettings(f"max_tokens {self.max_tokens} leaves no position to read")
+            raise BadSettings(f"max_tokens {self.max_tokens} is too small; expected 1 or more")
         if not 0 <= self.held_out < 1:
-            raise BadSettings(f"held_out {self.held_out} is not a share; 0 to below 1 was wanted")
+            raise BadSettings(
+                f"held_out is {self.held_out}; expected a fraction of at least 0 and below 1"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -61,18 +65,18 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Example:
-    """One text as the model sees it; `keep` are the positions to read."""
+    """One text as token ids; `keep` lists the positions to read."""
 
     document: int
     ids: tuple[int, ...]
     keep: tuple[int, ...]
     held_back: bool = False  # reserved for choosing the ridge
-    gold: tuple[int, ...] = ()  # the right answer at each kept position, -1 unknown; () if all are
+    gold: tuple[int, ...] = ()  # correct token at each kept position, -1 unknown; () if all are
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded inputs and, per kept row in row-major order, where it comes from."""
+    """Right-padded inputs and, in row-major order, where each kept row comes from."""
 
     index: int
     inputs: dict[str, Tensor]
@@ -82,10 +86,10 @@ class Batch:
     held_back: Tensor  # bool (row,)
     n_texts: int
     n_tokens: int
-    gold: Tensor | None = None  # (row,): right answer, a token or a class; -1 unknown, None if all
+    gold: Tensor | None = None  # (row,): correct token or class; -1 unknown, None if all are
 
     def texts(self, chosen: Tensor) -> "Batch":
-        """Some of the texts, by a mask; padding that none of them needs is cut off."""
+        """The texts selected by a mask, with unneeded padding removed."""
         mask = self.mask[chosen]
         width = int(mask.sum(1).max())
         inputs = {
@@ -100,25 +104,25 @@ class Batch:
         )  # fmt: skip
 
     def cut(self, width: int) -> dict[str, Any]:
-        """The inputs up to `width` positions.
+        """The inputs truncated to `width` positions.
 
-        Those that have other axes stay whole: pixels, sound, and all that an encoder is given,
-        even where it happens to be as long as what the decoder is.
+        Pixels, sound features and all inputs of an encoder stay whole, even if the encoder's
+        input happens to be as long as the decoder's.
         """
         prefix = "decoder_" if any(name.startswith("decoder_") for name in self.inputs) else ""
 
-        def is_along(name: str, value: Any) -> bool:
-            is_alike = isinstance(value, Tensor) and value.shape == self.keep.shape
-            return is_alike and name.startswith(prefix)
+        def has_positions(name: str, value: Any) -> bool:
+            same_shape = isinstance(value, Tensor) and value.shape == self.keep.shape
+            return same_shape and name.startswith(prefix)
 
         return {
-            name: value[:, :width] if is_along(name, value) else value
+            name: value[:, :width] if has_positions(name, value) else value
             for name, value in self.inputs.items()
         }
 
     @property
     def mask(self) -> Tensor:
-        """1 where a position is real, 0 where it is padding: (batch, pos)."""
+        """1 for real positions, 0 for padding: (batch, pos)."""
         for name in ("decoder_attention_mask", "attention_mask"):
             if name in self.inputs:
                 return self.inputs[name]
@@ -127,7 +131,7 @@ class Batch:
 
 @dataclass
 class Census:
-    """What has been read so far, and a fingerprint of it."""
+    """Counts what has been read so far, and a fingerprint of it."""
 
     documents: int = 0
     texts: int = 0
@@ -143,7 +147,7 @@ class Census:
         self.digest.update(repr((example.ids, example.keep)).encode())
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts and the fingerprint of ids and positions."""
+        """The counts, and a fingerprint of ids and positions."""
         counts = {key: getattr(self, key) for key in ("documents", "texts", "tokens", "rows")}
         return {**counts, "fingerprint": self.digest.hexdigest()[:32]}
 
@@ -158,39 +162,39 @@ def iter_examples(
     census: Census | None = None,
     ridge_share: float = 0.0,
 ) -> Iterator[Example]:
-    """The examples of one side of a text; document-level separation is by hash, not by order.
+    """The examples of one side of a text; a hash of each document decides its side.
 
     Args:
         transformer: its tokenizer and kind decide how a text is encoded and masked.
-        source: anything `iter_documents` reads.
-        sampling: how to cut and choose.
-        side: documents to fit on, documents held out, or both.
-        n_texts: stop after that many.
-        census: filled in as examples go by.
-        ridge_share: share of fitting documents whose rows are held back to choose a ridge.
+        source: anything `iter_documents` accepts.
+        sampling: how to cut texts and choose positions.
+        side: use the documents to fit on, the held-out ones, or both.
+        n_texts: stop after that many texts.
+        census: counts what is read.
+        ridge_share: share of the fitting documents that is held back to choose a ridge.
     """
     _require_stream(transformer, sampling)
     census = census if census is not None else Census()
     policy = parse_positions(sampling.positions, sampling.seed)
 
-    def of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
+    def documents_of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
         for number, document in enumerate(iter_documents(source, field=sampling.field)):
-            held = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-            if side != "both" and held != (side == "held-out"):
+            held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
+            if side != "both" and held_out != (side == "held-out"):
                 continue
-            back = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
-            yield document, _encode(transformer, document, number, sampling, policy, back)
+            held_back = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
+            yield document, _encode(transformer, document, number, sampling, policy, held_back)
 
-    met: set[int] = set()
-    for example in islice(_in_turn(of_side()), n_texts):
-        met.add(example.document)
-        census.documents = len(met)
+    numbers: set[int] = set()
+    for example in islice(_alternate(documents_of_side()), n_texts):
+        numbers.add(example.document)
+        census.documents = len(numbers)
         census.note(example)
         yield example
 
 
-def _in_turn(streams: Iterator[tuple[Document, Iterator[Example]]]) -> Iterator[Example]:
-    """One example of each document in turn, over a pool of documents of bounded size.
+def _alternate(streams: Iterator[tuple[Document, Iterator[Example]]]) -> Iterator[Example]:
+    """Examples from a bounded pool of documents, one document after the other.
 
     The first n texts then come from as many documents as possible, not from the first few.
     """
@@ -206,7 +210,10 @@ def _in_turn(streams: Iterator[tuple[Document, Iterator[Example]]]) -> Iterator[
 
 
 def _turn(pool: deque[tuple[int, Iterator[Example]]]) -> Generator[Example, None, int]:
-    """The next example of the first document, which then goes to the end; returns what left."""
+    """Yield the next example of the first document and move that to the end of the pool.
+
+    Returns the length of the document if it was used up and left the pool, else 0.
+    """
     length, examples = pool.popleft()
     for example in examples:
         pool.append((length, examples))
@@ -216,11 +223,11 @@ def _turn(pool: deque[tuple[int, Iterator[Example]]]) -> Generator[Example, None
 
 
 def require_text(transformer: Transformer) -> None:
-    """Refuse a model whose input is not one plain text."""
+    """Raise an error if the model's input is not a single text."""
     if transformer.kind == "class" or transformer.model.config.is_encoder_decoder:
         raise BadSettings(
-            f"{transformer.identity.name} reads images, sound or two texts at once; a plain text "
-            "serves decoders and masked models only"
+            f"{transformer.identity.name} reads images, sound or two texts at once; expected a "
+            "causal or masked language model, which reads one text"
         )
 
 
@@ -231,23 +238,29 @@ def _require_stream(transformer: Transformer, sampling: Sampling) -> None:
     require_text(transformer)
     if transformer.kind == "masked-token":
         if transformer.tokenizer.mask_token_id is None:
-            raise BadText(f"the tokenizer of {name} has no mask token, which a masked model needs")
+            raise BadText(
+                f"the tokenizer of {name} has no mask token, which a masked model needs; pass "
+                "tokenizer=..."
+            )
         _require_few_masks(parse_positions(sampling.positions))
     special = transformer.tokenizer.num_special_tokens_to_add()
     if sampling.max_tokens <= special:  # the tokenizer would then not cut at all
         raise BadSettings(
-            f"max_tokens {sampling.max_tokens} leaves no room beside the {special} special tokens "
-            "that the tokenizer adds"
+            f"max_tokens is {sampling.max_tokens}, but the tokenizer adds {special} special "
+            f"tokens; expected at least {special + 1}"
         )
 
 
 def _require_few_masks(policy: Positions) -> None:
-    """All chosen positions of a text are masked at once, and the rest must still say something."""
+    """Refuse dense positions: all are masked at once, and the rest must leave some context."""
     if policy == EveryNth(1):
-        raise BadSettings("masking all positions leaves nothing to read from; use 'one'")
+        raise BadSettings(
+            "positions 'all' would mask the whole text of a masked model; use 'one', or "
+            f"'every:{DENSEST_MASKS}' and above"
+        )
     if isinstance(policy, EveryNth) and policy.n < DENSEST_MASKS:
         raise BadSettings(
-            f"positions '{policy}' would mask {1 / policy.n:.0%} of a text at once, and masked "
+            f"positions '{policy}' would mask {1 / policy.n:.0%} of a text at once, but masked "
             f"models are trained with about 15 %; use 'one', or 'every:{DENSEST_MASKS}' and above"
         )
 
@@ -263,25 +276,25 @@ def _encode(
     tokenizer = transformer.tokenizer
     assert tokenizer is not None
     limit = min(sampling.max_tokens, longest_input(transformer))
-    pieces = iter_pieces(
+    texts = iter_texts(
         document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
     )
-    while chunk := [_whole_characters(piece) for piece in islice(pieces, 64)]:
+    while chunk := [_without_surrogates(text) for text in islice(texts, 64)]:
         encoded = tokenizer(chunk, truncation=True, max_length=limit, return_attention_mask=False)
-        for piece, ids in zip(chunk, encoded["input_ids"], strict=True):
-            example = _example(transformer, piece, list(ids), number, sampling, policy, held_back)
+        for text, ids in zip(chunk, encoded["input_ids"], strict=True):
+            example = _example(transformer, text, list(ids), number, sampling, policy, held_back)
             if example:
                 yield example
 
 
-def _whole_characters(piece: str) -> str:
-    """Half a surrogate pair, as escaped JSON may hold, becomes "?": no tokenizer takes it."""
-    return piece.encode("utf8", "replace").decode("utf8")
+def _without_surrogates(text: str) -> str:
+    """The text with lone surrogates (from escaped JSON) as "?": tokenizers reject them."""
+    return text.encode("utf8", "replace").decode("utf8")
 
 
 def _example(
     transformer: Transformer,
-    piece: str,
+    text: str,
     ids: list[int],
     number: int,
     sampling: Sampling,
@@ -291,25 +304,25 @@ def _example(
     masked = transformer.kind == "masked-token"
     special = set(transformer.tokenizer.all_special_ids) if masked else set()  # type: ignore[union-attr]
     skip = set() if sampling.include_special else special
-    keep = policy.choose([p for p, token in enumerate(ids) if token not in skip], piece)
+    keep = policy.choose([p for p, token in enumerate(ids) if token not in skip], text)
     if not keep:
         return None
-    # What a masked position held, or what comes next; taken before either is hidden.
+    # The masked token or the next one; read before the ids are masked or truncated.
     gold = [ids[p] if masked else ids[p + 1] if p + 1 < len(ids) else -1 for p in keep]
     if masked:
         for position in keep:
             ids[position] = transformer.tokenizer.mask_token_id  # type: ignore[union-attr]
     elif isinstance(policy, OnePerText):
-        ids = ids[: keep[0] + 1]  # what follows cannot reach a causal state
+        ids = ids[: keep[0] + 1]  # later tokens do not affect a causal state
     return Example(number, tuple(ids), tuple(keep), held_back, tuple(gold))
 
 
 def longest_input(transformer: Transformer) -> int:
-    """The longest input the model's position table allows."""
+    """The longest input that the model's position table allows, in tokens."""
     config = transformer.model.config.get_text_config()
     limits = [getattr(config, name, None) for name in LENGTHS]
     known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
-    # RoBERTa and its kin count positions from after the padding id, which their table knows.
+    # Models like RoBERTa count positions from after the padding id, which their table knows.
     tables = (
         module
         for path, module in transformer.model.named_modules()
@@ -322,10 +335,10 @@ def longest_input(transformer: Transformer) -> int:
 def iter_batches(
     transformer: Transformer, examples: Iterable[Example], *, tokens_per_batch: int = 1024
 ) -> Iterator[Batch]:
-    """Batches of at most `tokens_per_batch` padded tokens, similar lengths together."""
+    """Batches of at most `tokens_per_batch` padded tokens; texts of similar length go together."""
     stream, index = iter(examples), 0
     while window := list(islice(stream, WINDOW)):
-        window.sort(key=lambda example: len(example.ids))  # stable: the order is reproducible
+        window.sort(key=lambda example: len(example.ids))  # stable, so the order is reproducible
         start = 0
         while start < len(window):
             stop = start + 1
@@ -340,13 +353,13 @@ def _padded(window: list[Example], start: int, stop: int) -> int:
 
 
 def collate(transformer: Transformer, examples: list[Example], index: int = 0) -> Batch:
-    """Pad on the right and mask the padding."""
+    """A batch of these examples, padded on the right, with the padding masked."""
     width = max(len(example.ids) for example in examples)
     tokenizer = transformer.tokenizer
     pad = tokenizer.pad_token_id if tokenizer is not None else None
-    # Some tokenizers know a padding token for which the model has no embedding.
+    # Some tokenizers have a padding token for which the model has no embedding.
     if pad is None or pad >= vocabulary_size(transformer.model):
-        pad = 0  # masked, so any id will do
+        pad = 0  # masked, so any id works
     ids = torch.full((len(examples), width), pad)
     mask = torch.zeros_like(ids)
     keep = torch.zeros_like(ids, dtype=torch.bool)
@@ -357,7 +370,7 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
     rows, positions = keep.nonzero(as_tuple=True)
     return Batch(
         index,
-        ready(transformer.model, {"input_ids": ids, "attention_mask": mask}),
+        prepare(transformer.model, {"input_ids": ids, "attention_mask": mask}),
         keep,
         torch.tensor([example.document for example in examples])[rows],
         positions,
@@ -369,7 +382,7 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
 
 
 def _gold(examples: list[Example]) -> Tensor | None:
-    """Of all kept rows, in row-major order, or None if nothing is known."""
+    """The correct tokens of all kept rows in row-major order, or None if all are unknown."""
     if not any(example.gold for example in examples):
         return None
     return torch.tensor([g for e in examples for g in e.gold or (-1,) * len(e.keep)])

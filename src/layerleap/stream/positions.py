@@ -1,9 +1,9 @@
-"""Which positions of a text are read.
+"""The choice of positions to read in a text.
 
 In: the positions that may be read. Out: those that will be.
 
-`OnePerText` is the paper's way: one uniformly random position a text, so rows are nearly
-independent. `EveryNth` gives far more rows per forward pass, correlated within a text.
+`OnePerText` follows the paper: one uniformly random position per text, so that rows are nearly
+independent. `EveryNth` gives far more rows per forward pass, but they correlate within a text.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from layerleap.errors import BadSettings
 
 @dataclass(frozen=True)
 class OnePerText:
-    """One uniformly random position, drawn from the seed and the text alone."""
+    """One uniformly random position; depends only on the seed and the text."""
 
     seed: int = 0
 
     def choose(self, allowed: Sequence[int], text: str) -> list[int]:
-        """At most one position; none if the text has none to offer."""
+        """One of the allowed positions, or none if there are none."""
         if not allowed:
             return []
         key = hashlib.blake2b(f"{self.seed}:{text}".encode(), digest_size=8).digest()
@@ -33,13 +33,13 @@ class OnePerText:
 
 @dataclass(frozen=True)
 class EveryNth:
-    """Every n-th of the allowed positions, the first included; n = 1 is all of them."""
+    """Every n-th allowed position, starting with the first; n = 1 takes all."""
 
     n: int = 1
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise BadSettings(f"every {self.n}-th position has no meaning; 1 or more was wanted")
+            raise BadSettings(f"positions 'every:{self.n}' are invalid; expected every:1 or more")
 
     def choose(self, allowed: Sequence[int], text: str) -> list[int]:
         """The chosen positions in order."""
@@ -53,7 +53,7 @@ Positions = OnePerText | EveryNth
 
 
 def parse_positions(text: str, seed: int = 0) -> Positions:
-    """`one`, `all` or `every:N`."""
+    """The choice of positions named "one", "all" or "every:N"."""
     if text == "one":
         return OnePerText(seed)
     if text == "all":
@@ -61,4 +61,4 @@ def parse_positions(text: str, seed: int = 0) -> Positions:
     kind, _, number = text.partition(":")
     if kind == "every" and number.isdigit():
         return EveryNth(int(number))
-    raise BadSettings(f"positions {text!r} are unknown; 'one', 'all' or 'every:N' was wanted")
+    raise BadSettings(f"positions {text!r} are unknown; expected 'one', 'all' or 'every:N'")

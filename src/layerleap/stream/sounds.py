@@ -1,8 +1,8 @@
-"""Speech: recordings with their transcripts, to batches of teacher-forced decoders.
+"""Recordings with transcripts, as batches for a teacher-forced decoder.
 
-In: the bundled recording, .wav files with a .txt beside each, a folder of such, speech made by
-espeak-ng, or clips themselves; and a speech-to-text model with its processor.
-Out: `Batch`es: the decoder is given the transcript, and read where the next word is to come.
+In: the bundled recording, .wav files with a .txt next to each, a folder of them, speech
+synthesized by espeak-ng, or `Clip`s; and a speech-to-text model with its processor.
+Out: `Batch`es: the decoder's input is the transcript, read where the next token is predicted.
 """
 
 import wave
@@ -17,30 +17,31 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadMedia, BadSettings
-from layerleap.models.discovery.probe import ready, sound_shape
+from layerleap.models.discovery.probe import prepare, sound_shape
 from layerleap.models.transformer import Transformer
+from layerleap.stream.documents import Document
 from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
-from layerleap.stream.pieces import Document, Side, is_held_out
 from layerleap.stream.positions import Positions, parse_positions
+from layerleap.stream.split import Side, is_held_out
 from layerleap.zoo.catalog import SOUND_NAMES
-from layerleap.zoo.fetch import fetch_sound
+from layerleap.zoo.download import fetch
 
 SAMPLE_BYTES = {1: "u1", 2: "<i2", 4: "<i4"}
 
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """One recording and what is said in it."""
+    """One recording and its transcript."""
 
     name: str
     samples: np.ndarray[Any, Any]  # float32 (sample,), from -1 to 1
-    rate: int  # samples a second
+    rate: int  # samples per second
     transcript: str
-    document: Document | None = None  # what it is kept apart by; its own transcript when None
+    document: Document | None = None  # the text it was spoken from; None for a real recording
 
     @property
-    def kept_apart_by(self) -> Document:
-        """Clips of one document stay on one side."""
+    def split_document(self) -> Document:
+        """The document that decides the clip's side: clips of one document stay together."""
         return self.document or Document(self.name, self.transcript)
 
 
@@ -50,19 +51,19 @@ def iter_clips(
     """The recordings of `source`.
 
     Args:
-        source: "beckett" (bundled); a .wav file with its transcript beside it, as .txt; a folder
-            of such; "spoken", sentences of the bundled news read by espeak-ng, or "spoken:TEXT"
-            for another text; or clips.
-        seed: chooses the sentences that are spoken.
-        wanted: of which documents clips are wanted; of all when None. Others are not spoken.
+        source: "beckett" (bundled); a .wav file with its transcript next to it, as .txt; a folder
+            of them; "spoken" for sentences of the bundled news spoken by espeak-ng, or
+            "spoken:TEXT" for another text; or `Clip`s.
+        seed: seed of the choice of spoken sentences.
+        wanted: says which documents to use; None for all.
     """
     label = str(source)
     if isinstance(source, str) and (label == "spoken" or label.startswith("spoken:")):
-        from layerleap.stream.spoken import iter_spoken
+        from layerleap.stream.espeak import iter_spoken
 
         return iter_spoken(label.partition(":")[2] or "news", seed=seed, wanted=wanted)
     clips = _iter_recorded(source)
-    return clips if wanted is None else (c for c in clips if wanted(c.kept_apart_by))
+    return clips if wanted is None else (c for c in clips if wanted(c.split_document))
 
 
 def _iter_recorded(source: Any) -> Iterator[Clip]:
@@ -70,16 +71,16 @@ def _iter_recorded(source: Any) -> Iterator[Clip]:
         return _checked(source)
     label = str(source)
     if label in SOUND_NAMES:
-        return iter([_from_file(fetch_sound(label))])
+        return iter([_from_file(fetch(label))])
     path = Path(label).expanduser()
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix.lower() == ".wav")
         if not files:
-            raise BadMedia(f"the folder {path} holds no .wav file; recordings are wanted")
+            raise BadMedia(f"the folder {path} contains no .wav file; expected recordings")
         return (_from_file(file) for file in files)
     if not path.is_file():
         names = ", ".join((*SOUND_NAMES, "spoken"))
-        raise BadMedia(f"there is no file or folder {label}; bundled sounds are {names}")
+        raise BadMedia(f"there is no file or folder {label}; recordings by name are {names}")
     return iter([_from_file(path)])
 
 
@@ -94,37 +95,37 @@ def sound_batches(
     census: Census | None = None,
     ridge_share: float = 0.0,
 ) -> Iterator[Batch]:
-    """Batches of recordings, the decoder's input being the transcript itself.
+    """Batches of recordings whose decoder input is the transcript.
 
-    Positions that may be read are those after which a token of the transcript, or its end, is to
-    come; the tokens that say which language and task come before, and are given anyway.
+    Only positions that predict a token of the transcript, or its end, can be read. The tokens for
+    language and task come before and are always given.
 
     Args:
-        transformer: a speech-to-text model; its processor prepares sound and transcript.
-        source: anything `iter_clips` reads.
-        sampling: of it `positions`, `held_out` and `seed` count; all positions when None.
-        side: clips to fit on, clips held out, or both.
-        n_clips: stop after that many.
-        per_batch: clips in one forward pass.
-        census: filled in as clips go by.
-        ridge_share: share of the clips to fit on that are held back to choose a ridge.
+        transformer: a speech-to-text model with its processor.
+        source: anything `iter_clips` accepts.
+        sampling: only `positions`, `held_out` and `seed` are used; None reads all positions.
+        side: use the clips to fit on, the held-out ones, or both.
+        n_clips: stop after that many clips.
+        per_batch: clips per forward pass.
+        census: counts what is read.
+        ridge_share: share of the fitting side that is held back to choose a ridge.
     """
     sampling = sampling or Sampling(positions="all")
     census = census if census is not None else Census()
     _require_sound(transformer)
     policy = parse_positions(sampling.positions, sampling.seed)
 
-    def wanted(document: Document) -> bool:
-        is_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-        return side == "both" or is_out == (side == "held-out")
+    def is_on_side(document: Document) -> bool:
+        held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
+        return side == "both" or held_out == (side == "held-out")
 
-    clips = iter_clips(source, seed=sampling.seed, wanted=wanted)
-    some, index, documents = islice(clips, n_clips), 0, dict[str, int]()
-    while chunk := list(islice(some, per_batch)):
+    clips = islice(iter_clips(source, seed=sampling.seed, wanted=is_on_side), n_clips)
+    index, documents = 0, dict[str, int]()
+    while chunk := list(islice(clips, per_batch)):
         examples = []
         for clip in chunk:
-            document = documents.setdefault(clip.kept_apart_by.name, len(documents))
-            back = is_held_out(clip.kept_apart_by, share=ridge_share, seed=sampling.seed + 1)
+            document = documents.setdefault(clip.split_document.name, len(documents))
+            back = is_held_out(clip.split_document, share=ridge_share, seed=sampling.seed + 1)
             examples.append(_example(transformer, clip, document, policy, back))
             census.documents = len(documents)
             census.note(examples[-1])
@@ -136,63 +137,64 @@ def sound_batches(
 def _require_sound(transformer: Transformer) -> None:
     name = transformer.identity.name
     if transformer.model.main_input_name != "input_features" or transformer.kind != "next-token":
-        raise BadSettings(f"{name} is no speech-to-text model, so it cannot hear recordings")
+        raise BadSettings(f"{name} cannot read recordings; expected a speech-to-text model")
     processor = transformer.processor
     if getattr(processor, "feature_extractor", None) is None or transformer.tokenizer is None:
         raise BadMedia(
-            f"{name} has no processor with a tokenizer; save one beside the model, or pass "
+            f"{name} has no processor with a tokenizer; save one next to the model, or pass "
             "processor=... and tokenizer=..."
         )
 
 
 def _features(transformer: Transformer, clip: Clip) -> Tensor:
-    """What the encoder takes of a clip: (1, band, frame)."""
+    """The encoder's input for a clip: (1, band, frame)."""
     extractor: Any = transformer.processor.feature_extractor
     if clip.rate != extractor.sampling_rate:
         raise BadMedia(
-            f"{clip.name} has {clip.rate} samples a second, and the model hears "
-            f"{extractor.sampling_rate}; resample it, say with: ffmpeg -i IN.wav -ar "
+            f"{clip.name} has {clip.rate} samples per second, but the model expects "
+            f"{extractor.sampling_rate}; resample it, for example with: ffmpeg -i IN.wav -ar "
             f"{extractor.sampling_rate} -ac 1 OUT.wav"
         )
     longest = getattr(extractor, "n_samples", None)
     if longest and len(clip.samples) > longest:
         raise BadMedia(
-            f"{clip.name} lasts {len(clip.samples) / clip.rate:.1f} s, and the model hears "
-            f"{longest / clip.rate:.0f} s at most; cut it, and its transcript, into pieces"
+            f"{clip.name} lasts {len(clip.samples) / clip.rate:.1f} s, but the model hears at "
+            f"most {longest / clip.rate:.0f} s; split it and its transcript into pieces"
         )
-    found = extractor(clip.samples, sampling_rate=clip.rate, return_tensors="pt")["input_features"]
-    wanted = sound_shape(transformer.model.config)
-    if tuple(found.shape[1:]) != wanted:
+    encoded = extractor(clip.samples, sampling_rate=clip.rate, return_tensors="pt")
+    features = torch.as_tensor(encoded["input_features"])
+    bands, frames = sound_shape(transformer.model.config)
+    if tuple(features.shape[1:]) != (bands, frames):
         raise BadMedia(
-            f"the processor makes {found.shape[1]} bands of {found.shape[2]} frames, and the model "
-            f"takes {wanted[0]} of {wanted[1]}; load the processor that belongs to it"
+            f"the processor gives {features.shape[1]} bands of {features.shape[2]} frames, but the "
+            f"model expects {bands} of {frames}; load the model's own processor"
         )
-    return torch.as_tensor(found)
+    return features
 
 
 def _example(
     transformer: Transformer, clip: Clip, document: int, policy: Positions, held_back: bool
 ) -> Example:
-    """The transcript as the decoder writes it, and the token that follows each kept position."""
+    """The transcript as decoder input, and the token that follows each kept position."""
     tokenizer: Any = transformer.tokenizer
     config = transformer.model.config
     # Decoders write a space before the first word too.
     words = tokenizer(f" {clip.transcript.strip()}", add_special_tokens=False)["input_ids"]
-    before = _before(tokenizer(f" {clip.transcript.strip()}")["input_ids"], words)
-    if before[:1] != [config.decoder_start_token_id]:
-        before = [config.decoder_start_token_id, *before]
-    ids = [*before, *words, config.eos_token_id]
+    prefix = _prefix(tokenizer(f" {clip.transcript.strip()}")["input_ids"], words)
+    if prefix[:1] != [config.decoder_start_token_id]:
+        prefix = [config.decoder_start_token_id, *prefix]
+    ids = [*prefix, *words, config.eos_token_id]
     if len(ids) - 1 > config.max_target_positions:
         raise BadMedia(
-            f"the transcript of {clip.name} has {len(ids) - 1} tokens, and the model writes "
-            f"{config.max_target_positions} at most; cut it, and the recording, into pieces"
+            f"the transcript of {clip.name} has {len(ids) - 1} tokens, but the model writes at "
+            f"most {config.max_target_positions}; split it and the recording into pieces"
         )
-    keep = policy.choose(range(len(before) - 1, len(ids) - 1), clip.transcript)
+    keep = policy.choose(range(len(prefix) - 1, len(ids) - 1), clip.transcript)
     gold = tuple(ids[position + 1] for position in keep)
     return Example(document, tuple(ids[:-1]), tuple(keep), held_back, gold)
 
 
-def _before(ids: list[int], words: list[int]) -> list[int]:
+def _prefix(ids: list[int], words: list[int]) -> list[int]:
     """The tokens that the tokenizer puts before the words: start, language, task."""
     for start in range(len(ids) - len(words) + 1):
         if ids[start : start + len(words)] == words:
@@ -210,40 +212,40 @@ def _batch(
         "decoder_attention_mask": padded.inputs["attention_mask"],
     }
     gold = torch.tensor([token for example in examples for token in example.gold])
-    return replace(padded, inputs=ready(transformer.model, inputs), gold=gold)
+    return replace(padded, inputs=prepare(transformer.model, inputs), gold=gold)
 
 
 def _checked(clips: Iterable[Any]) -> Iterator[Clip]:
     for clip in clips:
         if not isinstance(clip, Clip):
-            raise BadMedia(f"an item is of type {type(clip).__name__}; a Clip was wanted")
+            raise BadMedia(f"an item has type {type(clip).__name__}; expected a Clip")
         if clip.samples.ndim != 1 or clip.samples.dtype.kind != "f" or not len(clip.samples):
             raise BadMedia(
-                f"{clip.name} holds {clip.samples.dtype} of shape {clip.samples.shape}; floating "
-                "numbers of (sample,), one channel, were wanted"
+                f"{clip.name}: samples are {clip.samples.dtype} of shape {clip.samples.shape}; "
+                "expected floating-point numbers of shape (sample,), one channel"
             )
         if not clip.transcript.strip():
-            raise BadMedia(f"{clip.name} has no transcript, which teacher forcing needs")
+            raise BadMedia(f"{clip.name} has no transcript; teacher forcing needs one")
         yield clip
 
 
 def _from_file(path: Path) -> Clip:
-    beside = path.with_suffix(".txt")
+    text_file = path.with_suffix(".txt")
     try:
-        transcript = " ".join(beside.read_text(encoding="utf8").split())
+        transcript = " ".join(text_file.read_text(encoding="utf8").split())
     except FileNotFoundError as error:
         raise BadMedia(
-            f"{path.name} has no transcript: {beside.name} was wanted beside it, with what is said"
+            f"{path.name} has no transcript; expected {text_file.name} next to it"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise BadMedia(f"{beside} cannot be read ({error}); UTF-8 text was wanted") from error
+        raise BadMedia(f"{text_file} cannot be read ({error}); expected UTF-8 text") from error
     if not transcript:
-        raise BadMedia(f"{beside} is empty; what is said in {path.name} was wanted")
+        raise BadMedia(f"{text_file} is empty; expected the transcript of {path.name}")
     return Clip(path.name, *read_wav(path), transcript)
 
 
 def read_wav(path: Path) -> tuple[np.ndarray[Any, Any], int]:
-    """Samples from -1 to 1, and how many there are a second."""
+    """Samples from -1 to 1, and their rate per second."""
     try:
         with wave.open(str(path), "rb") as file:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
@@ -251,13 +253,13 @@ def read_wav(path: Path) -> tuple[np.ndarray[Any, Any], int]:
     except (OSError, EOFError, wave.Error) as error:
         reason = str(error) or "it ends too early"
         raise BadMedia(
-            f"{path} cannot be read as a .wav file of plain samples ({reason}); check the file"
+            f"{path} is not a readable uncompressed .wav file ({reason}); check the file"
         ) from error
     if channels != 1:
-        raise BadMedia(f"{path} has {channels} channels; one was wanted, so mix them first")
+        raise BadMedia(f"{path} has {channels} channels; expected one, so mix them first")
     if width not in SAMPLE_BYTES:
-        raise BadMedia(f"{path} has {8 * width} bits a sample; 8, 16 or 32 were wanted")
+        raise BadMedia(f"{path} has {8 * width} bits per sample; expected 8, 16 or 32")
     samples = np.frombuffer(data, SAMPLE_BYTES[width]).astype(np.float32)
     if not len(samples):
-        raise BadMedia(f"{path} is empty; a recording was wanted")
-    return samples / 2 ** (8 * width - 1) - (width == 1), rate  # 8 bits count from 0 upwards
+        raise BadMedia(f"{path} is empty; expected a recording")
+    return samples / 2 ** (8 * width - 1) - (width == 1), rate  # 8-bit samples are unsigned

@@ -12,7 +12,7 @@ from layerleap.act.decode.generate import generate
 from layerleap.act.exits.rules import Rule
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
-from layerleap.stream.batches import reads
+from layerleap.stream.batches import modality
 
 Row = dict[str, Any]
 
@@ -35,7 +35,7 @@ def early_texts(
         tokens: to generate at most.
     """
     tokenizer: Any = transformer.tokenizer
-    writes = transformer.kind == "next-token" and reads(transformer) == "text"
+    writes = transformer.kind == "next-token" and modality(transformer) == "text"
     if not writes or tokenizer is None or not beginning:
         return []
     prompt = tokenizer.decode(beginning, skip_special_tokens=True)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.maps.fit import default_text, enough, resolve_text
 from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import batches_of
-from layerleap.stream.drawn import NOTE
 from layerleap.stream.examples import Batch, Census, Sampling
-from layerleap.stream.pieces import Side
+from layerleap.stream.generated import NOTE
+from layerleap.stream.source import default_text, n_to_generate, resolve_text
+from layerleap.stream.split import Side
 from layerleap.study.engine import Context, Settings, option
 
 
@@ -25,8 +25,8 @@ class TextSettings(Settings):
 
     text: str | None = option(
         None,
-        "wikipedia, news, 'drawn' (sampled from the model), a file (txt, jsonl, parquet, .gz), a "
-        "folder, or a data set of the hub. For image classifiers: mnist, digits, a folder of "
+        "wikipedia, news, 'generated' (sampled from the model), a file (txt, jsonl, parquet, .gz), "
+        "a folder, or a data set of the hub. For image classifiers: mnist, digits, a folder of "
         "images, .npz or .csv. For speech: beckett, spoken (by espeak-ng), a .wav file with its "
         "transcript as .txt beside it, or a folder of these. By default, what suits the model.",
         flags=("--text", "-t"),
@@ -53,7 +53,7 @@ class TextSettings(Settings):
                 "standard input can be read only once, and a study reads its text several times; "
                 "save it to a file first and name that"
             )
-        if self.starts is not None and (self.text or "drawn") != "drawn":
+        if self.starts is not None and (self.text or "generated") != "generated":
             raise BadSettings("starts are for texts drawn from the model; leave one of them out")
         for name in ("n_fit", "n_read"):
             if (value := getattr(self, name)) is not None and value < 1:
@@ -65,7 +65,7 @@ class TextSettings(Settings):
     def main_text(self, model: Transformer) -> str:
         """The text asked for, or what suits the model."""
         if self.text is None and self.starts is not None:
-            return "drawn"
+            return "generated"
         return self.text or default_text(model)
 
     @property
@@ -91,17 +91,22 @@ class TextContext(Context[TS]):
         return self.settings.text
 
     def source(self, text: str | None = None) -> tuple[Any, Sampling]:
-        """What to stream for a text, and how to cut it; draws texts from the model if need be."""
+        """What to stream for a text, and how to cut it; samples texts from the model if need be."""
         s, text = self.settings, text or self.text
         assert s.n_fit is not None
         assert s.n_read is not None
-        is_drawn = text == "drawn"
-        if is_drawn:
+        is_generated = text == "generated"
+        if is_generated:
             self.note(NOTE)
         # One file for both sides, drawn for whichever needs more.
-        needs = enough(s.n_fit, 1 - s.held_out), enough(s.n_read, s.held_out)
+        needs = n_to_generate(s.n_fit, 1 - s.held_out), n_to_generate(s.n_read, s.held_out)
         return resolve_text(
-            self.model, text, s.sampling, self.progress, s.starts if is_drawn else None, max(needs)
+            self.model,
+            text,
+            s.sampling,
+            self.progress,
+            s.starts if is_generated else None,
+            max(needs),
         )
 
     def batches(

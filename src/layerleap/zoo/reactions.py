@@ -3,8 +3,8 @@
 In: nothing.
 Out: `REACTIONS`, (name, reaction SMILES) pairs; the SMILES is "reactants>>product".
 
-Written down from textbook knowledge, since no free corpus comes with the models. Only the main
-product is given, and of the reagents only some of those that add no atom to it.
+Written from textbook knowledge, since no free corpus comes with the models. Only the main product
+is given, and only some of the reagents that add no atom to it.
 """
 
 REACTIONS: tuple[tuple[str, str], ...] = (

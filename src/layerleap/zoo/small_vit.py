@@ -2,8 +2,8 @@
 
 In: pixels, classes and settings. Out: the trained model in eval mode.
 
-Same settings, same machine and number of threads: same weights. Each image is moved by up to two
-pixels each time it is seen; held-out images play no part, not even in when to stop.
+The same settings, machine and number of threads give the same weights. Every image is shifted by
+up to two pixels each time. Held-out images are not used, not even for early stopping.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class VitSettings:
-    """Shape and training; plain values, written into the card."""
+    """Model shape and training; plain values, written into the model card."""
 
     layers: int = 8
     d_model: int = 64
@@ -25,8 +25,8 @@ class VitSettings:
     patch: int = 7
     epochs: int = 40
     batch: int = 64
-    rate: float = 1e-3  # highest step size; rises over the first epoch, then falls as a cosine
-    decay: float = 0.05
+    rate: float = 1e-3  # peak learning rate; warmed up for one epoch, then a cosine decay
+    decay: float = 0.05  # weight decay
     shift: int = 2  # pixels
     seed: int = 0
 
@@ -42,14 +42,14 @@ def train_vit(
     settings: VitSettings,
     tell: Callable[[str], None],
 ) -> Any:
-    """A ViT for images of this size, trained from nothing.
+    """A ViT for images of this size, trained from scratch.
 
     Args:
-        pixels: (image, channel, height, width), as the processor gives them.
+        pixels: (image, channel, height, width), from the processor.
         labels: (image,).
-        n_classes: how many classes there are.
-        settings: shape and training.
-        tell: told about every tenth epoch.
+        n_classes: the number of classes.
+        settings: model shape and training.
+        tell: called after every tenth epoch.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -58,9 +58,9 @@ def train_vit(
             model.parameters(), lr=settings.rate, weight_decay=settings.decay
         )
         steps = settings.epochs * math.ceil(len(pixels) / settings.batch)
-        warm = steps // settings.epochs
+        warmup = steps // settings.epochs
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: _share_of_rate(step, warm, steps)
+            optimizer, lambda step: _learning_rate(step, warmup, steps)
         )
         model.train()
         for epoch in range(settings.epochs):
@@ -93,20 +93,21 @@ def _new(pixels: Tensor, n_classes: int, settings: VitSettings) -> Any:
     return ViTForImageClassification(config)
 
 
-def _share_of_rate(step: int, warm: int, steps: int) -> float:
-    if step < warm:
-        return (step + 1) / warm
-    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+def _learning_rate(step: int, warmup: int, steps: int) -> float:
+    """The learning rate as a fraction of its peak."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def _shifted(pixels: Tensor, most: int) -> Tensor:
-    """Each image moved by its own few pixels; what comes in is its darkest value."""
-    if not most:
+def _shifted(pixels: Tensor, limit: int) -> Tensor:
+    """Each image shifted at random by at most `limit` pixels; the border gets the darkest value."""
+    if not limit:
         return pixels
     n, _, height, width = pixels.shape
-    wide = nn.functional.pad(pixels, (most,) * 4, value=pixels.min().item())
-    down, right = torch.randint(0, 2 * most + 1, (2, n, 1))
+    padded = nn.functional.pad(pixels, (limit,) * 4, value=pixels.min().item())
+    down, right = torch.randint(0, 2 * limit + 1, (2, n, 1))
     rows, columns = down + torch.arange(height), right + torch.arange(width)
     return torch.stack(
-        [image[:, r][:, :, c] for image, r, c in zip(wide, rows, columns, strict=True)]
+        [image[:, r][:, :, c] for image, r, c in zip(padded, rows, columns, strict=True)]
     )

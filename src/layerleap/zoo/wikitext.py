@@ -1,11 +1,11 @@
-"""Wikipedia's markup turned into plain prose.
+"""Wikipedia markup converted to plain prose.
 
-In: a MediaWiki XML dump (bz2), as bundled in a package.
+In: a MediaWiki XML dump (bz2).
 Out: (title, text) of each article: whole sentences, paragraphs separated by a blank line.
-Not here: fetching the dump, and writing the result (`zoo.py`).
+Not here: downloading the dump and writing the result (`download.py`).
 
-Lists, tables, headings, captions and references go. A sentence that lost a formula or an
-unknown template goes as a whole, for a model should not be judged on text with holes in it.
+Lists, tables, headings, captions and references are dropped. So is every sentence with a formula
+or an unknown template: a model should not be judged on text with holes in it.
 """
 
 import bz2
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-SHORTEST_ARTICLE = 300  # characters; what is left of a disambiguation page is shorter
-HOLE, LISTED = "\ue000", "\ue001"  # private-use characters: no article contains them
+SHORTEST_ARTICLE = 300  # characters; the remains of a disambiguation page are shorter
+HOLE, LISTED = "\ue000", "\ue001"  # private-use characters that no article contains
 
 SKIPPED_SECTIONS = re.compile(
     r"(external links|see also|further reading|bibliography|selected bibliography|sources|"
@@ -25,13 +25,13 @@ SKIPPED_SECTIONS = re.compile(
 )
 SKIPPED_TAGS = ("table", "ref", "references", "gallery", "timeline", "source", "pre", "score")
 FORMULAS = ("math", "chem", "ce", "hiero")
-# Taken out before parsing, because there are thousands and each replacement costs a search.
+# Removed before parsing: there are thousands, and each replacement costs a search.
 REFERENCES = re.compile(
     r"<!--.*?-->|<ref\b[^<>]*/>|<ref\b[^<>]*>.*?</ref\s*>", re.DOTALL | re.IGNORECASE
 )
 SKIPPED_LINKS = re.compile(r"\s*:?(file|image|category|media|[a-z]{2,3})\s*:", re.IGNORECASE)
 
-# Templates that print nothing in running prose, by how their names begin.
+# Beginnings of the names of templates that print nothing in running text.
 SILENT = re.compile(
     r"(sfn|harv|rp$|cite|citation|cn$|fact$|refn|efn|notetag|clarif|when|who|which|page needed|"
     r"ipa|respell|pron|lang-|coord|anchor|dubious|dead|update|failed|verif|by whom|"
@@ -50,7 +50,7 @@ RANGES = {"to": "to", "-": "to", "\u2013": "to", "and": "and", "or": "or", "x": 
 
 
 def iter_articles(dump: Path) -> Iterator[tuple[str, str]]:
-    """Title and prose of each article of the dump that has any; redirects have none."""
+    """Title and prose of each article in the dump; redirects and very short ones are left out."""
     with bz2.open(dump) as stream:
         for _, element in ElementTree.iterparse(stream):
             if not element.tag.endswith("}page"):
@@ -58,7 +58,7 @@ def iter_articles(dump: Path) -> Iterator[tuple[str, str]]:
             is_article = element.findtext("{*}ns") == "0" and element.find("{*}redirect") is None
             title = element.findtext("{*}title") or ""
             markup = element.findtext("{*}revision/{*}text") or ""
-            element.clear()  # else the whole dump stays in memory
+            element.clear()  # otherwise the whole dump stays in memory
             if is_article and len(text := prose(markup)) >= SHORTEST_ARTICLE:
                 yield title, text
 
@@ -69,13 +69,13 @@ def prose(markup: str) -> str:
 
     code = mwparserfromhell.parse(REFERENCES.sub("", markup))
     _drop_sections(code)
-    _replace_each(code, lambda: code.filter_tags(matches=_is_dropped_tag), _in_place_of_tag)
-    # A template may hold templates, which come to light once the outer one is replaced.
+    _replace_each(code, code.filter_tags(matches=_is_dropped_tag), _in_place_of_tag)
+    # Templates can be nested; the inner ones appear once the outer one is replaced.
     while code.filter_templates():
-        found = code.filter_templates(recursive=code.RECURSE_OTHERS)
-        _replace_each(code, lambda found=found: found, _in_place_of_template)  # type: ignore[misc]
-    _replace_each(code, code.filter_wikilinks, _in_place_of_link)
-    _replace_each(code, code.filter_tags, _in_place_of_inline_tag)
+        outer = code.filter_templates(recursive=code.RECURSE_OTHERS)
+        _replace_each(code, outer, _in_place_of_template)
+    _replace_each(code, code.filter_wikilinks(), _in_place_of_link)
+    _replace_each(code, code.filter_tags(), _in_place_of_inline_tag)
     plain = code.strip_code(normalize=True, collapse=False)
     return "\n\n".join(filter(None, map(_clean, re.split(r"\n\s*\n", _unlisted(plain)))))
 
@@ -93,11 +93,9 @@ def _plain(title: Any) -> str:
     return str(title.strip_code()).strip().lower()
 
 
-def _replace_each(
-    code: Any, nodes: Callable[[], list[Any]], text_for: Callable[[Any], str | None]
-) -> None:
-    """Put `text_for(node)` in the place of each node; None keeps the node."""
-    for node in nodes():
+def _replace_each(code: Any, nodes: list[Any], text_for: Callable[[Any], str | None]) -> None:
+    """Replace each node by `text_for(node)`; None keeps the node."""
+    for node in nodes:
         if (text := text_for(node)) is not None:
             _replace(code, node, text)
 
@@ -105,7 +103,7 @@ def _replace_each(
 def _replace(code: Any, node: Any, text: str) -> None:
     try:
         code.replace(node, text)
-    except ValueError:  # it lay inside something that is gone already
+    except ValueError:  # it was inside a node that is already replaced
         return
 
 
@@ -135,7 +133,7 @@ def _in_place_of_link(link: Any) -> str | None:
 
 
 def _in_place_of_template(template: Any) -> str:
-    """What the template would print, nothing if it prints nothing, or a hole."""
+    """The text that the template prints, or a hole if that is unknown."""
     name = str(template.name).strip().lower().replace("_", " ")
     values = [str(p.value).strip() for p in template.params if not p.showkey]
     if name in DASHES:
@@ -155,13 +153,13 @@ def _in_place_of_template(template: Any) -> str:
     if name in ("as of", "circa", "c."):
         lead = "c." if name != "as of" else "as of" if template.has("lc") else "As of"
         return f"{lead} {values[0]}"
-    if SILENT.match(name) or _stands_alone(template):
+    if SILENT.match(name) or _is_box(template):
         return ""
     return HOLE
 
 
-def _stands_alone(template: Any) -> bool:
-    """Whether it is a box rather than a part of a sentence."""
+def _is_box(template: Any) -> bool:
+    """True if the template is a box rather than part of a sentence."""
     return "\n" in str(template) or len(str(template)) > 200
 
 
@@ -182,7 +180,7 @@ def _unlisted(plain: str) -> str:
 
 
 def _clean(paragraph: str) -> str:
-    """The whole sentences of a paragraph, or nothing if it is not prose."""
+    """The complete sentences of a paragraph, or "" if it is not prose."""
     text = re.sub(r"\s+", " ", paragraph.replace("\u200b", "")).strip()
     text = re.sub(r"''+", "", text)
     sentences = re.split(r"(?<=[.!?])\s+(?=[A-Z\"(])|(?<=[.!?]\")\s+(?=[A-Z\"(])", text)
@@ -193,7 +191,7 @@ def _clean(paragraph: str) -> str:
     text = re.sub(r"\s+([,.;:)])(?!\d)", r"\1", text)
     text = re.sub(r",(?:\s*,)+", ",", text)
     text = re.sub(r"\s{2,}", " ", text).strip()
-    whole = text[:1].isalnum() or text[:1] in "\"'("
+    starts = text[:1].isalnum() or text[:1] in "\"'("
     ends = re.search(r"[.!?][\"')\u201d]*$", text)
-    is_prose = whole and ends and len(text.split()) >= 6
+    is_prose = starts and ends and len(text.split()) >= 6
     return text if is_prose and not re.search(r"\[\[|\]\]|\{\{|\}\}|\{\||\||</?\w", text) else ""

@@ -15,10 +15,9 @@ from layerleap.maps.fit import (
     bank_from,
     collect,
     default_bank,
-    default_text,
     fit_bank,
-    resolve_text,
 )
+from layerleap.stream import source
 from layerleap.stream.examples import Sampling
 
 
@@ -85,13 +84,13 @@ def test_without_a_text_the_models_default_is_taken(llama, default_source):
     assert fit_bank(llama).data["rows_fitted"] == tally.fit.n > 0
 
 
-def test_drawn_texts_can_be_asked_for_in_python(llama, monkeypatch, tmp_path):
-    path = tmp_path / "drawn.jsonl"
+def test_generated_texts_can_be_asked_for_in_python(llama, monkeypatch, tmp_path):
+    path = tmp_path / "generated.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
-    monkeypatch.setattr(recipes, "drawn", lambda transformer, drawing, starts, progress: path)
-    tally = collect(llama, "drawn")
+    monkeypatch.setattr(source, "generated_texts", lambda *_, starts, progress: path)
+    tally = collect(llama, "generated")
     assert tally.fit.n > 0
-    assert tally.about["text"] == "drawn"  # the cache's own name for it means nothing elsewhere
+    assert tally.about["text"] == "generated"  # the cache's own name for it means nothing elsewhere
     assert tally.about["sampling"]["unit"] == "paragraph"
     assert tally.about["sampling"]["per_document"] is None
 
@@ -100,23 +99,6 @@ def test_solving_reports_every_layer(llama):
     told = []
     bank_from(collect(llama, sentences(20)), progress=lambda *step: told.append(step))
     assert told == [("solving", done, 3, "layers") for done in (1, 2, 3)]
-
-
-def test_a_given_text_is_streamed_as_it_is(llama):
-    sampling = Sampling(seed=3)
-    assert resolve_text(llama, "./x.txt", sampling) == ("./x.txt", sampling)
-    assert resolve_text(llama, None, sampling) == ("wikipedia", sampling)
-
-
-def test_models_that_speak_no_english_get_texts_of_their_own(llama, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        recipes, "drawn", lambda transformer, drawing, starts, progress: tmp_path / "drawn.jsonl"
-    )
-    source, sampling = resolve_text(llama, "drawn", Sampling(seed=3))
-    assert source == tmp_path / "drawn.jsonl"
-    assert (sampling.unit, sampling.per_document, sampling.seed) == ("paragraph", None, 3)
-    monkeypatch.setattr(recipes, "DRAWN_BY_DEFAULT", ("tiny-llama",))
-    assert default_text(llama) == "drawn"
 
 
 def test_a_default_bank_is_fitted_once_and_kept(llama, empty_cache, default_source, monkeypatch):
@@ -238,24 +220,13 @@ def test_a_masked_models_default_bank_hides_one_position_per_text(
     assert plans[0]["n_texts"] >= 4 * plans[1]["n_texts"]
 
 
-def test_sequences_to_start_from_mean_drawn_texts_and_no_other(llama, monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(
-        recipes, "drawn", lambda _, drawing, starts, progress: asked.append(starts) or tmp_path
-    )
-    resolve_text(llama, None, Sampling(field="body"), starts="mine.txt")
-    source, sampling = resolve_text(llama, "drawn", Sampling(field="body"), starts="mine.txt")
-    assert asked == ["mine.txt", "mine.txt"]
-    assert (source, sampling.field) == (tmp_path, "text")
-    with pytest.raises(BadSettings, match="for drawn texts; the text is wikipedia"):
-        resolve_text(llama, "wikipedia", Sampling(), starts="mine.txt")
-
-
-def test_only_as_many_texts_are_drawn_as_are_needed(llama, monkeypatch, tmp_path):
-    path, asked = tmp_path / "drawn.jsonl", []
+def test_only_as_many_texts_are_generated_as_are_needed(llama, monkeypatch, tmp_path):
+    path, asked = tmp_path / "generated.jsonl", []
     path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
-    monkeypatch.setattr(recipes, "drawn", lambda _, drawing, **__: asked.append(drawing) or path)
-    collect(llama, "drawn", Sampling(held_out=0.25), n_texts=20)
-    collect(llama, "drawn", Sampling(held_out=0.25), n_texts=1501)
-    collect(llama, "drawn")
-    assert [drawing.n_texts for drawing in asked] == [1000, 3000, 12_000]
+    monkeypatch.setattr(
+        source, "generated_texts", lambda _, settings, **__: asked.append(settings) or path
+    )
+    collect(llama, "generated", Sampling(held_out=0.25), n_texts=20)
+    collect(llama, "generated", Sampling(held_out=0.25), n_texts=1501)
+    collect(llama, "generated")
+    assert [settings.n_texts for settings in asked] == [1000, 3000, 12_000]

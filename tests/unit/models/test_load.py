@@ -13,7 +13,7 @@ from layerleap.models.identity import fingerprint, identify
 from layerleap.models.load import load, load_bare
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
-from layerleap.zoo.fetch import MODEL_NAMES
+from layerleap.zoo.catalog import MODEL_NAMES
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def test_a_saved_folder_loads_with_its_tokenizer(saved, as_type):
 @pytest.mark.parametrize(
     "name", ["gpt2", "gpt_neox", "gemma", "bert", "albert", "t5", "whisper", "vit"]
 )
-def test_each_kind_of_model_loads_as_saved_and_no_tokenizer_is_made_up(name, tmp_path):
-    """Many tokenizer classes come into being without any file, knowing special tokens only."""
+def test_each_kind_of_model_loads_as_saved_and_no_tokenizer_is_invented(name, tmp_path):
+    """Many tokenizer classes can be built without any file and then have only special tokens."""
     build(name).save_pretrained(tmp_path)
     transformer = load(tmp_path)
     assert type(transformer.model) is type(build(name))
@@ -69,7 +69,7 @@ def test_a_bare_folder_can_be_checked_and_read_by_ids_but_not_by_text(tmp_path):
         Lens(transformer).read("the cat")
 
 
-def test_a_tokenizer_given_by_hand_wins(saved):
+def test_a_tokenizer_argument_wins(saved):
     mine = tokenizer(side="left")
     assert load(saved, tokenizer=mine).tokenizer is mine
 
@@ -85,7 +85,7 @@ def test_the_bare_model_is_not_checked(tmp_path):
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_a_loaded_model_is_taken_as_it_is(trainable):
+def test_a_loaded_model_is_used_as_it_is(trainable):
     model = build("llama").bfloat16()
     model.requires_grad_(trainable)
     before, text = weights(model), tokenizer()
@@ -106,7 +106,7 @@ def test_a_model_in_training_mode_is_refused_and_left_in_it():
     assert model.training
 
 
-def test_a_probe_can_be_trained_on_what_is_seen():
+def test_a_probe_can_be_trained_on_captured_states():
     transformer = tiny("llama")
     h = transformer.capture({"input_ids": torch.tensor([[7, 8, 9]])}).states[2][0]
     probe = torch.nn.Linear(h.shape[1], 2)
@@ -122,7 +122,7 @@ def test_a_local_edit_of_one_weight_changes_the_fingerprint():
     assert fingerprint(model) != before
 
 
-def test_options_go_to_from_pretrained_untouched(saved):
+def test_options_go_to_from_pretrained_unchanged(saved):
     transformer = load(saved, dtype=torch.bfloat16)
     assert transformer.model.dtype == torch.bfloat16
     placed = load(saved, device_map={"": "cpu"})
@@ -180,7 +180,7 @@ def test_an_unknown_name_is_answered_in_one_line_with_the_bundled_models(name):
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c", "weights.gguf"])
-def test_a_path_that_leads_nowhere_is_not_looked_up_on_the_hub(name):
+def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(name):
     with pytest.raises(UnknownModel, match="no file or folder"):
         load(name)
 
@@ -188,11 +188,11 @@ def test_a_path_that_leads_nowhere_is_not_looked_up_on_the_hub(name):
 def test_a_file_of_another_kind_is_refused(tmp_path):
     file = tmp_path / "weights.bin"
     file.write_bytes(b"abc")
-    with pytest.raises(UnknownModel, match=r"not \.gguf; a folder or a GGUF file was wanted"):
+    with pytest.raises(UnknownModel, match=r"not \.gguf; expected a folder or a GGUF file"):
         load(file)
 
 
-def test_a_file_that_only_bears_the_name_of_gguf_is_refused(tmp_path):
+def test_a_file_that_is_gguf_only_by_name_is_refused(tmp_path):
     file = tmp_path / "weights.gguf"
     file.write_bytes(b"this is no GGUF file" * 10)
     with pytest.raises(UnknownModel, match="cannot load") as caught:
@@ -211,14 +211,14 @@ def test_truncated_weights_are_refused(saved, size, tmp_path):
     one_line(caught.value)
 
 
-def test_a_configuration_of_no_known_kind_is_refused(tmp_path):
+def test_a_configuration_of_an_unknown_kind_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "abacus"}))
     with pytest.raises(UnknownModel, match="abacus"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "vit", "t5"])
-def test_a_checkpoint_without_its_head_is_refused_for_the_head_would_be_random(name, tmp_path):
+def test_a_checkpoint_without_its_head_is_refused_because_the_head_would_be_random(name, tmp_path):
     model = build(name, tie_word_embeddings=False)
     body = model.base_model if name != "t5" else model.encoder
     body.save_pretrained(tmp_path)
@@ -250,7 +250,7 @@ def test_other_weights_have_another_fingerprint():
     assert fingerprint(touched) != fingerprint(build("llama"))
 
 
-def test_a_shape_alone_changes_the_fingerprint():
+def test_another_shape_changes_the_fingerprint():
     model = build("llama")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -357,7 +357,7 @@ class Int8Linear(torch.nn.Module):
         return torch.nn.functional.linear(x, weight, self.bias)
 
 
-def test_a_quantised_model_is_taken_as_it_is_and_can_be_read():
+def test_a_quantised_model_is_used_as_it_is_and_can_be_read():
     quantised = build("gpt_neox")
     for path, module in list(quantised.gpt_neox.layers.named_modules()):
         if isinstance(module, torch.nn.Linear):
@@ -366,9 +366,9 @@ def test_a_quantised_model_is_taken_as_it_is_and_can_be_read():
     assert wrapped.model is quantised
     assert "ffn.out" in wrapped.sites(1)
     ids = {"input_ids": torch.tensor([[7, 8, 9]])}
-    seen = wrapped.capture(ids)
+    captured = wrapped.capture(ids)
     with torch.inference_mode():
-        ours, theirs = wrapped.logits(seen.states[3][0]), quantised(**ids).logits[0]
+        ours, theirs = wrapped.logits(captured.states[3][0]), quantised(**ids).logits[0]
     torch.testing.assert_close(ours, theirs)
     assert wrapped.identity.fingerprint != load(build("gpt_neox")).identity.fingerprint
 
@@ -388,16 +388,16 @@ def test_options_for_a_model_that_is_already_loaded_are_refused():
         load(build("llama"), dtype="float16")
 
 
-def test_a_tokenizer_that_cannot_be_loaded_is_said_and_the_model_still_comes(tmp_path):
+def test_a_tokenizer_that_cannot_be_loaded_is_reported_and_the_model_still_loads(tmp_path):
     tiny("llama").model.save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{broken")
     (tmp_path / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "PreTrainedTokenizerFast"}'
     )
-    said: list[str] = []
-    assert load(str(tmp_path), tell=said.append).tokenizer is None
-    assert len(said) == 1
-    assert "cannot be loaded" in said[0]
+    messages: list[str] = []
+    assert load(str(tmp_path), tell=messages.append).tokenizer is None
+    assert len(messages) == 1
+    assert "cannot be loaded" in messages[0]
 
 
 def test_a_wrapped_model_can_be_checked_again():

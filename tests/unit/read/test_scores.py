@@ -12,7 +12,7 @@ from layerleap.errors import BadText, ModelRefused, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import collect, fit_bank
 from layerleap.maps.linear import LinearMap
-from layerleap.models.discovery.structure import Step
+from layerleap.models.discovery.tail import Step
 from layerleap.models.transformer import Transformer
 from layerleap.read import lens as lens_module
 from layerleap.read.lens import Lens

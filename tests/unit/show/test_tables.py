@@ -20,7 +20,7 @@ from layerleap.show.cli.tables import (
 MODEL = {
     "name": "smollm2",
     "kind": "masked-token",
-    "package": "a-package-with-quite-a-long-name-in-it",
+    "source": "a-package-with-quite-a-long-name-in-it",
     "licence": "Apache-2.0",
     "size": 270_000_000,
     "cached": True,

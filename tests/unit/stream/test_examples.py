@@ -7,6 +7,7 @@ from tiny_models import WORDS, sentences, tiny, tokenizer
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
+from layerleap.stream.documents import iter_documents
 from layerleap.stream.examples import (
     Batch,
     Census,
@@ -16,8 +17,7 @@ from layerleap.stream.examples import (
     iter_batches,
     iter_examples,
 )
-from layerleap.stream.pieces import is_held_out
-from layerleap.stream.texts import iter_documents
+from layerleap.stream.split import is_held_out
 
 PAD, BOS, EOS, UNK, MASK = range(5)
 TEXTS = sentences(60)
@@ -42,12 +42,12 @@ def ids_of(text: str, name: str = "llama") -> tuple[int, ...]:
 
 def test_one_position_cuts_a_causal_text_right_after_it():
     whole = {ids_of(text) for text in TEXTS}
-    found = examples(unit="document")
-    assert len(found) == len(TEXTS)
-    for example in found:
+    encoded = examples(unit="document")
+    assert len(encoded) == len(TEXTS)
+    for example in encoded:
         assert example.keep == (len(example.ids) - 1,)
         assert any(ids[: len(example.ids)] == example.ids for ids in whole)
-    assert len({len(example.ids) for example in found}) > 10
+    assert len({len(example.ids) for example in encoded}) > 10
 
 
 def test_cutting_after_the_position_leaves_its_state_as_it_was():
@@ -95,7 +95,7 @@ def test_unknown_words_of_a_causal_text_are_read_like_any_other():
     assert example.keep == (0, 1, 2)
 
 
-def test_examples_depend_on_text_settings_and_seed_alone():
+def test_examples_depend_only_on_text_settings_and_seed():
     assert examples(seed=3) == examples(seed=3)
     assert examples(seed=3) != examples(seed=4)
     forwards = {(example.ids, example.keep) for example in examples(unit="document")}
@@ -104,14 +104,14 @@ def test_examples_depend_on_text_settings_and_seed_alone():
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_no_document_lies_on_both_sides(seed):
-    fit, held = (examples(side=side, seed=seed) for side in ("fit", "held-out"))
-    fitted, tested = ({example.document for example in side} for side in (fit, held))
+def test_no_document_is_on_both_sides(seed):
+    fit, held_out = (examples(side=side, seed=seed) for side in ("fit", "held-out"))
+    fitted, tested = ({example.document for example in side} for side in (fit, held_out))
     assert fitted
     assert tested
     assert not fitted & tested
     assert fitted | tested == set(range(len(TEXTS)))
-    assert len(fit) + len(held) == len(examples(seed=seed))
+    assert len(fit) + len(held_out) == len(examples(seed=seed))
     documents = list(iter_documents(TEXTS))
     assert tested == {
         n for n, document in enumerate(documents) if is_held_out(document, share=0.25, seed=seed)
@@ -132,9 +132,9 @@ def test_nothing_is_held_out_at_share_zero():
 
 
 def test_rows_for_the_ridge_come_from_whole_documents_of_the_fitting_side():
-    found = list(iter_examples(model(), TEXTS, Sampling(), ridge_share=0.3))
+    encoded = list(iter_examples(model(), TEXTS, Sampling(), ridge_share=0.3))
     sides: dict[int, set[bool]] = {}
-    for example in found:
+    for example in encoded:
         sides.setdefault(example.document, set()).add(example.held_back)
     assert all(len(flags) == 1 for flags in sides.values())
     assert {True, False} == set().union(*sides.values())
@@ -143,23 +143,23 @@ def test_rows_for_the_ridge_come_from_whole_documents_of_the_fitting_side():
 
 def test_reading_stops_after_n_texts():
     census = Census()
-    found = examples(n_texts=7, census=census)
-    assert len(found) == 7
-    assert found == examples()[:7]
+    encoded = examples(n_texts=7, census=census)
+    assert len(encoded) == 7
+    assert encoded == examples()[:7]
     assert census.texts == 7
-    assert census.documents == len({example.document for example in found})
+    assert census.documents == len({example.document for example in encoded})
 
 
-def test_at_most_so_many_texts_are_taken_of_one_document():
+def test_per_document_limits_the_texts_of_one_document():
     assert {example.document for example in examples(per_document=1)} == set(range(len(TEXTS)))
     assert len(examples(per_document=1)) == len(TEXTS)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_texts_are_cut_at_max_tokens(name):
-    found = examples(name, unit="document", max_tokens=5)
-    assert max(len(example.ids) for example in found) == 5
-    assert all(max(example.keep) < 5 for example in found)
+    encoded = examples(name, unit="document", max_tokens=5)
+    assert max(len(example.ids) for example in encoded) == 5
+    assert all(max(example.keep) < 5 for example in encoded)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "mpt", "roberta", "bert"])
@@ -174,25 +174,25 @@ def test_a_text_longer_than_the_position_table_is_cut_to_fit_it(name):
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 50, 300, 10**6])
-def test_batches_hold_every_example_once_and_keep_to_their_size(tokens_per_batch, monkeypatch):
+def test_batches_contain_every_example_once_and_respect_their_size(tokens_per_batch, monkeypatch):
     monkeypatch.setattr("layerleap.stream.examples.WINDOW", 100)
-    found = examples(positions="every:4")
-    assert len(found) > 100  # more than one window
-    batches = list(iter_batches(model(), found, tokens_per_batch=tokens_per_batch))
+    encoded = examples(positions="every:4")
+    assert len(encoded) > 100  # more than one window
+    batches = list(iter_batches(model(), encoded, tokens_per_batch=tokens_per_batch))
     assert [batch.index for batch in batches] == list(range(len(batches)))
-    held = []
+    batched = []
     for batch in batches:
         ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
         assert ids.numel() <= tokens_per_batch or len(ids) == 1
         assert batch.n_texts == len(ids)
         assert batch.n_tokens == int(mask.sum())
-        for row, seen, keep in zip(ids, mask, batch.keep, strict=True):
+        for row, real, keep in zip(ids, mask, batch.keep, strict=True):
             positions = tuple(keep.nonzero()[:, 0].tolist())
-            held.append((tuple(row[seen.bool()].tolist()), positions))
-    assert sorted(held) == sorted((example.ids, example.keep) for example in found)
+            batched.append((tuple(row[real.bool()].tolist()), positions))
+    assert sorted(batched) == sorted((example.ids, example.keep) for example in encoded)
 
 
-def test_padding_is_on_the_right_and_masked_whatever_the_tokenizers_habit():
+def test_padding_is_on_the_right_and_masked_whatever_the_tokenizers_default():
     for side in ("left", "right"):
         batch = collate(
             tiny("gpt2", side=side), [Example(4, (9, 8, 7), (0, 2)), Example(6, (5,), (0,))]
@@ -203,7 +203,7 @@ def test_padding_is_on_the_right_and_masked_whatever_the_tokenizers_habit():
         assert batch.positions.tolist() == [0, 2, 0]
 
 
-def test_a_tokenizer_without_a_padding_token_will_do():
+def test_a_tokenizer_without_a_padding_token_works():
     bare = tokenizer()
     bare.pad_token = None
     transformer = Transformer.wrap(build("gpt2"), bare)
@@ -230,14 +230,14 @@ def test_a_padding_token_that_the_model_does_not_know_is_not_fed_to_it():
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_the_census_counts_what_went_by_and_its_fingerprint_follows_the_seed():
+def test_the_census_counts_what_was_read_and_its_fingerprint_follows_the_seed():
     marks = {}
     for seed in (0, 0, 1):
         census = Census()
-        found = examples(seed=seed, census=census)
+        encoded = examples(seed=seed, census=census)
         counts = census.to_dict()
-        assert counts["texts"] == counts["rows"] == len(found)
-        assert counts["tokens"] == sum(len(example.ids) for example in found)
+        assert counts["texts"] == counts["rows"] == len(encoded)
+        assert counts["tokens"] == sum(len(example.ids) for example in encoded)
         assert counts["documents"] == len(TEXTS)
         assert marks.setdefault(seed, counts["fingerprint"]) == counts["fingerprint"]
     assert marks[0] != marks[1]
@@ -252,7 +252,7 @@ def test_the_census_tells_other_positions_of_the_same_texts_apart():
     assert len(marks) == 2
 
 
-def test_half_a_surrogate_pair_from_escaped_json_does_not_stop_a_run(tmp_path):
+def test_a_lone_surrogate_from_escaped_json_does_not_stop_a_run(tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text('{"text": "the cat \\ud83d sat"}\n')
     (example,) = examples(texts=file, unit="document", positions="all")
@@ -260,41 +260,41 @@ def test_half_a_surrogate_pair_from_escaped_json_does_not_stop_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens 0 leaves no position to read"),
-        ({"held_out": 1.0}, "held_out 1.0 is not a share"),
-        ({"held_out": -0.1}, "held_out -0.1 is not a share"),
+        ({"max_tokens": 0}, "max_tokens 0 is too small; expected 1 or more"),
+        ({"held_out": 1.0}, "held_out is 1.0; expected a fraction"),
+        ({"held_out": -0.1}, "held_out is -0.1; expected a fraction"),
         ({"unit": "word"}, "unit 'word' is unknown"),
         ({"positions": "some"}, "positions 'some' are unknown"),
-        ({"positions": "every:0"}, "1 or more was wanted"),
+        ({"positions": "every:0"}, "expected every:1 or more"),
     ],
 )
-def test_settings_outside_their_meaning_are_refused_at_once(settings, said):
-    with pytest.raises(BadSettings, match=said):
+def test_settings_out_of_range_are_refused_at_once(settings, message):
+    with pytest.raises(BadSettings, match=message):
         Sampling(**settings)
 
 
 @pytest.mark.parametrize("positions", ["all", "every:1"])
 def test_masking_every_position_is_refused(positions):
-    with pytest.raises(BadSettings, match="leaves nothing to read from"):
+    with pytest.raises(BadSettings, match="would mask the whole text"):
         examples("bert", positions=positions)
 
 
 @pytest.mark.parametrize("n", [2, 6])
-def test_masking_far_more_than_a_masked_model_is_used_to_is_refused(n):
+def test_masking_far_more_than_in_training_is_refused(n):
     with pytest.raises(BadSettings, match=f"'every:{n}' would mask .* about 15 %; use 'one'"):
         examples("bert", positions=f"every:{n}")
     assert examples("llama", positions=f"every:{n}")
 
 
 def test_one_position_in_seven_may_be_masked():
-    found = examples("bert", unit="document", positions="every:7")
-    assert max(len(example.keep) for example in found) > 1
-    assert all(example.ids.count(MASK) == len(example.keep) for example in found)
+    encoded = examples("bert", unit="document", positions="every:7")
+    assert max(len(example.keep) for example in encoded) > 1
+    assert all(example.ids.count(MASK) == len(example.keep) for example in encoded)
 
 
-def test_the_field_that_holds_the_text_can_be_chosen(tmp_path):
+def test_the_field_with_the_text_can_be_chosen(tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text('{"text": "a red bird", "body": "the cat sat"}\n')
     (example,) = examples(texts=file, unit="document", positions="all", field="body")
@@ -302,18 +302,20 @@ def test_the_field_that_holds_the_text_can_be_chosen(tmp_path):
     assert Sampling(field="body").to_dict()["field"] == "body"
 
 
-def test_the_first_texts_are_no_lead_sentences():
+def test_the_first_texts_are_not_lead_sentences():
     texts = [
         "\n\n".join(f"{WORDS[n % 30]} {WORDS[i]} cat sat" for i in range(30)) for n in range(40)
     ]
-    found = examples(texts=texts, n_texts=40, positions="all")
-    assert len({example.document for example in found}) == 40
-    assert len({example.ids[1] for example in found}) > 10
+    encoded = examples(texts=texts, n_texts=40, positions="all")
+    assert len({example.document for example in encoded}) == 40
+    assert len({example.ids[1] for example in encoded}) > 10
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2])
-def test_a_length_that_holds_only_special_tokens_is_refused(max_tokens):
-    with pytest.raises(BadSettings, match="no room beside the 2 special tokens"):
+def test_a_length_with_room_only_for_special_tokens_is_refused(max_tokens):
+    with pytest.raises(
+        BadSettings, match="the tokenizer adds 2 special tokens; expected at least 3"
+    ):
         examples("bert", max_tokens=max_tokens)
     assert all(len(example.ids) == 1 for example in examples("llama", max_tokens=1))
 
@@ -343,7 +345,7 @@ def test_an_empty_source_is_an_error_not_an_empty_run():
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_some_texts_of_a_batch_are_as_if_they_had_come_alone(name):
+def test_selected_texts_of_a_batch_equal_a_batch_of_their_own(name):
     transformer = tiny(name)
     examples = iter_examples(transformer, sentences(50), Sampling(), n_texts=20)
     batch = next(iter_batches(transformer, examples))
@@ -361,7 +363,7 @@ def test_some_texts_of_a_batch_are_as_if_they_had_come_alone(name):
     assert (some.n_texts, some.n_tokens) == (2, int(some.inputs["attention_mask"].sum()))
 
 
-def test_what_an_encoder_is_given_is_never_cut_however_long_the_decoders_text_is():
+def test_encoder_inputs_are_never_cut_however_long_the_decoders_text_is():
     ids = torch.arange(12).view(2, 6)
     keep = torch.zeros(2, 6, dtype=torch.bool)
     keep[:, 1] = True

@@ -11,11 +11,11 @@ from layerleap.errors import BadMedia, BadSettings
 from layerleap.maps.fit import fit_bank
 from layerleap.read.lens import Lens
 from layerleap.read.scores import score
-from layerleap.stream.batches import batches_of, reads
+from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.examples import Census, Sampling
-from layerleap.stream.images import Picture, image_batches, iter_pictures
-from layerleap.zoo.catalog import BUNDLED
-from layerleap.zoo.pictures import is_held_out
+from layerleap.stream.images import LabelledImage, image_batches, iter_images
+from layerleap.zoo.catalog import CATALOG
+from layerleap.zoo.images import is_held_out
 
 
 @pytest.fixture(scope="module")
@@ -24,32 +24,32 @@ def vit():
 
 
 def numbers(source, **more):
-    return [picture.number for picture in iter_pictures(source, **more)]
+    return [labelled.number for labelled in iter_images(source, **more)]
 
 
 def test_a_set_comes_whole_and_in_random_order_that_the_seed_decides(tmp_path):
     path = sets(tmp_path)
-    found = list(iter_pictures(path))
-    assert sorted(picture.number for picture in found) == list(range(30))
-    labels = [picture.label for picture in found]
+    images_read = list(iter_images(path))
+    assert sorted(labelled.number for labelled in images_read) == list(range(30))
+    labels = [labelled.label for labelled in images_read]
     assert labels != sorted(labels)
-    with np.load(path) as held:
-        for picture in found:
-            assert np.array_equal(picture.image, held["images"][picture.number])
-            assert picture.label == held["labels"][picture.number]
+    with np.load(path) as arrays:
+        for labelled in images_read:
+            assert np.array_equal(labelled.image, arrays["images"][labelled.number])
+            assert labelled.label == arrays["labels"][labelled.number]
     assert numbers(path) == numbers(path, seed=0) != numbers(path, seed=1)
 
 
 def test_the_digits_of_scikit_learn_come_in_eight_bits():
-    found = list(iter_pictures("digits"))
-    assert len(found) == 1797
-    assert {picture.label for picture in found} == set(range(10))
-    assert found[0].image.shape == (8, 8)
-    assert max(picture.image.max() for picture in found) == 255
+    images_read = list(iter_images("digits"))
+    assert len(images_read) == 1797
+    assert {labelled.label for labelled in images_read} == set(range(10))
+    assert images_read[0].image.shape == (8, 8)
+    assert max(labelled.image.max() for labelled in images_read) == 255
 
 
 def test_bundled_images_come_from_the_cache(empty_cache):
-    path = BUNDLED["mnist"].path
+    path = CATALOG["mnist"].path
     path.parent.mkdir(parents=True)
     sets(path.parent).rename(path)
     assert sorted(numbers("mnist")) == list(range(30))
@@ -61,21 +61,21 @@ def test_a_folder_of_images_is_read_with_a_folder_per_class(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(some[number]).save(tmp_path / name)
     (tmp_path / "3" / "notes.txt").write_text("no image")
-    found = sorted(iter_pictures(tmp_path, classes={"3": 3, "5": 5}), key=lambda p: p.number)
-    assert [picture.label for picture in found] == [3, 3, 5, -1]
-    assert np.array_equal(found[0].image, some[0])
+    images_read = sorted(iter_images(tmp_path, classes={"3": 3, "5": 5}), key=lambda p: p.number)
+    assert [labelled.label for labelled in images_read] == [3, 3, 5, -1]
+    assert np.array_equal(images_read[0].image, some[0])
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "RGBA", "CMYK", "LA"])
 def test_images_of_other_modes_become_plain_colours(tmp_path, mode):
     name = "x.tif" if mode == "CMYK" else "x.png"
     Image.fromarray(images(1)[0]).convert("RGB").convert(mode).save(tmp_path / name)
-    (picture,) = iter_pictures(tmp_path / name)
-    assert picture.image.shape == (12, 12, 3)
-    assert picture.image.dtype == np.uint8
+    (labelled,) = iter_images(tmp_path / name)
+    assert labelled.image.shape == (12, 12, 3)
+    assert labelled.image.dtype == np.uint8
 
 
-def test_the_same_pixels_lie_on_the_same_side_wherever_they_come_from(tmp_path, vit):
+def test_the_same_pixels_are_on_the_same_side_whatever_their_source(tmp_path, vit):
     some = images(20)
     np.savez(tmp_path / "set.npz", images=some)
     (tmp_path / "folder").mkdir()
@@ -90,30 +90,30 @@ def test_the_same_pixels_lie_on_the_same_side_wherever_they_come_from(tmp_path, 
     assert sides.count(sides[0]) == len(sides)
 
 
-def test_batches_hold_one_row_an_image_with_its_class(tmp_path, vit):
+def test_batches_have_one_row_per_image_with_its_class(tmp_path, vit):
     path = sets(tmp_path)
     batches = list(image_batches(vit, path, side="both", per_batch=8))
     assert [batch.n_texts for batch in batches] == [8, 8, 8, 6]
     assert [batch.index for batch in batches] == [0, 1, 2, 3]
-    expected = {picture.number: picture.label for picture in iter_pictures(path)}
+    expected = {labelled.number: labelled.label for labelled in iter_images(path)}
     for batch in batches:
-        seen = vit.capture(batch.inputs, keep=batch.keep, logits=True)
+        captured = vit.capture(batch.inputs, keep=batch.keep, logits=True)
         assert batch.keep.shape == (batch.n_texts, 17)  # 16 patches and CLS
         assert batch.keep.sum(1).tolist() == [1] * batch.n_texts
         assert batch.positions.tolist() == [0] * batch.n_texts
         assert [expected[n] for n in batch.documents.tolist()] == batch.gold.tolist()
-        assert seen.states[3].shape == (batch.n_texts, 24)
-        torch.testing.assert_close(vit.logits(seen.states[3]), seen.logits)
+        assert captured.states[3].shape == (batch.n_texts, 24)
+        torch.testing.assert_close(vit.logits(captured.states[3]), captured.logits)
 
 
-def test_sides_never_meet_and_a_number_of_images_is_a_beginning(tmp_path, vit):
+def test_sides_are_disjoint_and_n_images_takes_the_first(tmp_path, vit):
     path = sets(tmp_path)
 
     def documents(**more):
         return [n for b in image_batches(vit, path, **more) for n in b.documents.tolist()]
 
-    fit, held = documents(side="fit"), documents(side="held-out")
-    assert sorted(fit + held) == list(range(30))
+    fit, held_out = documents(side="fit"), documents(side="held-out")
+    assert sorted(fit + held_out) == list(range(30))
     assert fit[:5] == documents(side="fit", n_images=5)
     assert documents(side="held-out") == documents(sampling=None)
     none_held = Sampling(held_out=0.0)
@@ -137,9 +137,9 @@ def test_some_images_of_a_batch_are_a_batch(tmp_path, vit):
     assert some.n_texts == 10
     assert torch.equal(some.documents, batch.documents[chosen])
     assert torch.equal(some.gold, batch.gold[chosen])
-    seen = vit.capture(some.inputs, keep=some.keep).states[2]
+    captured = vit.capture(some.inputs, keep=some.keep).states[2]
     whole = vit.capture(batch.inputs, keep=batch.keep).states[2][chosen]
-    torch.testing.assert_close(seen, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(captured, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_images_are_scored_like_texts_and_shortcuts_fitted_on_them(tmp_path, vit):
@@ -156,18 +156,18 @@ def test_images_are_scored_like_texts_and_shortcuts_fitted_on_them(tmp_path, vit
 
 def test_what_was_read_is_counted_and_fingerprinted(tmp_path, vit):
     def census(**more):
-        found = Census()
-        list(image_batches(vit, sets(tmp_path, **more), side="both", census=found))
-        return found.to_dict()
+        census = Census()
+        list(image_batches(vit, sets(tmp_path, **more), side="both", census=census))
+        return census.to_dict()
 
     assert {census()[key] for key in ("documents", "texts", "rows")} == {30}
     assert census() == census()
     assert census()["fingerprint"] != census(seed=1)["fingerprint"]
 
 
-def test_models_say_what_they_read(vit):
-    assert reads(vit) == "images"
-    assert reads(tiny("llama")) == "text"
+def test_a_models_modality_is_recognised(vit):
+    assert modality(vit) == "images"
+    assert modality(tiny("llama")) == "text"
 
 
 def test_an_unknown_class_is_minus_one(vit):
@@ -176,22 +176,22 @@ def test_an_unknown_class_is_minus_one(vit):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (
             lambda f: f / "nothing",
-            "there is no file or folder .*; sets of images are mnist, digits",
+            "there is no file or folder .*; image sets by name are mnist, digits",
         ),
-        (lambda f: f, "holds no image; .png"),
-        (lambda f: (f / "x.txt").write_text("x") and f / "x.txt", "x.txt is no image"),
-        (lambda f: (f / "x.png").write_text("no") and f / "x.png", "x.png cannot be read as an"),
-        (lambda f: _half(f / "x.png"), "x.png cannot be read as an image .*truncated"),
-        (lambda f: _deep(f / "x.png"), "pixels of kind I;16; 8 bits"),
-        (lambda f: _in_class(f, "cat"), "cat in .* is none of the model's classes .0, 1, 2"),
+        (lambda f: f, "contains no image; expected .png"),
+        (lambda f: (f / "x.txt").write_text("x") and f / "x.txt", "x.txt is not an image"),
+        (lambda f: (f / "x.png").write_text("no") and f / "x.png", "x.png is not a readable image"),
+        (lambda f: _half(f / "x.png"), "x.png is not a readable image .*truncated"),
+        (lambda f: _deep(f / "x.png"), "mode I;16; expected 8 bits"),
+        (lambda f: _in_class(f, "cat"), "cat of .* is not one of the model's classes .0, 1, 2"),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_line(tmp_path, vit, make, said):
-    with pytest.raises(BadMedia, match=said) as caught:
+def test_unreadable_images_are_reported_in_one_line(tmp_path, vit, make, message):
+    with pytest.raises(BadMedia, match=message) as caught:
         list(image_batches(vit, make(tmp_path), side="both"))
     assert "\n" not in str(caught.value)
 
@@ -214,8 +214,8 @@ def _in_class(folder, name):
 
 
 def test_a_class_that_the_model_does_not_know_is_refused(vit):
-    with pytest.raises(BadMedia, match="of class 7, and the model knows classes 0 to 6"):
-        list(image_batches(vit, [Picture(0, images(1)[0], 7)], side="both"))
+    with pytest.raises(BadMedia, match="has class 7, but the model knows classes 0 to 6"):
+        list(image_batches(vit, [LabelledImage(0, images(1)[0], 7)], side="both"))
 
 
 def test_an_image_of_the_wrong_shape_is_refused(vit):
@@ -223,8 +223,10 @@ def test_an_image_of_the_wrong_shape_is_refused(vit):
         list(image_batches(vit, [images(2)], side="both"))
 
 
-def test_models_that_cannot_see_are_refused(vit):
-    with pytest.raises(BadSettings, match="tiny-llama is no image classifier"):
+def test_models_that_do_not_read_images_are_refused(vit):
+    with pytest.raises(
+        BadSettings, match="tiny-llama cannot read images; expected an image classifier"
+    ):
         list(image_batches(tiny("llama"), "digits"))
     blind = seeing()
     blind.processor = None
@@ -235,12 +237,12 @@ def test_models_that_cannot_see_are_refused(vit):
 def test_a_processor_of_another_size_is_refused(vit):
     other = seeing()
     other.processor = type(vit.processor)(size={"height": 20, "width": 20})
-    with pytest.raises(BadMedia, match="makes images of 3 x 20 x 20, and the model takes 3 x 16"):
+    with pytest.raises(BadMedia, match="gives images of 3 x 20 x 20, but the model expects 3 x 16"):
         list(image_batches(other, "digits"))
 
 
-def test_a_picture_may_be_given_as_it_is(vit):
-    given = Picture(17, images(1)[0], 2)
+def test_a_labelled_image_is_used_as_it_is(vit):
+    given = LabelledImage(17, images(1)[0], 2)
     (batch,) = image_batches(vit, [given, replace(given, number=18, label=-1)], side="both")
     assert batch.documents.tolist() == [17, 18]
     assert batch.gold.tolist() == [2, -1]

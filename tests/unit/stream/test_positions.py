@@ -6,14 +6,14 @@ from layerleap.errors import BadSettings
 from layerleap.stream.positions import EveryNth, OnePerText, parse_positions
 
 
-def test_one_position_is_drawn_from_those_allowed():
+def test_one_of_the_allowed_positions_is_chosen():
     allowed = [2, 3, 5, 7]
     for number in range(50):
         (chosen,) = OnePerText().choose(allowed, f"text {number}")
         assert chosen in allowed
 
 
-def test_the_draw_depends_on_seed_and_text_alone():
+def test_the_choice_depends_only_on_seed_and_text():
     allowed = list(range(100))
     assert OnePerText(3).choose(allowed, "a") == OnePerText(3).choose(allowed, "a")
     texts = [f"text {number}" for number in range(20)]
@@ -23,19 +23,19 @@ def test_the_draw_depends_on_seed_and_text_alone():
     assert backwards[::-1] == draws[0]
 
 
-def test_the_draw_is_the_same_on_every_machine():
+def test_the_choice_is_the_same_on_every_machine():
     texts = ("a", "the cat sat", "\u00e9")
     assert [OnePerText(7).choose(range(1000), text)[0] for text in texts] == [733, 367, 664]
 
 
-def test_the_draw_is_uniform():
+def test_the_choice_is_uniform():
     counts = Counter(OnePerText().choose(range(10), f"text {n}")[0] for n in range(5000))
     # Chi-squared with nine degrees of freedom: above 27.9 once in a thousand; the draw is fixed.
     assert sum((count - 500) ** 2 / 500 for count in counts.values()) < 27.9
     assert len(counts) == 10
 
 
-def test_a_text_that_offers_nothing_gives_nothing():
+def test_a_text_without_allowed_positions_gives_none():
     assert OnePerText().choose([], "text") == []
     assert EveryNth(2).choose([], "text") == []
 
@@ -64,10 +64,10 @@ def test_policies_are_parsed_and_written_alike(text, policy):
     "text", ["", "two", "every", "every:", "every:x", "every:-1", "every:1.5", "One"]
 )
 def test_unknown_policies_are_refused_with_the_known_ones(text):
-    with pytest.raises(BadSettings, match="'one', 'all' or 'every:N' was wanted"):
+    with pytest.raises(BadSettings, match="expected 'one', 'all' or 'every:N'"):
         parse_positions(text)
 
 
 def test_every_zeroth_position_is_refused():
-    with pytest.raises(BadSettings, match="1 or more was wanted"):
+    with pytest.raises(BadSettings, match="expected every:1 or more"):
         parse_positions("every:0")

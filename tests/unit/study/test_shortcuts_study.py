@@ -13,8 +13,8 @@ from tiny_models import WORDS, sentences, tiny
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
 from layerleap.show.report.report import write_report
-from layerleap.stream.drawn import NOTE, Drawing
 from layerleap.stream.examples import Sampling, iter_examples
+from layerleap.stream.generated import NOTE, TextGeneration
 from layerleap.study.shortcuts.findings import findings, lasting, laws
 from layerleap.study.shortcuts.run import slug
 from layerleap.study.shortcuts.study import ShortcutSettings, default_texts, study_shortcuts
@@ -503,9 +503,9 @@ def test_a_quick_study_is_small():
 def test_a_text_is_never_compared_with_itself(llama):
     assert default_texts(llama, None, "news") == ("wikipedia", "news")
     assert default_texts(llama, "news", "news") == ("news", None)
-    assert default_texts(llama, "drawn", "news") == ("drawn", None)
+    assert default_texts(llama, "generated", "news") == ("generated", None)
     assert default_texts(llama, "a", None) == ("a", None)
-    assert default_texts(llama, "drawn", "a") == ("drawn", "a")  # asked for by name
+    assert default_texts(llama, "generated", "a") == ("generated", "a")  # asked for by name
 
 
 def test_half_is_reached_where_it_lasts_and_not_at_a_passing_peak():
@@ -518,39 +518,41 @@ def test_half_is_reached_where_it_lasts_and_not_at_a_passing_peak():
 @pytest.mark.parametrize("field", ["text", "other", "starts"])
 def test_standard_input_is_refused_at_once(field):
     with pytest.raises(BadSettings, match=r"only once.*save it to a file first"):
-        ShortcutSettings(**{"text": "drawn", field: "-"})
+        ShortcutSettings(**{"text": "generated", field: "-"})
 
 
-def test_starts_without_drawn_texts_are_refused():
+def test_starts_without_generated_texts_are_refused():
     with pytest.raises(BadSettings, match="starts are for texts that the model draws"):
         ShortcutSettings(text="wikipedia", starts="some.txt")
 
 
 @pytest.fixture
-def few_drawn(monkeypatch, empty_cache):
-    few = partial(Drawing, n_texts=200, max_tokens=12)
-    monkeypatch.setattr("layerleap.stream.drawn.Drawing", few)
+def few_generated(monkeypatch, empty_cache):
+    few = partial(TextGeneration, n_texts=200, max_tokens=12)
+    monkeypatch.setattr("layerleap.stream.source.TextGeneration", few)
 
 
-@pytest.mark.usefixtures("few_drawn")
+@pytest.mark.usefixtures("few_generated")
 def test_texts_that_the_model_draws_are_studied_by_name():
-    settings = ShortcutSettings(text="drawn", n_fit=60, n_read=20, sampling=Sampling(field="body"))
+    settings = ShortcutSettings(
+        text="generated", n_fit=60, n_read=20, sampling=Sampling(field="body")
+    )
     study, bank = study_shortcuts(tiny("llama", vocab_size=len(WORDS) + 5), settings)
-    assert (study["settings"]["text"], study["settings"]["other"]) == ("drawn", None)
+    assert (study["settings"]["text"], study["settings"]["other"]) == ("generated", None)
     assert NOTE in study["notes"]
-    assert bank.data["text"] == "drawn"
+    assert bank.data["text"] == "generated"
 
 
-@pytest.mark.usefixtures("few_drawn")
+@pytest.mark.usefixtures("few_generated")
 def test_starts_are_what_a_masked_model_draws_from(tmp_path):
     starts = tmp_path / "starts.txt"
     starts.write_text("\n\n".join(t.lower().replace(" .", "") for t in sentences(20)))
     bert = tiny("bert", vocab_size=len(WORDS) + 5)
     settings = ShortcutSettings(starts=str(starts), n_fit=60, n_read=20)
     study, _ = study_shortcuts(bert, settings)
-    assert study["settings"]["text"] == "drawn"
+    assert study["settings"]["text"] == "generated"
     with pytest.raises(BadText, match="--starts"):
-        study_shortcuts(bert, replace(settings, text="drawn", starts=None))
+        study_shortcuts(bert, replace(settings, text="generated", starts=None))
 
 
 def test_the_text_that_suits_the_model_is_taken_when_none_is_named(llama, texts, monkeypatch):

@@ -16,16 +16,16 @@ def text(word):
 
 
 def ct2(arrays, aliases=None, version=6):
-    found = struct.pack("<I", version) + text("WhisperSpec") + struct.pack("<I", 3)
-    found += struct.pack("<I", len(arrays))
+    data = struct.pack("<I", version) + text("WhisperSpec") + struct.pack("<I", 3)
+    data += struct.pack("<I", len(arrays))
     for name, array in arrays.items():
-        found += text(name) + struct.pack("<B", array.ndim)
-        found += struct.pack(f"<{array.ndim}I", *array.shape)
-        found += struct.pack("<BI", CODES[str(array.dtype)], array.nbytes) + array.tobytes()
+        data += text(name) + struct.pack("<B", array.ndim)
+        data += struct.pack(f"<{array.ndim}I", *array.shape)
+        data += struct.pack("<BI", CODES[str(array.dtype)], array.nbytes) + array.tobytes()
     if version >= 3:
-        found += struct.pack("<I", len(aliases or {}))
-        found += b"".join(text(a) + text(b) for a, b in (aliases or {}).items())
-    return found
+        data += struct.pack("<I", len(aliases or {}))
+        data += b"".join(text(a) + text(b) for a, b in (aliases or {}).items())
+    return data
 
 
 ARRAYS = {
@@ -35,16 +35,16 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("version", [2, 3, 6])
-def test_what_was_written_is_read(tmp_path, version):
+def test_arrays_are_read_as_they_were_written(tmp_path, version):
     aliases = {"decoder/projection": "decoder/weight"} if version >= 3 else {}
     (tmp_path / "model.bin").write_bytes(ct2(ARRAYS, aliases, version))
-    found = read_ct2(tmp_path / "model.bin")
-    assert sorted(found) == sorted([*ARRAYS, *aliases])
+    arrays = read_ct2(tmp_path / "model.bin")
+    assert sorted(arrays) == sorted([*ARRAYS, *aliases])
     for name, array in ARRAYS.items():
-        assert found[name].dtype == array.dtype
-        assert np.array_equal(found[name], array)
+        assert arrays[name].dtype == array.dtype
+        assert np.array_equal(arrays[name], array)
     for alias, name in aliases.items():
-        assert found[alias] is found[name]
+        assert arrays[alias] is arrays[name]
 
 
 @pytest.mark.parametrize(
@@ -58,25 +58,25 @@ def test_what_was_written_is_read(tmp_path, version):
         b"\x06\0\0\0abcdef",
     ],
 )
-def test_another_or_a_cut_off_file_is_refused(tmp_path, data):
+def test_other_or_truncated_files_are_refused(tmp_path, data):
     (tmp_path / "model.bin").write_bytes(data)
-    with pytest.raises(ValueError, match=r"model\.bin is no CTranslate2 file"):
+    with pytest.raises(ValueError, match=r"model\.bin is not a readable CTranslate2 file"):
         read_ct2(tmp_path / "model.bin")
 
 
 def in_their_names(state, sides):
     """The reverse of our key map, written down independently: what CTranslate2 would store."""
-    found = {}
+    arrays = {}
 
     def put(name, *keys):
-        found[name] = np.concatenate([state[key].numpy() for key in keys])
+        arrays[name] = np.concatenate([state[key].numpy() for key in keys])
 
     def linear(name, *keys):
         put(f"{name}/weight", *(f"{key}.weight" for key in keys))
         # CTranslate2 knows no projection without a bias; that of keys is zeros.
         zeros = torch.zeros(len(state[f"{keys[0]}.weight"]))
         biases = [state.get(f"{key}.bias", zeros).numpy() for key in keys]
-        found[f"{name}/bias"] = np.concatenate(biases)
+        arrays[f"{name}/bias"] = np.concatenate(biases)
 
     def norm(name, key):
         put(f"{name}/gamma", f"{key}.weight")
@@ -101,7 +101,7 @@ def in_their_names(state, sides):
             norm(f"{to}/ffn/layer_norm", f"{of}.final_layer_norm")
             linear(f"{to}/ffn/linear_0", f"{of}.fc1")
             linear(f"{to}/ffn/linear_1", f"{of}.fc2")
-    return found
+    return arrays
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def whisper():
     return model, in_their_names(model.state_dict(), {"encoder": 2, "decoder": 3})
 
 
-def test_the_key_map_of_whisper_brings_every_weight_to_its_place(whisper):
+def test_the_key_map_of_whisper_puts_every_weight_in_its_place(whisper):
     model, arrays = whisper
     assert (n_layers(arrays, "encoder"), n_layers(arrays, "decoder")) == (2, 3)
     other = build("whisper", seed=1)

@@ -7,11 +7,11 @@ FLOAT = 1
 
 
 def varint(number):
-    found = bytearray()
+    groups = bytearray()
     while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
+        groups.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*groups, number])
 
 
 def field(number, value):
@@ -61,29 +61,29 @@ def test_arrays_keep_their_names_and_linear_layers_get_theirs_back(tmp_path, arr
         tensor("onnx::MatMul_7", matrix, packed=packed),
     ]
     (tmp_path / "m.onnx").write_bytes(model(tensors=tensors, nodes=nodes))
-    found = read_onnx(tmp_path / "m.onnx")
-    assert sorted(found) == ["net.bias", "net.layer.0.query.weight"]
-    assert np.array_equal(found["net.bias"], vector)
-    assert np.array_equal(found["net.layer.0.query.weight"], matrix.T)
+    arrays = read_onnx(tmp_path / "m.onnx")
+    assert sorted(arrays) == ["net.bias", "net.layer.0.query.weight"]
+    assert np.array_equal(arrays["net.bias"], vector)
+    assert np.array_equal(arrays["net.layer.0.query.weight"], matrix.T)
 
 
 @pytest.mark.parametrize("cut", [3, 40, -1])
-def test_a_file_that_was_cut_off_is_refused(tmp_path, arrays, cut):
+def test_a_truncated_file_is_refused(tmp_path, arrays, cut):
     data = model(tensors=[tensor("a", arrays[0]), tensor("b", arrays[1])])
     (tmp_path / "m.onnx").write_bytes(data[:cut])
-    with pytest.raises(ValueError, match=r"m\.onnx is no ONNX file"):
+    with pytest.raises(ValueError, match=r"m\.onnx is not an ONNX file"):
         read_onnx(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("data", [b"", b"not a model at all", b"\xff" * 30])
-def test_another_file_is_refused(tmp_path, data):
+def test_a_file_of_another_format_is_refused(tmp_path, data):
     (tmp_path / "m.onnx").write_bytes(data)
-    with pytest.raises(ValueError, match="is no ONNX file"):
+    with pytest.raises(ValueError, match="is not an ONNX file"):
         read_onnx(tmp_path / "m.onnx")
 
 
 def test_weights_kept_outside_the_file_are_refused(tmp_path):
     outside = field(1, 5) + field(2, FLOAT) + field(8, "a") + field(14, 1)
     (tmp_path / "m.onnx").write_bytes(model(tensors=[outside]))
-    with pytest.raises(ValueError, match="with its weights in it"):
+    with pytest.raises(ValueError, match="that contains its weights"):
         read_onnx(tmp_path / "m.onnx")

@@ -23,7 +23,7 @@ from layerleap.act.exits.rules import Rule
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
-from layerleap.models.discovery.probe import probe, probe_ids, ready
+from layerleap.models.discovery.probe import prepare, probe, probe_ids
 from layerleap.models.discovery.trace import state_taken
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import longest_input
@@ -160,8 +160,8 @@ def _inputs(transformer: Transformer, tokens: int) -> dict[str, Any]:
         return inputs
     ids = probe_ids(model, 1, tokens, 0)
     if "decoder_input_ids" in inputs:
-        return ready(model, {**inputs, "decoder_input_ids": ids})
-    return ready(model, {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        return prepare(model, {**inputs, "decoder_input_ids": ids})
+    return prepare(model, {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
 def _count_blocks(transformer: Transformer, inputs: dict[str, Any]) -> tuple[list[int], int]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from layerleap.act.exits.cost import paid
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
-from layerleap.models.discovery.probe import accepts, probe_ids, ready
+from layerleap.models.discovery.probe import accepts, prepare, probe_ids
 from layerleap.models.discovery.trace import state_given
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
@@ -156,14 +156,14 @@ def _inputs(
     model = transformer.model
     ids = probe_ids(model, 1, tokens, 0)
     seen = torch.ones_like(ids)
-    whole = ready(model, {"input_ids": ids, "attention_mask": seen})
+    whole = prepare(model, {"input_ids": ids, "attention_mask": seen})
     if transformer.kind != "next-token" or not accepts(model, "past_key_values"):
         return lambda: whole, "whole"
-    before = ready(model, {"input_ids": ids[:, :-1], "attention_mask": seen[:, :-1]})
+    before = prepare(model, {"input_ids": ids[:, :-1], "attention_mask": seen[:, :-1]})
     cache = getattr(model(**{**before, "use_cache": True}), "past_key_values", None)
     if cache is None:
         return lambda: whole, "whole"
-    step = {**ready(model, {"input_ids": ids[:, -1:], "attention_mask": seen}), "use_cache": True}
+    step = {**prepare(model, {"input_ids": ids[:, -1:], "attention_mask": seen}), "use_cache": True}
     return lambda: {**step, "past_key_values": deepcopy(cache)}, "cached"
 
 

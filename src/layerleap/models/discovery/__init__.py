@@ -1,1 +1,1 @@
-"""Discovery: where the blocks, the tail and the sites of a model are, and the laws they obey."""
+"""Discovery: where blocks, tail and sites are, and the laws that verify it."""

@@ -1,10 +1,10 @@
-"""When two tensors are the same thing, and how far apart they may be for rounding alone.
+"""Comparing tensors: bit-identical, equal up to rounding, and how far apart they are.
 
-In: tensors of one forward pass, or of two. Out: verdicts that scale with the dtype.
+In: tensors from one forward pass, or from two. Out: answers that depend on the dtype.
 
-Within one pass a value that is handed on is the same to the bit, and one plain operation away
-is a few roundings away, element by element. No tolerance is relative to the largest entry of a
-tensor: one massive activation would then hide everything else.
+Within one pass, a value that is passed on stays bit-identical, and one plain operation changes it
+by a few roundings per element. No tolerance is relative to the largest entry of a tensor, because
+one massive activation would then hide everything else.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# How far a row may move between two computations of it, as a share of its length.
+# How far two computations of a row may differ, relative to its norm.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
 def is_same(ours: Tensor | None, theirs: Tensor | None) -> bool:
-    """Equal to the bit, whether or not one of them lost its batch axis or changed device."""
+    """True if both are bit-identical; batch axes may be flattened and devices may differ."""
     if ours is None or theirs is None or ours.numel() != theirs.numel():
         return False
     return torch.equal(ours.reshape(theirs.shape), theirs.to(ours.device, ours.dtype))
 
 
 def is_rounded(ours: Tensor, theirs: Tensor) -> bool:
-    """Equal but for a few roundings in each element: one plain operation, done twice."""
+    """True if each element differs by a few roundings at most, as after one plain operation."""
     if ours.shape != theirs.shape:
         return False
     ours, exact = ours.double(), theirs.to(ours.device).double()
@@ -33,9 +33,10 @@ def is_rounded(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def sum_error(total: Tensor, terms: Sequence[Tensor]) -> float:
-    """How far `total` is from the sum of `terms`, as a multiple of what rounding explains.
+    """The distance of `total` from the sum of `terms`, as a multiple of what rounding explains.
 
-    Rounding of each addition is a share of the terms' magnitudes, element by element.
+    The rounding error of an addition is proportional to the magnitude of its terms, element by
+    element.
     """
     exact = torch.stack([term.to(total.device).double() for term in terms])
     allowed = (6 * _eps(total) + 1e-14) * (exact.abs().sum(0) + total.abs().double())
@@ -44,10 +45,10 @@ def sum_error(total: Tensor, terms: Sequence[Tensor]) -> float:
 
 
 def row_gap(ours: Tensor, theirs: Tensor, *, centre: bool = False) -> float:
-    """The largest difference of two rows as a share of the row's length.
+    """The largest difference between two rows, relative to the row's norm.
 
-    With `centre`, of its length after the mean is taken off: logits of -100 everywhere say
-    nothing, and must not hide what the small differences between them say.
+    With `centre`, relative to the norm after subtracting the mean: a constant offset of all logits
+    has no effect and must not hide the small differences between them.
     """
     if ours.shape != theirs.shape:
         return float("inf")
@@ -58,7 +59,7 @@ def row_gap(ours: Tensor, theirs: Tensor, *, centre: bool = False) -> float:
 
 
 def rounding(like: Tensor) -> float:
-    """The row gap that two computations in this dtype may show."""
+    """The row gap that rounding can cause between two computations in this dtype."""
     return ROUNDING.get(like.dtype, 2e-2)
 
 

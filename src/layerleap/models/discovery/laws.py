@@ -1,14 +1,14 @@
-"""The self-check: what must hold before a model is trusted.
+"""The self-check: laws that must hold before a model is used.
 
-In: a wrapped model. Out: one verdict per law, each from fresh inputs that discovery never saw.
+In: a wrapped model. Out: one `LawResult` per law, from inputs that discovery did not use.
 
-    blocks    there are as many blocks as the configuration says
-    steady    two passes over the same input agree to the bit (no dropout left on)
-    finite    every state and logit is a number
-    tail      the tail applied to h[n_layers] gives the model's own logits
-    parts     attention, FFN and norms of each block add up to the block
-    padding   a row's states do not change when it shares a batch with a longer row
-    traceless after reading, logits are bit-identical and every hook is gone
+    blocks         the number of blocks matches the configuration
+    deterministic  two passes over the same input are bit-identical (no dropout)
+    finite         all states and logits are finite
+    tail           the tail applied to h[n_layers] gives the model's own logits
+    parts          attention, FFN and norms of each block add up to the block
+    padding        a row's states do not change when it shares a batch with a longer row
+    clean          after reading, logits are bit-identical and no hook is left
 """
 
 from collections.abc import Callable, Mapping
@@ -20,16 +20,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from layerleap.errors import LayerleapError, ModelRefused
+from layerleap.models.discovery.blocks import PATHS_HINT
 from layerleap.models.discovery.compare import rounding, row_gap, sum_error
-from layerleap.models.discovery.probe import N_TOKENS, probe, probe_ids, ready
+from layerleap.models.discovery.probe import N_TOKENS, prepare, probe, probe_ids
 from layerleap.models.discovery.sites import Anatomy
-from layerleap.models.discovery.structure import BY_HAND
 from layerleap.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
 class LawResult:
-    """One law and how it went."""
+    """The result of checking one law."""
 
     law: str
     status: Literal["holds", "fails", "not applicable"]
@@ -41,57 +41,63 @@ class LawResult:
 
 
 def check(transformer: Transformer) -> list[LawResult]:
-    """Every law's verdict, in the order of the module docstring."""
+    """The result of every law, in the order of the module docstring."""
     hooks_before = _count_hooks(transformer.model)
     inputs = _inputs(transformer)
     with torch.inference_mode():
         before = transformer.model(**inputs).logits
-    verdicts = [_verdict(law, rule, transformer, inputs, before) for law, rule in LAWS.items()]
-    after_hooks = _count_hooks(transformer.model)
+    results = [_result(law, rule, transformer, inputs, before) for law, rule in LAWS.items()]
+    n_left = _count_hooks(transformer.model) - hooks_before
     with torch.inference_mode():
         after = transformer.model(**inputs).logits
-    same, left = torch.equal(before, after), after_hooks - hooks_before
-    steady = next(v for v in verdicts if v.law == "steady").status == "holds"
-    verdicts.append(
+    is_same = torch.equal(before, after)
+    is_deterministic = any(r.law == "deterministic" and r.status == "holds" for r in results)
+    results.append(
         LawResult(
-            "traceless",
-            "holds" if (same or not steady) and left == 0 else "fails",
-            f"logits {'bit-identical' if same else 'changed'} after reading, {left} hooks left",
+            "clean",
+            "holds" if (is_same or not is_deterministic) and n_left == 0 else "fails",
+            f"logits {'bit-identical' if is_same else 'changed'} after reading, "
+            f"{n_left} hooks left",
         )
     )
-    return verdicts
+    return results
 
 
 def _inputs(transformer: Transformer) -> dict[str, Any]:
-    """Always the same, and not those of discovery."""
+    """Fixed inputs, different from those of discovery."""
     return probe(transformer.model, rows=3, seed=11)
 
 
 def require(transformer: Transformer) -> None:
     """Raise `ModelRefused` if any law fails."""
-    failed = [verdict for verdict in check(transformer) if verdict.status == "fails"]
+    failed = [result for result in check(transformer) if result.status == "fails"]
     if failed:
         name = type(transformer.model).__name__
-        reasons = "; ".join(f"law '{verdict.law}' failed: {verdict.detail}" for verdict in failed)
-        hint = f"; {BY_HAND}" if {verdict.law for verdict in failed} & BY_PATHS else ""
+        reasons = "; ".join(f"law '{result.law}' failed: {result.detail}" for result in failed)
+        hint = f"; {PATHS_HINT}" if {result.law for result in failed} & FIXED_BY_PATHS else ""
         raise ModelRefused(f"{name} is refused: {reasons}{hint}")
 
 
-def check_model(model: PreTrainedModel | Transformer, **names: Any) -> list[LawResult]:
-    """Wrap and check; a model that cannot even be wrapped gives one failed verdict."""
+def check_model(model: PreTrainedModel | Transformer, **paths: Any) -> list[LawResult]:
+    """The result of every law; a model that cannot be wrapped gives one failed result.
+
+    Args:
+        model: a model of transformers, or one that is already wrapped.
+        paths: `blocks` and `tail` for `Transformer.wrap`.
+    """
     if isinstance(model, Transformer):
         return check(model)
     try:
-        return check(Transformer.wrap(model, check=False, **names))
+        return check(Transformer.wrap(model, check=False, **paths))
     except LayerleapError as error:
         return [LawResult("discovery", "fails", str(error))]
 
 
-BY_PATHS = {"blocks", "tail", "parts"}  # laws that other paths could mend
+FIXED_BY_PATHS = {"blocks", "tail", "parts"}  # laws that can fail because of wrong paths
 Rule = Callable[[Transformer, dict[str, Any], Tensor], tuple[bool | None, str]]
 
 
-def _verdict(
+def _result(
     law: str, rule: Rule, transformer: Transformer, inputs: dict[str, Any], logits: Tensor
 ) -> LawResult:
     holds, detail = rule(transformer, inputs, logits)
@@ -105,31 +111,34 @@ def _blocks(transformer: Transformer, _: dict[str, Any], __: Tensor) -> tuple[bo
         names = ("decoder_layers", "num_decoder_layers")
     else:
         config, names = config.get_text_config(), ("num_hidden_layers", "n_layer")
-    said = next((getattr(config, name) for name in names if hasattr(config, name)), None)
-    found = f"{transformer.n_layers} at {transformer.blocks[0].rpartition('.')[0]}"
-    return (None if said is None else said == transformer.n_layers), f"{found}, config says {said}"
+    expected = next((getattr(config, name) for name in names if hasattr(config, name)), None)
+    path = transformer.blocks[0].rpartition(".")[0]
+    holds = None if expected is None else expected == transformer.n_layers
+    return holds, f"{transformer.n_layers} at {path}, config says {expected}"
 
 
-def _steady(transformer: Transformer, _: dict[str, Any], logits: Tensor) -> tuple[bool | None, str]:
+def _deterministic(
+    transformer: Transformer, _: dict[str, Any], logits: Tensor
+) -> tuple[bool | None, str]:
     with torch.inference_mode():
-        again = transformer.model(**_inputs(transformer)).logits  # an encoder that hears runs anew
+        again = transformer.model(**_inputs(transformer)).logits  # runs a speech encoder again
     if transformer.model.training:
         return False, "the model is in training mode; call model.eval()"
     if torch.equal(again, logits):
-        return True, "two passes agree to the bit"
+        return True, "two passes are bit-identical"
     return False, f"two passes differ by {row_gap(again, logits, centre=True):.2g} of the logits"
 
 
 def _finite(
     transformer: Transformer, inputs: dict[str, Any], logits: Tensor
 ) -> tuple[bool | None, str]:
-    seen = transformer.capture(inputs)
-    bad = [layer for layer, h in seen.states.items() if not torch.isfinite(h).all()]
+    captured = transformer.capture(inputs)
+    bad = [layer for layer, h in captured.states.items() if not torch.isfinite(h).all()]
     if bad:
         return False, f"NaN or infinite states at layers {bad}"
     if not torch.isfinite(logits).all():
         return False, "NaN or infinite logits"
-    return True, f"{len(seen.states)} layers of states and the logits are numbers"
+    return True, f"the states of {len(captured.states)} layers and the logits are finite"
 
 
 def _tail(
@@ -149,14 +158,14 @@ def _parts(transformer: Transformer, inputs: dict[str, Any], _: Tensor) -> tuple
     unknown = [a for a in transformer.anatomy if isinstance(a, str)]
     if unknown:
         return None, f"no sites in {len(unknown)} blocks: {unknown[0]}; layers can still be read"
-    wanted = [
+    sites = [
         (block, name)
         for block in range(1, transformer.n_layers + 1)
         for name in transformer.sites(block)
     ]
-    seen = transformer.capture(inputs, sites=wanted)
+    captured = transformer.capture(inputs, sites=sites)
     worst = max(
-        parts_error(transformer, block, seen.states, seen.sites)
+        parts_error(transformer, block, captured.states, captured.sites)
         for block in range(1, transformer.n_layers + 1)
     )
     anatomy = transformer.anatomy[0]
@@ -172,7 +181,7 @@ def parts_error(
     states: Mapping[int, Tensor],
     sites: Mapping[tuple[int, str], Tensor],
 ) -> float:
-    """How far h[block] is from h[block - 1] plus the parts, as a share of what rounding allows."""
+    """The distance of h[block] from h[block - 1] plus the parts, relative to rounding error."""
     anatomy = transformer.anatomy[block - 1]
     assert isinstance(anatomy, Anatomy)
     names = {site: name for name, site in anatomy.sites.items()}
@@ -193,22 +202,22 @@ def _padding(
     transformer: Transformer, inputs: dict[str, Any], _: Tensor
 ) -> tuple[bool | None, str]:
     if transformer.kind == "class" or "attention_mask" not in inputs:
-        return None, "inputs of one size"
+        return None, "inputs have a fixed size"
     model = transformer.model
     short = probe_ids(model, 1, N_TOKENS - 3, seed=5)
     long = torch.cat([short.expand(2, -1), probe_ids(model, 2, 3, seed=6)], dim=1)
     mask = torch.ones_like(long)
     mask[0, N_TOKENS - 3 :] = 0
     alone = transformer.capture(
-        ready(model, {"input_ids": short, "attention_mask": torch.ones_like(short)})
+        prepare(model, {"input_ids": short, "attention_mask": torch.ones_like(short)})
     )
-    padded = transformer.capture(ready(model, {"input_ids": long, "attention_mask": mask}))
+    padded = transformer.capture(prepare(model, {"input_ids": long, "attention_mask": mask}))
     worst = max(
         row_gap(padded.states[layer][0, : N_TOKENS - 3], h[0]) for layer, h in alone.states.items()
     )
-    # Some families (MPT) make their position bias in float32, whatever the dtype of the model.
+    # Some families (MPT) compute their position bias in float32, whatever the model's dtype.
     allowed = max(rounding(alone.states[0]), 1e-6)
-    return worst <= allowed, f"states move by {worst:.1e} under padding"
+    return worst <= allowed, f"padding changes states by {worst:.1e}"
 
 
 def _count_hooks(model: PreTrainedModel) -> int:
@@ -219,7 +228,7 @@ def _count_hooks(model: PreTrainedModel) -> int:
 
 LAWS: dict[str, Rule] = {
     "blocks": _blocks,
-    "steady": _steady,
+    "deterministic": _deterministic,
     "finite": _finite,
     "tail": _tail,
     "parts": _parts,

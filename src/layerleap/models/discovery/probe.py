@@ -1,4 +1,4 @@
-"""Small inputs that any wrapped model accepts, for discovery and self-check.
+"""Small random inputs that any model accepts, for discovery and self-check.
 
 In: a model. Out: keyword arguments for its forward pass.
 """
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from layerleap.zoo.pictures import image_shape
+from layerleap.zoo.images import image_shape
 
 N_TOKENS = 7
-N_HEARD = 50  # states of an encoder that hears: a second of Whisper's
+N_SOUND_STATES = 50  # states of a speech encoder: one second of Whisper's
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """How many ids the input embedding knows."""
+    """The number of ids that the input embedding knows."""
     embedding = model.get_input_embeddings()
     size = getattr(embedding, "num_embeddings", None) or model.config.get_text_config().vocab_size
     return int(size)
@@ -30,7 +30,7 @@ def accepts(model: PreTrainedModel, name: str) -> bool:
 
 
 def probe_ids(model: PreTrainedModel, rows: int, n_tokens: int, seed: int) -> Tensor:
-    """Random ids that avoid padding, which some families treat apart."""
+    """Random ids that avoid padding, which some families treat differently."""
     generator = torch.Generator().manual_seed(seed)
     low = 5 if vocabulary_size(model) > 12 else 0
     return torch.randint(low, vocabulary_size(model), (rows, n_tokens), generator=generator)
@@ -43,11 +43,11 @@ def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, 
     inputs: dict[str, Any] = {}
     if main == "pixel_values":
         inputs[main] = torch.randn(rows, *image_shape(model.config), generator=generator)
-        return ready(model, inputs)
+        return prepare(model, inputs)
     ids = probe_ids(model, rows, N_TOKENS, seed)
     if main == "input_features":
         sound = torch.randn(1, *sound_shape(model.config), generator=generator)
-        inputs["encoder_outputs"] = _heard(model, sound, rows)
+        inputs["encoder_outputs"] = _encoded_sound(model, sound, rows)
         inputs["decoder_input_ids"] = ids
     elif model.config.is_encoder_decoder:
         inputs["input_ids"] = probe_ids(model, rows, N_TOKENS + 2, seed + 2)
@@ -55,27 +55,27 @@ def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, 
     else:
         inputs["input_ids"] = ids
         inputs["attention_mask"] = torch.ones_like(ids)
-    return ready(model, inputs)
+    return prepare(model, inputs)
 
 
 @torch.no_grad()
-def _heard(model: PreTrainedModel, sound: Tensor, rows: int) -> Any:
-    """What the encoder makes of the beginning of one sound, for every row.
+def _encoded_sound(model: PreTrainedModel, sound: Tensor, rows: int) -> Any:
+    """The encoder's output for the beginning of one sound, repeated for every row.
 
-    It takes far longer over half a minute of sound than the decoder over a few tokens, and what
-    is probed is the decoder; so it runs once, and the decoder attends to a part of it.
+    Only the decoder is probed, but encoding half a minute of sound takes far longer than decoding
+    a few tokens. So the encoder runs once, and the decoder attends to part of its output.
     """
     from transformers.modeling_outputs import BaseModelOutput
 
     encoder: Any = model.get_encoder()
-    features = ready(model, {"input_features": sound})["input_features"]
-    heard = encoder(features).last_hidden_state[:, :N_HEARD]
-    return BaseModelOutput(heard.expand(rows, -1, -1))
+    features = prepare(model, {"input_features": sound})["input_features"]
+    states = encoder(features).last_hidden_state[:, :N_SOUND_STATES]
+    return BaseModelOutput(states.expand(rows, -1, -1))
 
 
-def ready(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs on the model's entry device and, if they are not ids, in its dtype; no cache."""
-    # Offloaded weights look as if they were on "meta"; accelerate's hooks move the inputs.
+def prepare(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs on the model's device, in its dtype unless they are integers, and without a cache."""
+    # Offloaded weights appear to be on "meta"; accelerate's hooks move the inputs.
     device = torch.device("cpu") if model.device.type == "meta" else model.device
     placed = {
         name: value.to(device, model.dtype if value.is_floating_point() else None)
@@ -87,5 +87,5 @@ def ready(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sound_shape(config: Any) -> tuple[int, int]:
-    """Mel bands and frames of the sound that a model takes."""
+    """Mel bands and frames of the sound that a model expects."""
     return config.num_mel_bins, 2 * config.max_source_positions

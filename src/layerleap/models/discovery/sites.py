@@ -1,12 +1,12 @@
-"""Named points inside a block: what enters and leaves attention, FFN and the norms around them.
+"""Sites: named points inside a block, at the inputs and outputs of attention, FFN and norms.
 
 In: the calls of one block in a trace.
 Out: `{"attn.in": Site(path, "in"), ...}` and the equation by which the parts add up.
 
-The equation is found by trying: each part's contribution may be the output of a module, of
-its last projection, or of a norm or a learnt scale applied to either; the stream may be
-`x + part` (pre-norm, parallel, sandwich) or `norm(x + part)` (post-norm). Whatever reproduces the
-block's own output is the architecture; if nothing does, the block has no sites.
+The equation is found by trying candidates. A part's contribution can be the output of a module,
+of its last projection, or of a norm or learned scale after either. The residual stream can be
+`x + part` (pre-norm, parallel, sandwich) or `norm(x + part)` (post-norm). The combination that
+reproduces the block's output is the architecture; if none does, the block has no sites.
 """
 
 import itertools
@@ -26,7 +26,7 @@ Style = Literal["sequential", "parallel", "post-norm"]
 
 @dataclass(frozen=True)
 class Site:
-    """One side of one module, by its path inside the block."""
+    """The input or output of a module, given by its path inside the block."""
 
     path: str
     side: Literal["in", "out"]
@@ -34,7 +34,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """How one block is put together.
+    """The structure of one block.
 
     sequential, parallel: `out = in + scale * (sum of contributions)`
     post-norm:            `x = norm(x + contribution)`, part after part
@@ -45,20 +45,20 @@ class Anatomy:
     adds: tuple[Site, ...]  # for each part, the site whose value is added to the stream
     scale: float = 1.0
     sites: dict[str, Site] = field(default_factory=dict)
-    error: float = 0.0  # of the equation on the probe; rounding alone explains up to 1
+    error: float = 0.0  # of the equation on the probe; rounding explains up to 1
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A sub-module under investigation: its calls, and where it begins."""
+    """A candidate part: the call it begins with, and possible outputs."""
 
     name: str
-    first: Call  # its input is what enters the part
-    outputs: tuple[Call, ...]  # candidates for what the part gives, best first
+    first: Call  # its input is the part's input
+    outputs: tuple[Call, ...]  # candidates for the part's output, best first
 
 
 def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
-    """The anatomy of one block, or the reason why it has none."""
+    """The anatomy of one block, or the reason why it could not be determined."""
     inside = [call for call in calls if block.contains(call) and call.gives is not None]
     norms = [call for call in inside if _is_norm(call.module)]
     after = [*norms, *(call for call in inside if _is_scale(call.module))]
@@ -72,10 +72,10 @@ def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
                 return _with_sites(anatomy, block, parts, outputs, norms)
             if anatomy and (best is None or anatomy.error < best.error):
                 best = anatomy
-    near = (
-        f"; the nearest sum is off by {best.error:.2g} times what rounding explains" if best else ""
+    closest = (
+        f"; the closest sum is off by {best.error:.2g} times what rounding explains" if best else ""
     )
-    return f"{', '.join(part.name for part in parts)} do not add up to the block{near}"
+    return f"{', '.join(part.name for part in parts)} do not add up to the block{closest}"
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -84,12 +84,12 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _is_scale(module: nn.Module) -> bool:
-    """A factor or a shift for each coordinate, as vision models learn one for each part."""
+    """True for a learned factor or shift per coordinate, as vision models have after each part."""
     return not _is_norm(module) and {p.dim() for p in module.parameters()} == {1}
 
 
 def _has_matrix(module: nn.Module) -> bool:
-    """True if the module itself holds weights; quantised ones keep them as buffers."""
+    """True if the module itself has a weight matrix; quantised modules keep it as a buffer."""
     return any(parameter.dim() > 1 for parameter in module.parameters(recurse=False)) or any(
         buffer.dim() == 2 for buffer in module.buffers(recurse=False)
     )
@@ -100,11 +100,11 @@ def _relative(block: Call, call: Call) -> str:
 
 
 def _attention_root(path: str) -> str | None:
-    """The path up to the first component that speaks of attention."""
-    pieces = path.split(".")
-    for place, piece in enumerate(pieces):
-        if re.search("att(n|ention)", piece.lower()):
-            return ".".join(pieces[: place + 1])
+    """The path up to the first component named after attention."""
+    names = path.split(".")
+    for index, name in enumerate(names):
+        if re.search("att(n|ention)", name.lower()):
+            return ".".join(names[: index + 1])
     return None
 
 
@@ -122,9 +122,9 @@ def _parts(block: Call, inside: list[Call], norms: list[Call]) -> tuple[_Part, .
     for name, (root, members) in zip(("attn", "cross"), by_root.items(), strict=False):
         whole = next((call for call in inside if _relative(block, call) == root), None)
         parts.append(_part(name, whole, members))
-    # An FFN often is a module of its own; in BERT and OPT it is loose matrices of the block.
-    mixed = [*norms, *(call for members in by_root.values() for call in members)]
-    whole = _smallest_holding(feed_forward, inside, apart_from=mixed)
+    # The FFN is often one module; in BERT and OPT its matrices belong to the block itself.
+    others = [*norms, *(call for members in by_root.values() for call in members)]
+    whole = _smallest_containing(feed_forward, inside, but_not=others)
     parts.append(_part("ffn", whole, feed_forward))
     return tuple(parts)
 
@@ -134,25 +134,25 @@ def _part(name: str, whole: Call | None, members: list[Call]) -> _Part:
     return _Part(name, whole or members[0], ends)
 
 
-def _smallest_holding(
-    members: list[Call], inside: list[Call], apart_from: list[Call]
+def _smallest_containing(
+    members: list[Call], inside: list[Call], but_not: list[Call]
 ) -> Call | None:
-    """The smallest call that holds all `members` and none of `apart_from`."""
+    """The smallest call that contains all `members` and none of `but_not`."""
 
-    def holds(call: Call, other: Call) -> bool:
+    def contains(call: Call, other: Call) -> bool:
         return call is other or call.contains(other)
 
-    fitting = [
+    candidates = [
         call
         for call in inside
-        if all(holds(call, member) for member in members)
-        and not any(holds(call, other) for other in apart_from)
+        if all(contains(call, member) for member in members)
+        and not any(contains(call, other) for other in but_not)
     ]
-    return min(fitting, key=lambda call: call.end - call.start, default=None)
+    return min(candidates, key=lambda call: call.end - call.start, default=None)
 
 
 def _contributions(part: _Part, after: list[Call], block: Call) -> Iterator[tuple[Call, Call]]:
-    """Pairs (what the part gives, what is added to the stream): raw, or after a norm or scale."""
+    """Pairs (output of the part, value added to the stream): the same, or after a norm or scale."""
     for output in part.outputs:
         value = _as_state(output, block)
         if value is None:
@@ -164,7 +164,7 @@ def _contributions(part: _Part, after: list[Call], block: Call) -> Iterator[tupl
 
 
 def _as_state(call: Call, block: Call) -> Tensor | None:
-    """What a call gives in the block's shape; experts see rows without the batch axis."""
+    """A call's output in the block's shape; experts work on rows without the batch axis."""
     assert block.gives is not None
     value = call.gives
     if value is None or value.numel() != block.gives.numel():
@@ -175,7 +175,7 @@ def _as_state(call: Call, block: Call) -> Tensor | None:
 def _additive(
     block: Call, parts: tuple[_Part, ...], outputs: tuple[tuple[Call, Call], ...]
 ) -> Anatomy | None:
-    """`out = in + scale * sum`, with the scale that fits best (1 for nearly every family)."""
+    """`out = in + scale * sum`, with the best-fitting scale (1 for nearly every family)."""
     values = [value for _, added in outputs if (value := _as_state(added, block)) is not None]
     if len(values) < len(outputs) or block.takes is None or block.gives is None:
         return None
@@ -203,20 +203,20 @@ def _post_norm(
     norms: list[Call],
 ) -> Anatomy | None:
     """`x = norm(x + part)`, part after part."""
-    through = _summing_norms(block, outputs, norms)
-    if not through or through[-1].gives is None or block.gives is None:
+    post_norms = _summing_norms(block, outputs, norms)
+    if not post_norms or post_norms[-1].gives is None or block.gives is None:
         return None
     adds = tuple(Site(_relative(block, added), "out") for _, added in outputs)
     names = tuple(part.name for part in parts)
-    exact = is_same(through[-1].gives, block.gives)
+    exact = is_same(post_norms[-1].gives, block.gives)
     return Anatomy("post-norm", names, adds, error=0.0 if exact else float("inf"))
 
 
 def _summing_norms(
     block: Call, outputs: tuple[tuple[Call, Call], ...], norms: list[Call]
 ) -> list[Call]:
-    """For each part the norm that takes the stream plus that part; empty if there is none."""
-    stream, through = block.takes, []
+    """For each part, the norm applied to the stream plus that part; empty if there is none."""
+    stream, post_norms = block.takes, []
     for _, added in outputs:
         value = _as_state(added, block)
         if stream is None or value is None:
@@ -225,9 +225,9 @@ def _summing_norms(
         norm = next((n for n in norms if is_same(n.takes, total)), None)
         if norm is None:
             return []
-        through.append(norm)
+        post_norms.append(norm)
         stream = norm.gives
-    return through
+    return post_norms
 
 
 def _with_sites(
@@ -237,35 +237,27 @@ def _with_sites(
     outputs: tuple[tuple[Call, Call], ...],
     norms: list[Call],
 ) -> Anatomy:
-    """Name the points around each part, and tell parallel blocks from sequential ones."""
+    """The anatomy with named sites around each part, and with parallel blocks recognised."""
     sites: dict[str, Site] = {}
 
-    def name(word: str, first: Call | None, last: Call | None) -> None:
+    def add(name: str, first: Call | None, last: Call | None) -> None:
         if first and last:
-            sites[f"{word}.in"] = Site(_relative(block, first), "in")
-            sites[f"{word}.out"] = Site(_relative(block, last), "out")
+            sites[f"{name}.in"] = Site(_relative(block, first), "in")
+            sites[f"{name}.out"] = Site(_relative(block, last), "out")
 
     for part, (output, _) in zip(parts, outputs, strict=True):
-        name(part.name, part.first, output)
+        add(part.name, part.first, output)
     if anatomy.style == "post-norm":
         for part, norm in zip(parts, _summing_norms(block, outputs, norms), strict=True):
-            name(f"{part.name}_post", norm, norm)
+            add(f"{part.name}_post", norm, norm)
         return replace(anatomy, sites=sites)
-    entries = []
+    inputs = []
     for part, (output, added) in zip(parts, outputs, strict=True):
-        before = _norm_giving(part.first.takes, norms)
-        name(f"{part.name}_norm", before, before)
-        entries.append(before.takes if before else part.first.takes)
+        pre_norm = next((norm for norm in norms if is_same(norm.gives, part.first.takes)), None)
+        add(f"{part.name}_norm", pre_norm, pre_norm)
+        inputs.append(pre_norm.takes if pre_norm else part.first.takes)
         if added is not output:
-            name(f"{part.name}_{'post' if added in norms else 'scale'}", added, added)
-    # In a parallel block every part reads what entered the block.
-    parallel = all(_is_entry(entry, block) for entry in entries)
+            add(f"{part.name}_{'post' if added in norms else 'scale'}", added, added)
+    # In a parallel block every part starts from the block's input.
+    parallel = all(is_same(value, block.takes) for value in inputs)
     return replace(anatomy, sites=sites, style="parallel" if parallel else "sequential")
-
-
-def _is_entry(value: Tensor | None, block: Call) -> bool:
-    return value is not None and block.takes is not None and is_same(value, block.takes)
-
-
-def _norm_giving(value: Tensor | None, norms: list[Call]) -> Call | None:
-    return next((norm for norm in norms if is_same(norm.gives, value)), None)

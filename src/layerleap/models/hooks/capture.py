@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.discovery.probe import ready
+from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.trace import state_given, state_taken
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def capture(
         for name, side, module in transformer.site_modules(sites):
             hooks.callback(_site_hook(module, name, side, watch).remove)
         with suppress(_Enough):
-            output = transformer.model(**ready(transformer.model, inputs))
+            output = transformer.model(**prepare(transformer.model, inputs))
             watch.seen.logits = output.logits if logits else None
     if missing := wanted - watch.seen.states.keys():
         raise ModelRefused(f"layers {sorted(missing)} were never reached in this forward pass")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.discovery.probe import ready
+from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.trace import state_given, state_place, state_taken
 from layerleap.models.transformer import Transformer
 
@@ -118,7 +118,7 @@ def record(
             handle = block.register_forward_pre_hook(before, with_kwargs=True)
             hooks.callback(handle.remove)
             hooks.callback(block.register_forward_hook(after).remove)
-        output = transformer.model(**ready(transformer.model, inputs))
+        output = transformer.model(**prepare(transformer.model, inputs))
     if len(states) != transformer.n_layers + 1:
         raise ModelRefused(
             f"{len(calls)} blocks ran in this forward pass; {transformer.n_layers} were wanted"

@@ -31,10 +31,10 @@ def models(json: Json = False) -> None:
 
     Example: layerleap models
     """
-    from layerleap.zoo.fetch import inventory
+    from layerleap.zoo import inventory
 
     with clean_errors():
-        rows = inventory()
+        rows = [entry.to_dict() for entry in inventory()]
         if json:
             print_json(rows)
             return

@@ -90,12 +90,12 @@ def inventory_table(rows: list[Row]) -> RenderableType:
     table = new_table()
     for head in ("name", "kind", "size"):
         table.add_column(head, no_wrap=True, justify="right" if head == "size" else "left")
-    table.add_column("package", no_wrap=True, overflow="ellipsis", ratio=1, min_width=7)
+    table.add_column("source", no_wrap=True, overflow="ellipsis", ratio=1, min_width=7)
     table.add_column("cached", no_wrap=True)
     for row in rows:
         cells = [_plain(row.get(key)) for key in ("name", "kind")]
         cells.append(Text(_size(row.get("size"))))
-        cells.append(_plain(row.get("package")))
+        cells.append(_plain(row.get("source")))
         cached = Text("yes", style="green") if row.get("cached") else Text("no", style="dim")
         table.add_row(*cells, cached)
     return Group(table, *_remarks(rows))

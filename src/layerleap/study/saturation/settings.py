@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from layerleap.errors import BadSettings
-from layerleap.maps.fit import default_text
 from layerleap.models.transformer import Transformer
-from layerleap.stream.batches import Reads, reads
+from layerleap.stream.batches import Modality, modality
 from layerleap.stream.examples import Sampling
+from layerleap.stream.source import default_text
 
 # What there is to fit on and to read by default: a clip has some twenty positions, all of them
 # read, and the encoder behind them takes as long as a page of text.
-SIZES: dict[Reads, tuple[int, int]] = {
+SIZES: dict[Modality, tuple[int, int]] = {
     "text": (3000, 800), "images": (3000, 800), "sound": (200, 120),
 }  # fmt: skip
-QUICK: dict[Reads, tuple[int, int]] = {
+QUICK: dict[Modality, tuple[int, int]] = {
     "text": (600, 120), "images": (600, 120), "sound": (60, 40),
 }  # fmt: skip
 SECTIONS = ("guesses", "probe", "intervention", "exits", "twin")
@@ -55,7 +55,7 @@ class SaturationSettings:
                 "standard input can be read only once, and a study reads its text several times; "
                 "save it to a file first and name that"
             )
-        if self.starts is not None and (self.text or "drawn") != "drawn":
+        if self.starts is not None and (self.text or "generated") != "generated":
             raise BadSettings("starts are for texts that the model draws; leave them out")
         if self.sampling is not None and self.sampling.held_out == 0:
             raise BadSettings("held_out 0 leaves nothing to read; a share above 0 was wanted")
@@ -84,8 +84,8 @@ class SaturationSettings:
 
     def settled(self, transformer: Transformer) -> "SaturationSettings":
         """The same with everything decided that depends on the model."""
-        text = "drawn" if self.text is None and self.starts is not None else self.text
-        kind = reads(transformer)
+        text = "generated" if self.text is None and self.starts is not None else self.text
+        kind = modality(transformer)
         few, many = QUICK[kind], SIZES[kind]
         asked = [
             given or usual for given, usual in zip((self.n_fit, self.n_read), many, strict=True)
@@ -105,6 +105,6 @@ class SaturationSettings:
 
 def default_sampling(transformer: Transformer) -> Sampling:
     """Several positions of each text, all of a clip; of a masked model one, which is hidden."""
-    if reads(transformer) == "sound":
+    if modality(transformer) == "sound":
         return Sampling(positions="all")
     return Sampling(positions="one" if transformer.kind == "masked-token" else "every:4")

@@ -31,7 +31,7 @@ from layerleap.errors import (
     NothingToFit,
 )
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import enough, finish, fit_bank, resolve_text
+from layerleap.maps.fit import finish, fit_bank
 from layerleap.memory import peak_memory
 from layerleap.models.transformer import Transformer
 from layerleap.models.untrained import untrained
@@ -40,9 +40,10 @@ from layerleap.read.lens import Lens
 from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.scores import score_probe
 from layerleap.read.saturation import Saturation, require_ranks
-from layerleap.stream.batches import batches_of, reads
+from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.examples import Batch, Census, Sampling, require_text
-from layerleap.stream.pieces import Side
+from layerleap.stream.source import n_to_generate, resolve_text
+from layerleap.stream.split import Side
 from layerleap.study.early_texts import early_texts
 from layerleap.study.saturation.claims import claims
 from layerleap.study.saturation.donors import PairSettings
@@ -144,7 +145,7 @@ class _Run:
             "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "model": {
                 **transformer.identity.to_dict(), "kind": transformer.kind,
-                "reads": reads(transformer), "n_layers": transformer.n_layers,
+                "reads": modality(transformer), "n_layers": transformer.n_layers,
                 "d_model": transformer.d_model, "d_vocab": transformer.d_vocab,
             },
             "settings": settings.to_dict(), "data": self.data, "notes": self.notes,
@@ -230,9 +231,9 @@ class _Run:
 
     def _source(self) -> tuple[Any, Sampling]:
         share = self.sampling.held_out
-        n_drawn = max(enough(self.n_fit, 1 - share), enough(self.n_read, share))
+        n_texts = max(n_to_generate(self.n_fit, 1 - share), n_to_generate(self.n_read, share))
         return resolve_text(
-            self.transformer, self.text, self.sampling, self.progress, self.settings.starts, n_drawn
+            self.transformer, self.text, self.sampling, self.progress, self.settings.starts, n_texts
         )
 
     def _see(

@@ -18,7 +18,7 @@ import layerleap
 from layerleap.errors import BadArtifact, BadText, LayerleapError
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import bank_from, collect, enough, finish, resolve_text
+from layerleap.maps.fit import bank_from, collect, finish
 from layerleap.maps.parts import solve_parts
 from layerleap.memory import give_back
 from layerleap.models.transformer import Transformer
@@ -27,8 +27,9 @@ from layerleap.read.lens import Lens
 from layerleap.read.scores import Quality, Scores, score
 from layerleap.stats.rows import RowFile, Rows
 from layerleap.stats.tally import Tally
-from layerleap.stream.drawn import NOTE
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
+from layerleap.stream.generated import NOTE
+from layerleap.stream.source import n_to_generate, resolve_text
 from layerleap.study.shortcuts.inside import Inside
 
 if TYPE_CHECKING:
@@ -75,15 +76,15 @@ class Run:
 
     def _source(self, text: str) -> tuple[Any, Sampling]:
         """What to stream for a text, and how to cut it."""
-        is_drawn = text == "drawn"
-        if is_drawn and NOTE not in self.notes:
+        is_generated = text == "generated"
+        if is_generated and NOTE not in self.notes:
             self.notes.append(NOTE)
         s = self.settings
         share = s.sampling.held_out
-        # One file for both sides: drawn for whichever needs more.
-        needs = enough(s.n_fit, 1 - share), enough(s.n_read, share) if share else 0
+        # One file for both sides: generated for whichever needs more.
+        needs = n_to_generate(s.n_fit, 1 - share), n_to_generate(s.n_read, share) if share else 0
         return resolve_text(
-            self.transformer, text, s.sampling, self.progress, s.starts if is_drawn else None,
+            self.transformer, text, s.sampling, self.progress, s.starts if is_generated else None,
             max(needs),
         )  # fmt: skip
 

@@ -20,7 +20,6 @@ import layerleap
 from layerleap.act.exits.cost import measure
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import default_text
 from layerleap.maps.linear import check_solving
 from layerleap.maps.training import summary
 from layerleap.memory import peak_memory
@@ -28,6 +27,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.scores import Scores
 from layerleap.stream.examples import Sampling
+from layerleap.stream.source import default_text
 from layerleap.study.early_texts import early_texts
 from layerleap.study.exits import (
     Lensed,
@@ -55,7 +55,7 @@ SAME_SIZE = 1.1  # fits whose row counts differ by less than this factor are com
 class ShortcutSettings:
     """What the study does; the defaults are the paper's sizes."""
 
-    text: str | None = None  # None is what suits the model: wikipedia, or drawn
+    text: str | None = None  # None is what suits the model: wikipedia, or generated
     other: str | None = DEFAULT_OTHER  # fitted and read as well, for transfer; None leaves it out
     n_fit: int = 9000  # texts to fit on
     n_read: int = 3000  # held-out texts to read
@@ -86,7 +86,7 @@ class ShortcutSettings:
                 "standard input can be read only once, and a study reads its text twice, to fit "
                 "and to test; save it to a file first and name that"
             )
-        if self.starts is not None and "drawn" not in (self.text or "drawn", self.other):
+        if self.starts is not None and "generated" not in (self.text or "generated", self.other):
             raise BadSettings("starts are for texts that the model draws; leave them out")
         if min(self.n_fit, self.n_read) < 1:
             raise BadSettings(f"{self.n_fit} texts to fit on and {self.n_read} to read; wanted 1+")
@@ -278,7 +278,7 @@ def _settled(transformer: Transformer, settings: ShortcutSettings) -> ShortcutSe
         raise BadSettings(
             f"{settings.text!r} is given twice; name another text to transfer to, or none"
         )
-    main = "drawn" if settings.text is None and settings.starts is not None else settings.text
+    main = "generated" if settings.text is None and settings.starts is not None else settings.text
     main, other = default_texts(transformer, main, settings.other)
     return replace(settings, text=main, other=other)
 
@@ -288,8 +288,8 @@ def default_texts(
 ) -> tuple[str, str | None]:
     """The texts to study: as asked, or what suits the model; never one text against itself."""
     main = text if text is not None else default_text(transformer)
-    # A model whose texts have to be drawn seldom speaks the language of the news.
-    if other == main or (main == "drawn" and other == DEFAULT_OTHER):
+    # A model whose texts have to be generated seldom speaks the language of the news.
+    if other == main or (main == "generated" and other == DEFAULT_OTHER):
         return main, None
     return main, other
 

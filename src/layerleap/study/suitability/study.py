@@ -24,11 +24,11 @@ from layerleap.act.exits.timing import measure_timing
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import default_text
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.scores import Scores
 from layerleap.stream.examples import Sampling, longest_input, require_text
+from layerleap.stream.source import default_text
 from layerleap.study.shortcuts.run import Run
 from layerleap.study.shortcuts.study import ShortcutSettings
 from layerleap.study.suitability.plans import (
@@ -52,7 +52,7 @@ LENSES = {"id": "-", "mat": "mat"}  # what scores call them
 class SuitabilitySettings:
     """What is asked."""
 
-    text: str | None = None  # None is what suits the model: wikipedia, or drawn
+    text: str | None = None  # None is what suits the model: wikipedia, or generated
     tolerance: float = 0.05  # largest share of answers that may differ from the full model's
     delta: float = 0.05  # how often, over calibration sets, the promise may fail
     n_fit: int = 2000  # texts to fit maps on, unless there is a bank
@@ -164,7 +164,7 @@ def _settled(
         raise BadSettings(f"context {settings.context} is above {limit}, which this model can take")
     text = settings.text
     if text is None:
-        text = default_text(transformer) if settings.starts is None else "drawn"
+        text = default_text(transformer) if settings.starts is None else "generated"
     return replace(settings, text=text)
 
 
@@ -175,8 +175,15 @@ def _folder(
     if work is None:
         return None
     s = settings
-    drawn = s.n_read if s.text == "drawn" else None  # one file is drawn for both sides
-    fit = [transformer.identity.fingerprint, s.text, s.n_fit, s.starts, s.sampling.to_dict(), drawn]
+    n_read = s.n_read if s.text == "generated" else None  # one file is generated for both sides
+    fit = [
+        transformer.identity.fingerprint,
+        s.text,
+        s.n_fit,
+        s.starts,
+        s.sampling.to_dict(),
+        n_read,
+    ]
     return work / blake2b(json.dumps(fit).encode(), digest_size=8).hexdigest()
 
 

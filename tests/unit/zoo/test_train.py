@@ -10,19 +10,18 @@ from transformers import AutoImageProcessor, Dinov2Config, Dinov2Model
 from layerleap.errors import CannotWrite
 from layerleap.models.load import load
 from layerleap.stream.images import image_batches
-from layerleap.zoo import fetch as zoo
-from layerleap.zoo import trained as made
-from layerleap.zoo.catalog import BUNDLED, TRAINED
-from layerleap.zoo.class_head import at_size, fit_head, with_head
+from layerleap.zoo import download, fetch, inventory
+from layerleap.zoo.catalog import CATALOG, TrainedModel
+from layerleap.zoo.linear_head import at_size, fit_head, with_head
 from layerleap.zoo.small_vit import VitSettings, train_vit
-from layerleap.zoo.trained import accuracy, dinov2_mnist, make, vit_mnist
+from layerleap.zoo.train import RECIPES, accuracy, dinov2_mnist, train, vit_mnist
 
 QUICK = VitSettings(layers=2, d_model=16, heads=2, epochs=2, batch=16)
 
 
 @pytest.fixture
 def digits(tmp_path):
-    """Forty noisy pictures of each of three classes, told apart by where the light is."""
+    """Forty noisy images of each of three classes, which differ in where the image is bright."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 40)
     images = rng.integers(0, 60, (120, 28, 28), dtype=np.uint8)
@@ -48,7 +47,7 @@ def backbone(tmp_path):
     return tmp_path / "backbone"
 
 
-def test_a_backbone_at_another_size_gives_what_it_gave_by_itself(backbone):
+def test_a_backbone_at_another_size_gives_what_the_model_interpolates_itself(backbone):
     model = Dinov2Model.from_pretrained(backbone)
     smaller = at_size(model, 28)
     assert smaller.config.image_size == 28
@@ -58,7 +57,7 @@ def test_a_backbone_at_another_size_gives_what_it_gave_by_itself(backbone):
     torch.testing.assert_close(ours, theirs)
 
 
-def test_the_head_decides_by_the_cls_state_alone(backbone):
+def test_the_head_uses_only_the_cls_state(backbone):
     model = Dinov2Model.from_pretrained(backbone)
     weight, bias = torch.randn(5, 24).double(), torch.randn(5).double()
     whole = with_head(model, weight, bias)
@@ -70,33 +69,34 @@ def test_the_head_decides_by_the_cls_state_alone(backbone):
     assert whole.config.label2id["4"] == 4
 
 
-def test_a_head_is_made_cached_and_accepted_by_every_law(backbone, digits, empty_cache, capfd):
-    said = []
+def test_a_head_is_trained_cached_and_accepted_by_every_law(backbone, digits, empty_cache, capfd):
+    messages = []
     capfd.readouterr()
-    make(TRAINED["dinov2-mnist"], {"dinov2": backbone, "mnist": digits}, tell=said.append)
+    train(CATALOG["dinov2-mnist"], {"dinov2": backbone, "mnist": digits}, tell=messages.append)
     assert capfd.readouterr() == ("", "")
-    folder = TRAINED["dinov2-mnist"].path
-    assert TRAINED["dinov2-mnist"].is_cached
-    assert zoo.fetch_model("dinov2-mnist") == folder
+    folder = CATALOG["dinov2-mnist"].path
+    assert CATALOG["dinov2-mnist"].is_cached
+    assert fetch("dinov2-mnist") == folder
     card = json.loads((folder / "layerleap.json").read_text())
-    right = card["held_out"]
-    assert right["images"] + card["fitted"]["images"] == 120
-    assert 0 <= right["low"] <= right["accuracy"] <= right["high"] <= 1
-    assert f"{right['accuracy']:.1%} of {right['images']} held-out images" in said[-1]
+    test = card["held_out"]
+    assert test["images"] + card["fitted"]["images"] == 120
+    assert 0 <= test["low"] <= test["accuracy"] <= test["high"] <= 1
+    assert f"{test['accuracy']:.1%} accuracy on {test['images']} held-out images" in messages[-1]
     transformer = load("dinov2-mnist")  # the laws, among them that the tail gives the logits
     assert transformer.kind == "class"
     assert (transformer.n_layers, transformer.d_vocab) == (3, 3)
-    found = [
+    batches = [
         (transformer.model(**batch.inputs).logits.argmax(-1), batch.gold)
         for batch in image_batches(transformer, digits, side="held-out")
     ]
-    guessed, gold = (torch.cat(part) for part in zip(*found, strict=True))
-    assert len(gold) == right["images"]
-    assert (guessed == gold).double().mean() == pytest.approx(right["accuracy"])
-    row = next(row for row in zoo.inventory() if row["name"] == "dinov2-mnist")
-    assert row["cached"]
-    assert row["package"] == "made here of dinov2 and mnist"
-    assert f"right on {right['accuracy']:.1%} of {right['images']} held-out images" in row["note"]
+    guessed, gold = (torch.cat(part) for part in zip(*batches, strict=True))
+    assert len(gold) == test["images"]
+    assert (guessed == gold).double().mean() == pytest.approx(test["accuracy"])
+    entry = next(entry for entry in inventory() if entry.name == "dinov2-mnist")
+    assert entry.is_cached
+    assert entry.source == "trained here from dinov2 and mnist"
+    accuracy_note = f"{test['accuracy']:.1%} accuracy on {test['images']} held-out images"
+    assert entry.to_dict()["note"].endswith(accuracy_note)
 
 
 def test_the_same_recipe_gives_the_same_head(backbone, digits, tmp_path):
@@ -109,32 +109,32 @@ def test_the_same_recipe_gives_the_same_head(backbone, digits, tmp_path):
     assert heads[0] == heads[1]
 
 
-def test_a_small_vit_is_trained_and_says_how_good_it_is(digits, tmp_path):
-    said = []
-    how = vit_mnist({"mnist": digits}, tmp_path, said.append, QUICK)
-    assert how["settings"]["epochs"] == 2
-    assert how["held_out"]["images"] + how["fitted"]["images"] == 120
+def test_a_small_vit_is_trained_and_its_accuracy_reported(digits, tmp_path):
+    messages = []
+    results = vit_mnist({"mnist": digits}, tmp_path, messages.append, QUICK)
+    assert results["settings"]["epochs"] == 2
+    assert results["held_out"]["images"] + results["fitted"]["images"] == 120
     transformer = load(str(tmp_path))
     assert (transformer.n_layers, transformer.d_vocab, transformer.d_model) == (2, 3, 16)
     assert AutoImageProcessor.from_pretrained(tmp_path).size["height"] == 28
     assert not transformer.model.training
-    assert "training on" in said[0]
+    assert "training on" in messages[0]
 
 
-def test_training_depends_on_its_seed_alone_and_learns_something():
+def test_training_depends_only_on_its_seed_and_learns_something():
     torch.manual_seed(5)
     pixels, labels = torch.randn(90, 3, 8, 8), torch.arange(90) % 3
     pixels[torch.arange(90), labels] += 1.5
     settings = VitSettings(layers=2, d_model=16, heads=2, epochs=12, batch=16, shift=1, seed=3)
 
     def weights(**changes):
-        torch.rand(1)  # whatever was drawn before does not matter
+        torch.rand(1)  # earlier random numbers must not matter
         chosen = VitSettings(**{**settings.to_dict(), **changes})
         return train_vit(pixels, labels, 3, chosen, lambda _: None)
 
     before = torch.get_rng_state()
     first = weights()
-    assert not torch.equal(before, torch.get_rng_state())  # the draw above, and nothing else
+    assert not torch.equal(before, torch.get_rng_state())  # because of the call above only
     for ours, again in zip(first.parameters(), weights().parameters(), strict=True):
         assert torch.equal(ours, again)
     other = next(weights(seed=4, epochs=1).parameters())
@@ -169,54 +169,55 @@ def test_images_move_by_whole_pixels_and_show_the_background():
 def test_accuracy_has_wilsons_interval():
     logits = torch.eye(4)[torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0, 1])]
     labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0, 0])
-    found = accuracy(logits, labels)
-    assert (found["images"], found["accuracy"]) == (10, 0.9)
-    assert found["low"] == pytest.approx(0.5958, abs=1e-4)
-    assert found["high"] == pytest.approx(0.9821, abs=1e-4)
+    result = accuracy(logits, labels)
+    assert (result["images"], result["accuracy"]) == (10, 0.9)
+    assert result["low"] == pytest.approx(0.5958, abs=1e-4)
+    assert result["high"] == pytest.approx(0.9821, abs=1e-4)
 
 
-def test_a_recipe_that_breaks_off_leaves_nothing(digits, empty_cache, monkeypatch):
+def test_an_interrupted_recipe_leaves_nothing(digits, empty_cache, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(made.RECIPES, "vit-mnist", stop)
+    monkeypatch.setitem(RECIPES, "vit-mnist", stop)
     with pytest.raises(KeyboardInterrupt):
-        make(TRAINED["vit-mnist"], {"mnist": digits}, tell=lambda _: None)
+        train(CATALOG["vit-mnist"], {"mnist": digits}, tell=lambda _: None)
     assert list((empty_cache / "models").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_said_before_minutes_are_spent(
+def test_a_cache_that_cannot_be_written_is_reported_before_minutes_are_spent(
     digits, tmp_path, monkeypatch
 ):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "file"))
     ran = []
-    monkeypatch.setitem(made.RECIPES, "vit-mnist", lambda *_: ran.append(1))
+    monkeypatch.setitem(RECIPES, "vit-mnist", lambda *_: ran.append(1))
     with pytest.raises(CannotWrite):
-        make(TRAINED["vit-mnist"], {"mnist": digits}, tell=lambda _: None)
+        train(CATALOG["vit-mnist"], {"mnist": digits}, tell=lambda _: None)
     assert not ran
 
 
-def test_first_use_fetches_what_a_model_is_made_of_and_makes_it(digits, empty_cache, monkeypatch):
-    asked, said = [], []
-    monkeypatch.setattr(zoo, "fetch_images", lambda name, tell: asked.append(name) or digits)
+def test_first_use_fetches_the_sources_of_a_model_and_trains_it(digits, empty_cache, monkeypatch):
+    asked, messages = [], []
+    monkeypatch.setattr(download, "fetch", lambda name, tell: asked.append(name) or digits)
     quick = lambda sources, folder, tell: vit_mnist(sources, folder, tell, QUICK)  # noqa: E731
-    monkeypatch.setitem(made.RECIPES, "vit-mnist", quick)
-    transformer = load("vit-mnist", tell=said.append)
+    monkeypatch.setitem(RECIPES, "vit-mnist", quick)
+    transformer = load("vit-mnist", tell=messages.append)
     assert asked == ["mnist"]
-    assert said[0] == "vit-mnist is made once, on this machine (about 5 minutes)"
+    assert messages[0] == "training vit-mnist on this machine (once, about 5 minutes)"
     assert transformer.processor is not None
     assert transformer.identity.name == "vit-mnist"
-    load("vit-mnist", tell=said.append)
+    load("vit-mnist", tell=messages.append)
     assert asked == ["mnist"]
 
 
-def test_every_made_model_has_a_recipe_and_is_made_of_what_is_bundled():
-    assert set(made.RECIPES) == set(TRAINED)
-    assert {name for each in TRAINED.values() for name in each.of} <= set(BUNDLED)
+def test_every_trained_model_has_a_recipe_and_its_sources_are_in_the_catalog():
+    trained = {name: entry for name, entry in CATALOG.items() if isinstance(entry, TrainedModel)}
+    assert set(RECIPES) == set(trained)
+    assert {name for entry in trained.values() for name in entry.trained_from} <= set(CATALOG)
 
 
-def test_a_set_of_other_classes_makes_a_head_of_as_many(backbone, tmp_path):
+def test_the_head_has_as_many_classes_as_the_image_set(backbone, tmp_path):
     (tmp_path / "out").mkdir()
     sources = {"dinov2": backbone, "mnist": sets(tmp_path, 60, side=20)}
     dinov2_mnist(sources, tmp_path / "out", lambda _: None)

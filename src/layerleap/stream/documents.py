@@ -1,11 +1,11 @@
-"""Texts: any source of text as a stream of named documents.
+"""Any source of text as a stream of named documents.
 
-In: a bundled name, a file, a folder, "-", a data set's name, or an iterable of strings.
-Out: `Document`s, one at a time: only one of them is in memory.
-A plain text file has no documents of its own: its paragraphs (or lines, if no blank line parts
-them) count as such, and so may fall on both sides of the separation between fitting and testing.
-Where that matters give .jsonl or .parquet, a record per document, or a folder of such.
-Not here: cutting documents into pieces and splitting them into two sides (`pieces.py`).
+In: a bundled name, a file, a folder, "-", the name of a data set, or an iterable of strings.
+Out: `Document`s, one at a time, so that only one is in memory.
+A plain text file has no documents of its own: each paragraph (or line, if there are no blank
+lines) counts as one, so the file ends up on both sides of the split into fitting and testing.
+Where that matters, use .jsonl or .parquet with one record per document, or a folder of files.
+Not here: cutting documents into texts and splitting them into two sides (`split.py`).
 """
 
 import gzip
@@ -16,42 +16,48 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any
 
-from layerleap.errors import BadText, CannotFetch
-from layerleap.stream.pieces import Document, is_held_out, iter_pieces
+from layerleap.errors import BadText, CannotFetch, first_line
 from layerleap.zoo.catalog import TEXT_NAMES
-from layerleap.zoo.fetch import fetch_text
-
-__all__ = ["Document", "is_held_out", "iter_documents", "iter_pieces"]
+from layerleap.zoo.download import fetch
 
 LINES_SUFFIXES = (".jsonl", ".ndjson", ".json-lines", ".jsonlines", ".json")
 FOLDER_SUFFIXES = (".txt", ".md", ".parquet", *LINES_SUFFIXES)
-LOOKAHEAD = 64 * 1024  # characters in which a blank line must show up
+LOOKAHEAD = 64 * 1024  # characters that are searched for a blank line
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.+-]*){0,2}")
+
+
+@dataclass(frozen=True)
+class Document:
+    """An article or a record of a file; the unit in which text is split for fitting and testing."""
+
+    name: str  # unique within its source, and the same each time it is read
+    text: str
 
 
 def iter_documents(
     source: str | Path | Iterable[str], *, field: str = "text"
 ) -> Iterator[Document]:
-    """The documents of `source`; a file or folder that does not exist is refused at once.
+    """The documents of `source`; a missing file or folder is an error right away.
 
     Args:
         source: "wikipedia" or "news"; a .txt, .md, .jsonl or .parquet file (or .gz of one); a
-            folder of such; "-" for standard input; a data set as "org/name:config:split"; or
+            folder of them; "-" for standard input; a data set as "org/name:config:split"; or
             strings. Paragraphs of a plain text file count as documents; a record is one document.
             A bundled name wins over a file of that name: write ./news for the file.
-        field: the column or key that holds the text in records.
+        field: the column or key with the text in records.
     """
     if not isinstance(source, str | Path):
-        return _not_empty(_from_strings(source), "the given strings")
+        return _not_empty(_from_strings(source), "the list of strings")
     label = str(source)
     if label == "-":
         return _not_empty(_from_plain(sys.stdin.buffer, "stdin"), "standard input")
     if label in TEXT_NAMES and isinstance(source, str):
-        return _from_bundled(fetch_text(label))
+        return _from_bundled(fetch(label))
     path = Path(label).expanduser()
     if path.is_dir():
         return _not_empty(_from_files(_files_under(path), path, field), label)
@@ -69,13 +75,13 @@ def _not_empty(documents: Iterator[Document], label: str) -> Iterator[Document]:
         empty = False
         yield document
     if empty:
-        raise BadText(f"{label} holds no text; at least one non-empty document is wanted")
+        raise BadText(f"{label} contains no text; expected at least one non-empty document")
 
 
 def _from_strings(strings: Iterable[str]) -> Iterator[Document]:
     for number, text in enumerate(strings, start=1):
         if not isinstance(text, str):
-            raise BadText(f"item {number} is of type {type(text).__name__}; a string is wanted")
+            raise BadText(f"item {number} has type {type(text).__name__}; expected a string")
         if text.strip():
             yield Document(f"text#{number}", text.strip())
 
@@ -91,8 +97,8 @@ def _files_under(folder: Path) -> list[Path]:
     inside = sorted(p for p in folder.rglob("*") if p.is_file() and _kind(p) in FOLDER_SUFFIXES)
     files = [p for p in inside if not any(x.startswith(".") for x in p.relative_to(folder).parts)]
     if not files:
-        wanted = ", ".join(FOLDER_SUFFIXES)
-        raise BadText(f"the folder {folder} holds no text file; wanted are {wanted} or .gz of them")
+        suffixes = ", ".join(FOLDER_SUFFIXES)
+        raise BadText(f"the folder {folder} contains no text file; expected {suffixes} or .gz")
     return files
 
 
@@ -103,7 +109,7 @@ def _from_files(files: list[Path], folder: Path, field: str) -> Iterator[Documen
 
 
 def _kind(path: Path) -> str:
-    """The suffix that says how to read it: ".jsonl" for both x.jsonl and x.jsonl.gz."""
+    """The suffix of the format: ".jsonl" for both x.jsonl and x.jsonl.gz."""
     suffix = path.suffix.lower()
     return path.with_suffix("").suffix.lower() if suffix == ".gz" else suffix
 
@@ -130,7 +136,7 @@ def _clear_read_errors(label: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise BadText(
-            f"{label} is not UTF-8 text (it has the byte 0x{byte:02x}); save it as UTF-8"
+            f"{label} is not UTF-8 text (it contains the byte 0x{byte:02x}); save it as UTF-8"
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
@@ -138,19 +144,19 @@ def _clear_read_errors(label: str) -> Iterator[None]:
 
 
 def _decoded(stream: IO[bytes], label: str) -> Iterator[str]:
-    """Lines of UTF-8 text; a file with zero bytes is not text."""
+    """Lines of UTF-8 text; a file with zero bytes is rejected."""
     wrapper = io.TextIOWrapper(stream, encoding="utf-8-sig")
     try:
         for line in wrapper:
             if "\0" in line:
-                raise BadText(f"{label} looks like a binary file; UTF-8 text is wanted")
+                raise BadText(f"{label} looks like a binary file; expected UTF-8 text")
             yield line
     finally:
-        wrapper.detach()  # the stream is closed by whoever opened it
+        wrapper.detach()  # the caller closes the stream
 
 
 def _from_plain(stream: IO[bytes], label: str) -> Iterator[Document]:
-    """Paragraphs if blank lines separate them, else lines."""
+    """Paragraphs if there are blank lines, otherwise lines."""
     with _clear_read_errors(label):
         lines = _decoded(stream, label)
         head, size = [], 0
@@ -158,13 +164,13 @@ def _from_plain(stream: IO[bytes], label: str) -> Iterator[Document]:
             head.append(line)
             size += len(line)
         has_blank = "\n\n" in re.sub(r"\n\s*\n", "\n\n", "".join(head).strip())
-        every = chain(head, lines)
-        texts = _paragraph_lines(every) if has_blank else (line.strip() for line in every)
+        all_lines = chain(head, lines)
+        texts = _paragraphs(all_lines) if has_blank else (line.strip() for line in all_lines)
         for number, text in enumerate(filter(None, texts), start=1):
             yield Document(f"{label}#{number}", text)
 
 
-def _paragraph_lines(lines: Iterable[str]) -> Iterator[str]:
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
     for is_blank, group in groupby(lines, key=lambda line: not line.strip()):
         if not is_blank:
             yield "".join(group).strip()
@@ -179,26 +185,26 @@ def _from_json_lines(stream: IO[bytes], path: Path, label: str, field: str) -> I
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise BadText(
-                f"{where} is not valid JSON ({error}); one object a line is wanted"
+                f"{where} is not valid JSON ({error}); expected one object per line"
             ) from error
         if not isinstance(record, dict):
-            raise BadText(f"{where} holds no JSON object; one object a line is wanted")
+            raise BadText(f"{where} is not a JSON object; expected one object per line")
         yield from _from_record(record, field, where, f"{label}#{number}")
 
 
 def _from_record(record: dict[str, Any], field: str, where: str, name: str) -> Iterator[Document]:
     """At most one document: a record whose text is empty or null is left out."""
     if field not in record:
-        fields = ", ".join(map(str, record)) or "no field at all"
+        fields = ", ".join(map(str, record)) or "no fields"
         raise BadText(
-            f"{where} has no field {field!r}; it has {fields}: name one of them (--field)"
+            f"{where} has no field {field!r}; it has {fields}: choose one of them (--field)"
         )
     text = record[field]
     if text is not None and not isinstance(text, str):
-        raise BadText(f"{where}: {field!r} is of type {type(text).__name__}; a string is wanted")
+        raise BadText(f"{where}: {field!r} has type {type(text).__name__}; expected a string")
     if text and text.strip():
         title = record.get("name") or record.get("title")
-        # Titles may repeat, so the place stays in the name.
+        # Titles may repeat, so the location stays in the name.
         yield Document(f"{title} [{name}]" if isinstance(title, str) else name, text.strip())
 
 
@@ -210,11 +216,11 @@ def _from_parquet(stream: IO[bytes], path: Path, label: str, field: str) -> Iter
         raise _missing("pyarrow", f"reading {path}") from error
     try:
         file = pyarrow.parquet.ParquetFile(stream)
-        there = file.schema_arrow.names
-        columns = [c for c in dict.fromkeys((field, "name", "title")) if c in there]
-        if field not in there:
+        names = file.schema_arrow.names
+        columns = [c for c in dict.fromkeys((field, "name", "title")) if c in names]
+        if field not in names:
             raise BadText(
-                f"{path} has no field {field!r}; it has {', '.join(there)}: name one (--field)"
+                f"{path} has no field {field!r}; it has {', '.join(names)}: choose one (--field)"
             )
         number = 0
         for batch in file.iter_batches(batch_size=256, columns=columns):
@@ -223,7 +229,7 @@ def _from_parquet(stream: IO[bytes], path: Path, label: str, field: str) -> Iter
                 where = f"row {number} of {path}"
                 yield from _from_record(record, field, where, f"{label}#{number}")
     except pyarrow.ArrowException as error:
-        raise BadText(f"{path} is not a readable parquet file ({_first_line(error)})") from error
+        raise BadText(f"{path} is not a readable parquet file ({first_line(error)})") from error
 
 
 def _may_be_hub_name(label: str) -> bool:
@@ -240,7 +246,7 @@ def _from_hub(label: str, field: str) -> Iterator[Document]:
         raise _missing("datasets", f"reading {unknown} as a data set") from error
     name, config, split = (*label.split(":"), "", "")[:3]
     try:
-        # Asked first, because load_dataset retries noisily for half a minute without a network.
+        # Checked first, because without a network load_dataset retries noisily for half a minute.
         HfApi().dataset_info(name, timeout=10)
         rows = load_dataset(name, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, start=1):
@@ -250,8 +256,9 @@ def _from_hub(label: str, field: str) -> Iterator[Document]:
         raise
     except Exception as error:  # the library raises whatever its many back ends raise
         raise CannotFetch(
-            f"{label!r} is neither a file nor one of {', '.join(TEXT_NAMES)}, and as a data set it "
-            f"cannot be had ({type(error).__name__}: {_first_line(error)})"
+            f"{label!r} is neither a file nor one of {', '.join(TEXT_NAMES)}, and it could not be "
+            f"loaded as a data set ({type(error).__name__}: {first_line(error)}); check the "
+            "spelling and the network"
         ) from error
 
 
@@ -259,8 +266,3 @@ def _missing(library: str, purpose: str) -> CannotFetch:
     return CannotFetch(
         f'{purpose} needs the library {library}; install it with pip install "layerleap[data]"'
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,23 +1,23 @@
-"""Documents, cut into the pieces that one forward pass sees; and the side each lies on.
+"""Documents split into texts for a forward pass, and into a fitting and a held-out side.
 
 In: a `Document`.
-Out: its sentences or paragraphs in random order, or itself; and whether it is held out.
+Out: its sentences or paragraphs in random order, or the whole; and whether it is held out.
 """
 
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
 from layerleap.errors import BadSettings
+from layerleap.stream.documents import Document
 
 Side = Literal["fit", "held-out", "both"]
 UNITS = ("sentence", "paragraph", "document")
-FEWEST_WORDS = 3  # a shorter sentence is a heading, a list's leftover or a wrong split
+FEWEST_WORDS = 3  # a shorter sentence is a heading, a rest of a list or a wrong split
 
-# An end mark, perhaps closing quotes or brackets, then space before the next word's first letter.
+# An end mark, optional closing quotes or brackets, then space before the next word.
 _END = re.compile(r"[.!?\u2026]+[\"')\]\u201d\u2019]*\s+(?=[\"'(\[\u201c\u2018]*(\S)(\w*))")
 _ABBREVIATIONS = frozenset(
     (
@@ -29,7 +29,7 @@ _ABBREVIATIONS = frozenset(
     )
 )
 _BEFORE_NUMBERS = frozenset(("no", "nos", "vol", "vols", "p", "pp", "fig", "figs", "art", "sec"))
-# "the U.S. Army" goes on, "the U.S. The" does not.
+# "the U.S. Army" continues the sentence, "the U.S. The" does not.
 _STARTERS = frozenset(
     (
         *("The", "A", "An", "In", "It", "He", "She", "They", "This", "These", "That", "On", "At"),
@@ -38,50 +38,42 @@ _STARTERS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Document:
-    """The unit of separation between fitting and testing: an article, a file's record."""
-
-    name: str  # unique within its source, and the same at every reading
-    text: str
-
-
-def iter_pieces(
+def iter_texts(
     document: Document, unit: str, *, per_document: int | None, seed: int
 ) -> Iterator[str]:
-    """The document's pieces in random order, at most `per_document` of them.
+    """The document's texts in random order, at most `per_document` of them.
 
-    Any first few are thus a random sample, not the lead of an article. The order depends on the
-    seed and the document's text alone, not on what was read before it.
+    The first few are thus a random sample, not the lead of an article. The order depends only on
+    the seed and the document's text, not on other documents.
     """
     if unit not in UNITS:
-        raise BadSettings(f"unit {unit!r} is unknown; choose one of {', '.join(UNITS)}")
+        raise BadSettings(f"unit {unit!r} is unknown; expected one of {', '.join(UNITS)}")
     if per_document is not None and per_document < 1:
-        raise BadSettings(f"per_document is {per_document}; wanted at least 1, or None for all")
-    pieces = _pieces(document.text, unit)
-    random.Random(_number("order", str(seed), document.text)).shuffle(pieces)
-    return iter(pieces[:per_document])
+        raise BadSettings(f"per_document is {per_document}; expected at least 1, or None for all")
+    texts = _texts(document.text, unit)
+    random.Random(_hash("order", str(seed), document.text)).shuffle(texts)
+    return iter(texts[:per_document])
 
 
 def is_held_out(document: Document, *, share: float, seed: int) -> bool:
-    """Whether the document is kept for testing.
+    """True if the document is kept for testing.
 
-    Decided by its text alone: a moved file, another order or a copy of the document does not
-    bring what was fitted on among what is read.
+    Depends only on the seed and its text, so moving a file, reordering documents or copying one
+    never puts text that was fitted on into the held-out side.
     """
     if not 0 <= share < 1:
-        raise BadSettings(f"the held-out share is {share}; wanted at least 0 and below 1")
-    return _number(str(seed), document.text) < share * 2**64
+        raise BadSettings(f"the held-out share is {share}; expected at least 0 and below 1")
+    return _hash(str(seed), document.text) < share * 2**64
 
 
-def _number(*parts: str) -> int:
-    """A number below 2**64 that every machine gives for these strings."""
-    # Surrogates can come in from escaped JSON and have no UTF-8 form of their own.
+def _hash(*parts: str) -> int:
+    """A number below 2**64 that is the same for these strings on every machine."""
+    # Lone surrogates come from escaped JSON and have no UTF-8 form.
     data = "\0".join(parts).encode("utf8", "surrogatepass")
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
 
 
-def _pieces(text: str, unit: str) -> list[str]:
+def _texts(text: str, unit: str) -> list[str]:
     if unit == "document":
         return [text] if text.strip() else []
     paragraphs = [p.strip() for p in re.split(r"\n[^\S\n]*\n", text) if p.strip()]

@@ -1,10 +1,10 @@
-"""A linear class head, fitted on the CLS state of a frozen backbone.
+"""A linear classification head on the CLS state of a frozen backbone.
 
 In: a DINOv2 backbone, its processor, images, and the class of each.
-Out: the backbone with that head, as an image classifier that a lens can read.
+Out: the backbone with that head: an image classifier that a lens can read.
 
-The head is multinomial logistic regression on standardised states with a ridge of 1 on its
-weights (scikit-learn's default): a convex problem, so there is one answer and no seed.
+The head is a multinomial logistic regression on standardised states with an L2 penalty of 1
+(scikit-learn's default). The problem is convex, so the result is unique and needs no seed.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerleap.zoo.pictures import image_shape, pixel_values
+from layerleap.zoo.images import image_shape, pixel_values
 
 BATCH = 50
 PENALTY = 1.0
@@ -24,19 +24,19 @@ STEPS = 500
 def cls_states(
     backbone: Any, processor: Any, images: Sequence[Any], tell: Callable[[str], None]
 ) -> Tensor:
-    """The normed CLS state of each image: (image, d_model)."""
+    """The CLS state of each image after the final norm: (image, d_model)."""
     states, shape = [], image_shape(backbone.config)
     for start in range(0, len(images), BATCH):
         if start and start % 1000 == 0:
-            tell(f"states of {start:,} of {len(images):,} images")
-        # A batch at a time: as pixels, thousands of images fill a gigabyte.
+            tell(f"computed the states of {start:,} of {len(images):,} images")
+        # A batch at a time: the pixels of thousands of images fill a gigabyte.
         pixels = pixel_values(processor, images[start : start + BATCH], shape)
         states.append(backbone(pixels).last_hidden_state[:, 0].clone())
     return torch.cat(states)
 
 
 def fit_head(states: Tensor, labels: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:
-    """Weight (class, d_model) and bias (class,) of the logistic regression, for raw states."""
+    """Weight (class, d_model) and bias (class,) of the regression, for unstandardised states."""
     x = states.double()
     mean, spread = x.mean(0), x.std(0, correction=0).clamp_min(1e-12)
     x = (x - mean) / spread
@@ -55,15 +55,16 @@ def fit_head(states: Tensor, labels: Tensor, n_classes: int) -> tuple[Tensor, Te
         return value
 
     optimizer.step(loss)
-    raw = weight.detach() / spread  # the standardisation, folded into the head
+    raw = weight.detach() / spread  # folds the standardisation into the head
     return raw, bias.detach() - raw @ mean
 
 
 @torch.no_grad()
 def at_size(backbone: Any, image_size: int) -> Any:
-    """The same backbone for smaller images: its position table, interpolated once and for all.
+    """The same backbone for smaller images, with its position table interpolated once.
 
-    It would do so by itself in every pass; done once, the configuration says the true size.
+    The model could interpolate in every pass, but then its configuration would state another
+    image size.
     """
     config = type(backbone.config).from_dict(
         {**backbone.config.to_dict(), "image_size": image_size}
@@ -79,10 +80,10 @@ def at_size(backbone: Any, image_size: int) -> Any:
 
 @torch.no_grad()
 def with_head(backbone: Any, weight: Tensor, bias: Tensor) -> Any:
-    """An image classifier of the backbone and the head.
+    """An image classifier made of the backbone and the head.
 
-    Its class wants a head on the CLS state and on the mean over patches; for the mean the weights
-    are zero, so that the CLS state alone decides and every layer's has a reading.
+    Its class has a head on the CLS state and the mean over patches. The weights for the mean are
+    zero, so the logits depend on the CLS state alone and can be read at every layer.
     """
     from transformers import Dinov2ForImageClassification
 

@@ -6,8 +6,8 @@ import pytest
 from media import write_wav
 
 from layerleap.errors import BadMedia
-from layerleap.stream import spoken
-from layerleap.stream.spoken import LONGEST, PER_DOCUMENT, RATE, iter_spoken, resampled, speak
+from layerleap.stream import espeak as espeak_module
+from layerleap.stream.espeak import LONGEST, PER_DOCUMENT, RATE, iter_spoken, resampled, speak
 
 TEXTS = [
     f"The old man number {n} went home. Then the red bird sang a song. It was a long day by then. "
@@ -18,18 +18,18 @@ TEXTS = [
 
 @pytest.fixture
 def espeak(monkeypatch):
-    """Stands in for the program: a tone as long as the sentence, at its own rate."""
-    spoken_ = []
+    """A fake of the program: a tone as long as the sentence, at its own rate."""
+    calls = []
 
     def run(command, *, input, **_):
-        spoken_.append((command, input))
+        calls.append((command, input))
         path = Path(command[command.index("-w") + 1])
         write_wav(path, 0.5 * np.sin(np.arange(len(input) * 441) / 20), rate=22_050)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(spoken.subprocess, "run", run)
-    monkeypatch.setattr(spoken.shutil, "which", lambda name: f"/somewhere/{name}")
-    return spoken_
+    monkeypatch.setattr(espeak_module.subprocess, "run", run)
+    monkeypatch.setattr(espeak_module.shutil, "which", lambda name: f"/somewhere/{name}")
+    return calls
 
 
 def test_sentences_are_spoken_a_few_of_each_document(espeak):
@@ -45,10 +45,10 @@ def test_sentences_are_spoken_a_few_of_each_document(espeak):
 
 
 def test_the_seed_decides_what_is_spoken(espeak):
-    def said(seed):
+    def transcripts(seed):
         return [clip.transcript for clip in iter_spoken(TEXTS, seed=seed)]
 
-    assert said(0) == said(0) != said(1)
+    assert transcripts(0) == transcripts(0) != transcripts(1)
 
 
 def test_sentences_too_long_for_a_model_are_left_out(espeak):
@@ -57,45 +57,45 @@ def test_sentences_too_long_for_a_model_are_left_out(espeak):
     assert [clip.transcript for clip in clips] == ["A short one is spoken."]
 
 
-def test_what_the_program_says_when_it_fails_is_passed_on(espeak, monkeypatch):
+def test_the_programs_error_message_is_passed_on(espeak, monkeypatch):
     def fail(command, **_):
         return subprocess.CompletedProcess(command, 1, "", "starting\nno such voice\n")
 
-    monkeypatch.setattr(spoken.subprocess, "run", fail)
+    monkeypatch.setattr(espeak_module.subprocess, "run", fail)
     with pytest.raises(BadMedia, match=r"could not speak 'Hello there' \(no such voice\)"):
         speak("Hello there")
 
 
-@pytest.mark.parametrize("wanted", [16_000, 32_000])
-def test_a_tone_keeps_pitch_and_loudness_at_another_rate(wanted):
+@pytest.mark.parametrize("new_rate", [16_000, 32_000])
+def test_a_tone_keeps_pitch_and_loudness_at_another_rate(new_rate):
     seconds = np.arange(22_050) / 22_050
     tone = np.sin(2 * np.pi * 440 * seconds).astype(np.float32)
-    found = resampled(tone, 22_050, wanted)
-    expected = np.sin(2 * np.pi * 440 * np.arange(wanted) / wanted)
-    assert np.abs(found - expected).max() < 1e-5
+    sound = resampled(tone, 22_050, new_rate)
+    expected = np.sin(2 * np.pi * 440 * np.arange(new_rate) / new_rate)
+    assert np.abs(sound - expected).max() < 1e-5
     assert resampled(tone, 22_050, 22_050) is tone
 
 
-def test_documents_that_are_not_wanted_are_not_spoken_and_the_others_are_the_same(espeak):
+def test_unwanted_documents_are_not_spoken_and_the_others_are_the_same(espeak):
     every = [(clip.name, clip.transcript) for clip in iter_spoken(TEXTS)]
     espeak.clear()
     some = list(iter_spoken(TEXTS, wanted=lambda document: "number 1" in document.text))
     assert len(espeak) == len(some) == PER_DOCUMENT
     names = {clip.document.name for clip in some}
     assert len(names) == 1
-    kept = [one for one in every if one[0].startswith(f"{min(names)},")]
-    assert [(clip.name, clip.transcript) for clip in some] == kept
+    expected = [one for one in every if one[0].startswith(f"{min(names)},")]
+    assert [(clip.name, clip.transcript) for clip in some] == expected
 
 
 @pytest.mark.parametrize("n", [1, 2, 441, 9_973, 30_011])
 def test_a_sound_of_any_length_is_the_same_at_another_rate(n):
     seconds = np.arange(n) / 22_050
     swell = np.sin(2 * np.pi * 440 * seconds) * np.hanning(n)  # begins and ends in silence
-    found = resampled(swell.astype(np.float32), 22_050, 16_000)
-    assert len(found) == round(n * 16_000 / 22_050)
+    sound = resampled(swell.astype(np.float32), 22_050, 16_000)
+    assert len(sound) == round(n * 16_000 / 22_050)
     if n > 441:
-        again = np.interp(np.arange(len(found)) / 16_000, seconds, swell)
-        assert np.abs(found - again).max() < 0.01
+        again = np.interp(np.arange(len(sound)) / 16_000, seconds, swell)
+        assert np.abs(sound - again).max() < 0.01
 
 
 def test_lengths_are_rounded_up_to_products_of_small_primes():
@@ -106,4 +106,4 @@ def test_lengths_are_rounded_up_to_products_of_small_primes():
         return n == 1
 
     for least in range(1, 700):
-        assert spoken._smooth(least) == next(n for n in range(least, 2000) if is_smooth(n))
+        assert espeak_module._smooth(least) == next(n for n in range(least, 2000) if is_smooth(n))

