@@ -23,7 +23,7 @@ from layerleap.models.discovery.probe import prepare, vocabulary_size
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
-from layerleap.stream.split import is_held_out, iter_texts
+from layerleap.stream.split import UNITS, Side, is_held_out, iter_texts, on_side
 
 POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # limits of the pool that texts alternate over
 DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked
@@ -47,16 +47,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         parse_positions(self.positions)
-        if self.unit not in ("sentence", "paragraph", "document"):
-            raise BadSettings(
-                f"unit {self.unit!r} is unknown; expected sentence, paragraph or document"
-            )
+        if self.unit not in UNITS:
+            raise BadSettings(f"unit {self.unit!r} is unknown; expected one of {', '.join(UNITS)}")
         if self.max_tokens < 1:
             raise BadSettings(f"max_tokens {self.max_tokens} is too small; expected 1 or more")
         if not 0 <= self.held_out < 1:
-            raise BadSettings(
-                f"held_out is {self.held_out}; expected a fraction of at least 0 and below 1"
-            )
+            raise BadSettings(f"held_out is {self.held_out}; expected at least 0 and below 1")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -157,7 +153,7 @@ def iter_examples(
     source: Any,
     sampling: Sampling,
     *,
-    side: Literal["fit", "held-out", "both"] = "fit",
+    side: Side = "fit",
     n_texts: int | None = None,
     census: Census | None = None,
     ridge_share: float = 0.0,
@@ -180,7 +176,7 @@ def iter_examples(
     def documents_of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
         for number, document in enumerate(iter_documents(source, field=sampling.field)):
             held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-            if side != "both" and held_out != (side == "held-out"):
+            if not on_side(side, held_out):
                 continue
             held_back = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
             yield document, _encode(transformer, document, number, sampling, policy, held_back)
@@ -210,10 +206,7 @@ def _alternate(streams: Iterator[tuple[Document, Iterator[Example]]]) -> Iterato
 
 
 def _turn(pool: deque[tuple[int, Iterator[Example]]]) -> Generator[Example, None, int]:
-    """Yield the next example of the first document and move that to the end of the pool.
-
-    Returns the length of the document if it was used up and left the pool, else 0.
-    """
+    """Yield the next example of the first document; returns the length that left the pool."""
     length, examples = pool.popleft()
     for example in examples:
         pool.append((length, examples))
@@ -238,10 +231,7 @@ def _require_stream(transformer: Transformer, sampling: Sampling) -> None:
     require_text(transformer)
     if transformer.kind == "masked-token":
         if transformer.tokenizer.mask_token_id is None:
-            raise BadText(
-                f"the tokenizer of {name} has no mask token, which a masked model needs; pass "
-                "tokenizer=..."
-            )
+            raise BadText(f"the tokenizer of {name} has no mask token; pass tokenizer=...")
         _require_few_masks(parse_positions(sampling.positions))
     special = transformer.tokenizer.num_special_tokens_to_add()
     if sampling.max_tokens <= special:  # the tokenizer would then not cut at all
@@ -253,11 +243,6 @@ def _require_stream(transformer: Transformer, sampling: Sampling) -> None:
 
 def _require_few_masks(policy: Positions) -> None:
     """Refuse dense positions: all are masked at once, and the rest must leave some context."""
-    if policy == EveryNth(1):
-        raise BadSettings(
-            "positions 'all' would mask the whole text of a masked model; use 'one', or "
-            f"'every:{DENSEST_MASKS}' and above"
-        )
     if isinstance(policy, EveryNth) and policy.n < DENSEST_MASKS:
         raise BadSettings(
             f"positions '{policy}' would mask {1 / policy.n:.0%} of a text at once, but masked "

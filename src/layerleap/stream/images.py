@@ -20,7 +20,7 @@ from layerleap.extras import library
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Census, Sampling
-from layerleap.stream.split import Side
+from layerleap.stream.split import Side, on_side
 from layerleap.zoo.catalog import IMAGE_NAMES
 from layerleap.zoo.download import fetch
 from layerleap.zoo.images import (
@@ -113,7 +113,7 @@ def image_batches(
     side_images = (
         labelled
         for labelled in iter_images(source, classes=classes, seed=sampling.seed)
-        if side == "both" or is_held_out(labelled.image, sampling.held_out) == (side == "held-out")
+        if on_side(side, is_held_out(labelled.image, sampling.held_out))
     )
     images, index, n_positions = islice(side_images, n_images), 0, 0
     while chunk := list(islice(images, per_batch)):

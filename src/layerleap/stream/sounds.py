@@ -22,7 +22,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document
 from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
 from layerleap.stream.positions import Positions, parse_positions
-from layerleap.stream.split import Side, is_held_out
+from layerleap.stream.split import Side, is_held_out, on_side
 from layerleap.zoo.catalog import SOUND_NAMES
 from layerleap.zoo.download import fetch
 
@@ -117,7 +117,7 @@ def sound_batches(
 
     def is_on_side(document: Document) -> bool:
         held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-        return side == "both" or held_out == (side == "held-out")
+        return on_side(side, held_out)
 
     clips = islice(iter_clips(source, seed=sampling.seed, wanted=is_on_side), n_clips)
     index, documents = 0, dict[str, int]()

@@ -66,6 +66,11 @@ def is_held_out(document: Document, *, share: float, seed: int) -> bool:
     return _hash(str(seed), document.text) < share * 2**64
 
 
+def on_side(side: Side, held_out: bool) -> bool:
+    """True if something that is held out or not belongs to `side`."""
+    return side == "both" or held_out == (side == "held-out")
+
+
 def _hash(*parts: str) -> int:
     """A number below 2**64 that is the same for these strings on every machine."""
     # Lone surrogates come from escaped JSON and have no UTF-8 form.

