@@ -13,7 +13,6 @@ from families import build
 from transformers import DynamicCache
 
 from layerleap.act.decode.decoder import decoder
-from layerleap.act.decode.generate import coloured
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.replay import replay
@@ -36,6 +35,7 @@ from layerleap.read.lens import Lens
 from layerleap.read.probes.softmax import Softmax
 from layerleap.read.probes.task import TaskProbe
 from layerleap.read.scores import score
+from layerleap.show.html.generation import generation_html
 from layerleap.stream.examples import Example, collate
 
 PROMPT = torch.tensor([[5, 9, 7, 5, 9, 7, 8, 5, 9]])
@@ -467,7 +467,7 @@ def test_a_saved_task_rule_leaves_its_probe_out(llama):
 def test_line_ends_show_their_colour_and_only_the_last_of_several_ends_a_line():
     pieces = ["a\n", "\n", "", "\n", "b", "\nc\n"]
     account = {"n_layers": 4, "layers": [1] * 6, "guessed": [False] * 6}
-    page = coloured({"pieces": pieces, "account": account, "prompt": "p\nq", "says": "six"})
+    page = generation_html({"pieces": pieces, "account": account, "prompt": "p\nq", "says": "six"})
     shown = re.findall(r'<span title="[^"]*" style="[^"]*">([^<]*)</span>', page)
     assert shown == ["a⏎", "⏎", "", "⏎\n", "b", "⏎\nc⏎\n"]
     assert ">p\nq</span>" in page

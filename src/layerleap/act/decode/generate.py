@@ -4,10 +4,7 @@ In: a wrapped model, a prompt, a decoder.
 Out: `Generation`, as text or as HTML in which every token is coloured by its exit layer.
 """
 
-import html
-import importlib
-from collections.abc import Callable, Mapping, Sequence
-from colorsys import hls_to_rgb
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,65 +43,9 @@ class Generation:
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
-        """Every token on the colour of its layer; guessed ones are underlined."""
-        return coloured(self.to_dict())
+        from layerleap.show.html.generation import generation_html
 
-
-def coloured(written: Mapping[str, Any]) -> str:
-    """What `Generation.to_dict` holds, as HTML that needs no style sheet."""
-    account = written["account"]
-    n = account["n_layers"]
-    spans = []
-    for piece, layer, guessed in zip(
-        _marked(written["pieces"]), account["layers"], account["guessed"], strict=True
-    ):
-        title = f"layer {layer} of {n}" + (", guessed" if guessed else "")
-        line = "border-bottom:2px solid #555;" if guessed else ""
-        spans.append(
-            f'<span title="{title}" style="background:{colour(layer, n)};{line}">'
-            f"{html.escape(piece)}</span>"
-        )
-    return (
-        '<div style="font:15px/1.9 system-ui,sans-serif;max-width:46em;color:#1a1a1a;'
-        'background:#fff;padding:12px 16px;border-radius:6px">'
-        f'<div style="white-space:pre-wrap"><span style="color:#666">'
-        f"{html.escape(written['prompt'])}</span>{''.join(spans)}</div>"
-        f'<div style="margin-top:10px;font-size:13px;color:#555">{_scale(n)} '
-        f"{html.escape(written['says'])}.</div></div>"
-    )
-
-
-def _marked(pieces: Sequence[str]) -> list[str]:
-    """Line ends are seen, so that their colour is; of several in a row only the last ends a line.
-
-    A model that leaves too early may write nothing else.
-    """
-    text = "".join(pieces)
-    marked, place = [], 0
-    for piece in pieces:
-        shown = ""
-        for character in piece:
-            place += 1
-            is_last = text[place : place + 1] != "\n"
-            shown += ("\u23ce\n" if is_last else "\u23ce") if character == "\n" else character
-        marked.append(shown)
-    return marked
-
-
-def colour(layer: int, n_layers: int) -> str:
-    """From warm (left early) to white (ran to the end), as pages and terminals read it."""
-    share = layer / n_layers
-    rgb = hls_to_rgb((20 + 30 * share) / 360, 0.62 + 0.38 * share, 0.9)
-    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
-
-
-def _scale(n_layers: int) -> str:
-    steps = [round(n_layers * part / 6) for part in range(1, 7)]
-    boxes = "".join(
-        f'<span style="background:{colour(layer, n_layers)};padding:0 6px">{layer}</span>'
-        for layer in dict.fromkeys(steps)
-    )
-    return f'<span style="border:1px solid #ddd">{boxes}</span> layers;'
+        return generation_html(self.to_dict())
 
 
 class _Teller:
@@ -137,13 +78,11 @@ class _Display:
     """Shows a text in a notebook while it is written."""
 
     def __init__(self, prompt: str, decoder: Decoder, decode: Callable[[list[int]], str]) -> None:
-        try:
-            display = importlib.import_module("IPython.display").display
-        except ImportError as error:
-            raise BadSettings("live needs a notebook: IPython is not installed") from error
+        from layerleap.show.html.generation import live_display
+
         self.prompt, self.decoder, self.decode = prompt, decoder, decode
         self.ids: list[int] = []
-        self._handle = display(Generation(prompt, [], [], _blank()), display_id=True)
+        self._handle = live_display(Generation(prompt, [], [], _blank()))
 
     def __call__(self, piece: str) -> None:
         account = self.decoder.writing

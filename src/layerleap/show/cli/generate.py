@@ -111,22 +111,11 @@ def generate(
         if against:
             tell(_against(transformer, written, tokens, chat, seed, options))
         if html is not None:
-            tell(f"page: {_page(written, transformer.identity.name, html)}")
+            from layerleap.show.html.generation import write_generation
+
+            tell(f"page: {write_generation(written, transformer.identity.name, html)}")
         if json:
             print_json(written.to_dict())
-
-
-def _page(written: Any, model: str, path: Path) -> Path:
-    from layerleap.show.report.sheet import write_sheet
-
-    account = written.account
-    return write_sheet(
-        written._repr_html_(), path, kicker="a text and its layers", title=("What", model, "wrote"),
-        facts=(f"{account.n_layers} layers", f"{account.tokens} tokens"), text=written.prompt,
-        heading="Where each token was read",
-        lead="The warmer a token, the earlier it left; white ones ran through all layers. "
-        "Underlined ones had been guessed. Hold the pointer over one for its layer.",
-    )  # fmt: skip
 
 
 def _check(
@@ -184,7 +173,7 @@ class _Painter:
         self.has_begun = False
 
     def __call__(self, piece: str) -> None:
-        from layerleap.act.decode.generate import colour
+        from layerleap.show.html.colours import exit_colour
 
         if not self.has_begun:  # not earlier: settings may yet be refused
             out.print(
@@ -194,7 +183,7 @@ class _Painter:
         account = self.decoding.writing
         layer = self.n_layers if account is None else account.reading or self.n_layers
         is_early = layer < self.n_layers
-        style = f"black on {colour(layer, self.n_layers)}" if is_early else ""
+        style = f"black on {exit_colour(layer, self.n_layers)}" if is_early else ""
         out.print(piece, end="", style=style, markup=False, highlight=False, soft_wrap=True)
 
     def end(self, said: str) -> None:

@@ -7,12 +7,12 @@ that the study does not have (absent or None) has no section.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from layerleap.act.decode.generate import coloured
 from layerleap.show.figures.calibrated_figure import calibrated_figure
 from layerleap.show.figures.exit_figures import exit_figure, exit_flops_figure, exit_rule_figure
 from layerleap.show.figures.lens_figures import size_figure, tuned_figure
 from layerleap.show.figures.part_figures import alternation_figure, part_figure
 from layerleap.show.figures.select import Study, has_interval, sample, span
+from layerleap.show.html.generation import generation_html
 from layerleap.show.report.data_files import calibrated_rows
 from layerleap.show.report.page import Figure, Table, said, sampled
 from layerleap.show.report.section_tables import (
@@ -46,7 +46,8 @@ class Text:
 def texts_of(exits: Study) -> tuple[Text, ...]:
     """What rules wrote, if anything."""
     return tuple(
-        Text(f"{row['map']}, {row['rule']}", coloured(row)) for row in exits.get("texts") or ()
+        Text(f"{row['map']}, {row['rule']}", generation_html(row))
+        for row in exits.get("texts") or ()
     )
 
 
