@@ -93,7 +93,7 @@ def test_more_tolerance_never_gives_a_later_exit(method, chosen):
     layers = []
     for tolerance in (0.02, 0.05, 0.1, 0.2, 0.4):
         found = calibrate(chosen, evidence, tolerance, method=method)
-        layers.append(6.0 if found.rule is None else replay(found.rule, evidence).layers)
+        layers.append(6.0 if found.rule is None else replay(found.rule, evidence).mean_layer)
     assert layers == sorted(layers, reverse=True)
     assert layers[-1] < layers[0]
 
@@ -120,7 +120,7 @@ def hopeless() -> Evidence:
 def test_when_no_rule_is_good_enough_none_is_given_and_it_is_said(method):
     found = calibrate(family(TopProbability), hopeless(), 0.02, method=method)
     assert found.rule is None
-    assert "exit nowhere" in found.note
+    assert "never exit" in found.note
     seen = verify(found, made(100))
     assert (seen.disagreement, seen.layers, seen.saved, seen.within) == (0, 6, 0, True)
 
@@ -176,14 +176,14 @@ def test_verifying_reports_what_fresh_rows_showed():
     exits = replay(found.rule, fresh)
     assert seen.disagreement == pytest.approx(1 - exits.agreement)
     assert seen.low <= seen.disagreement <= seen.high
-    assert (seen.layers, seen.saved) == (exits.layers, exits.saved)
+    assert (seen.layers, seen.saved) == (exits.mean_layer, exits.saved)
     assert (seen.rows, seen.documents) == (400, 80)
     assert seen.within == (seen.disagreement <= 0.1)
     assert not verify(found, hopeless()).within
 
 
 def test_no_error_among_few_rows_is_not_taken_for_certainty():
-    nothing = Calibrated(None, 0.1, 0.05, "ltt", 100, 0.0, 0.0, "exit nowhere")
+    nothing = Calibrated(None, 0.1, 0.05, "ltt", 100, 0.0, 0.0, "never exit")
     seen = verify(nothing, made(20))
     assert (seen.disagreement, seen.low) == (0, 0)
     assert seen.high == pytest.approx(1 - 0.025 ** (1 / 20))
@@ -222,9 +222,9 @@ def test_a_saved_calibration_is_the_same_calibration():
     assert Calibrated.from_dict(json.loads(json.dumps(nowhere.to_dict()))) == nowhere
     assert found.rule is not None
     assert Calibrated.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-    with pytest.raises(BadSettings, match="does not describe"):
+    with pytest.raises(BadSettings, match="not a calibrated rule"):
         Calibrated.from_dict({"rule": None, "mood": 1})
-    with pytest.raises(BadSettings, match="does not describe"):
+    with pytest.raises(BadSettings, match="not a calibrated rule"):
         Calibrated.from_dict({})
 
 

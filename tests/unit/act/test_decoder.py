@@ -25,7 +25,7 @@ from layerleap.act.exits.rules import (
     Similarity,
     Task,
     TopProbability,
-    from_dict,
+    rule_from_dict,
 )
 from layerleap.errors import BadSettings, BadText, WrongModel
 from layerleap.models.cursor.cursor import Cursor
@@ -68,7 +68,7 @@ def test_a_live_run_exits_where_replay_says(llama, rule, checks):
     lens = Lens(transformer, bank)
     places = range(PROMPT.shape[1] - 1, len(ids) - 1)
     batch = collate(transformer, [Example(0, tuple(ids), tuple(places))])
-    seen = Evidence.of(score(transformer, {"mat": lens}, [batch]), "mat")
+    seen = Evidence.from_scores(score(transformer, {"mat": lens}, [batch]), "mat")
     seen = seen.at(range(1, 5) if checks is None else checks)
     wanted = replay(rule, seen).layer.tolist()
     account = decoding.accounts[0]
@@ -422,7 +422,7 @@ def test_a_task_probe_asked_live_exits_where_replay_says(llama, checks):
     places = range(PROMPT.shape[1] - 1, len(ids) - 1)
     batch = collate(transformer, [Example(0, tuple(ids), tuple(places))])
     lens = Lens(transformer, bank)
-    seen = Evidence.of(score(transformer, {"mat": lens}, [batch]), "mat")
+    seen = Evidence.from_scores(score(transformer, {"mat": lens}, [batch]), "mat")
     states = transformer.capture(batch.inputs, keep=batch.keep).states
     seen = replace(seen, extra=probe.evidence(states))
     wanted = replay(rule, seen.at(range(1, 5) if checks is None else checks)).layer.tolist()
@@ -461,7 +461,7 @@ def test_what_is_left_to_run_at_the_end_is_on_the_clock(llama, monkeypatch):
 def test_a_saved_task_rule_leaves_its_probe_out(llama):
     rule = Task(0.25, made_probe(llama[0]))
     assert rule.to_dict() == {"name": "task", "threshold": 0.25}
-    assert from_dict(rule.to_dict()) == rule
+    assert rule_from_dict(rule.to_dict()) == rule
 
 
 def test_line_ends_show_their_colour_and_only_the_last_of_several_ends_a_line():

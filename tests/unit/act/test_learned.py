@@ -12,7 +12,7 @@ from layerleap.act.exits.evidence import Evidence, split
 from layerleap.act.exits.families import family
 from layerleap.act.exits.learned import FEATURES, Learned, features
 from layerleap.act.exits.replay import replay
-from layerleap.act.exits.rules import TopProbability, from_dict
+from layerleap.act.exits.rules import TopProbability, rule_from_dict
 from layerleap.act.exits.savings import saved_at
 from layerleap.errors import BadSettings, BadText, NotFinite
 
@@ -142,7 +142,7 @@ def test_settings_without_meaning_are_refused():
 def test_damaged_numbers_are_refused(change):
     said = Learned.train(made(100)).at(0.5).to_dict()
     with pytest.raises(BadSettings):
-        from_dict({**said, **change})
+        rule_from_dict({**said, **change})
 
 
 def test_applying_a_saved_rule_needs_no_scikit_learn(tmp_path):
@@ -151,10 +151,10 @@ def test_applying_a_saved_rule_needs_no_scikit_learn(tmp_path):
     evidence = made(3)
     code = (
         "import sys, json, torch\n"
-        "from layerleap.act.exits.rules import from_dict\n"
+        "from layerleap.act.exits.rules import rule_from_dict\n"
         "from layerleap.act.exits.evidence import Evidence\n"
-        f"rule = from_dict(json.load(open({str(tmp_path / 'rule.json')!r})))\n"
-        "e = Evidence.known((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[1, 1]]),\n"
+        f"rule = rule_from_dict(json.load(open({str(tmp_path / 'rule.json')!r})))\n"
+        "e = Evidence.partial((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[1, 1]]),\n"
         "    **{k: torch.full((1, 2), 0.4) for k in ('p1', 'p2', 'entropy', 'cosine')})\n"
         "rule.stops(e)\n"
         "print([m for m in ('sklearn', 'scipy.stats') if m in sys.modules])\n"

@@ -55,8 +55,8 @@ def test_a_curve_has_a_row_per_rule_with_its_intervals():
     for rule, row in zip(rules, rows, strict=True):
         exits = replay(rule, evidence)
         assert row["rule"] == rule.name
-        assert row["layers"] == pytest.approx(exits.layers)
-        assert row["saved"] == pytest.approx(6 - exits.layers)
+        assert row["layers"] == pytest.approx(exits.mean_layer)
+        assert row["saved"] == pytest.approx(6 - exits.mean_layer)
         assert row["agreement"] == pytest.approx(exits.agreement)
         assert row["flops"] == COST.of(exits, rule)
         assert row["low"] <= row["agreement"] <= row["high"]
@@ -87,7 +87,7 @@ def tried(chosen, evidence: Evidence) -> list[tuple[float, float]]:
     scores, offset = chosen.parts(evidence)
     at = ((scores - offset[:, None]) / chosen.kind.slope).flatten()
     at = at[at.isfinite()].unique()
-    knobs = at - 1 if chosen.kind.whole else torch.cat([at - 1e-7, at + 1e-7])
+    knobs = at - 1 if chosen.kind.is_integer else torch.cat([at - 1e-7, at + 1e-7])
     fit = knobs[(knobs >= chosen.kind.least) & (knobs <= chosen.kind.most)].tolist()
     exits = [replay(chosen.at(knob), evidence) for knob in fit]
     return [(0.0, 1.0), *((e.saved, e.agreement) for e in exits)]

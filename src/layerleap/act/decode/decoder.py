@@ -157,7 +157,7 @@ class Decoder:
         if self.rule is not None and self.rule.name == "oracle":
             raise BadSettings("the oracle knows the answer beforehand, so it can only be replayed")
         is_task = self.rule is not None and self.rule.name == "task"
-        if is_task and not getattr(self.rule, "watches", None):
+        if is_task and not getattr(self.rule, "live_extra", None):
             raise BadSettings("rule 'task' asks a probe; TaskProbe.rule gives one that has it")
 
     def __call__(
@@ -275,7 +275,7 @@ class Decoder:
             rule = self.rule
             looks = lambda position: LiveChecks(  # noqa: E731
                 ready.lens, rule, position, shortlist=ready.shortlist,
-                extra=getattr(rule, "watches", None),
+                extra=getattr(rule, "live_extra", None),
             )  # fmt: skip
             adapt(
                 walk, choice, looks, account, lens=ready.lens, checks=ready.checks,

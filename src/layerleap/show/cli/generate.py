@@ -206,7 +206,7 @@ def _rule(text: str | None) -> tuple[Any, dict[str, Any]]:
     """A rule by name and knob, or the rule of a plan and the plan."""
     if text is None:
         return None, {}
-    from layerleap.act.exits.rules import RULES, ThresholdRule, from_dict
+    from layerleap.act.exits.rules import RULES, ThresholdRule, rule_from_dict
 
     if text.endswith(".json"):
         from layerleap.files import read_json
@@ -216,20 +216,20 @@ def _rule(text: str | None) -> tuple[Any, dict[str, Any]]:
             raise BadSettings(f"{text} is no plan: it lacks 'rule' or 'layers'")
         if plan["rule"] is None:
             raise BadSettings(f"{text} says: exit nowhere; leave out --exit to decode exactly")
-        return from_dict(plan["rule"]), plan
+        return rule_from_dict(plan["rule"]), plan
     name, _, knob = text.partition(":")
     kind = RULES.get(name)
     if kind is None or name in ("oracle", "task"):  # one knows the answer, one needs its probe
         names = ", ".join(rule for rule in RULES if rule not in ("oracle", "task"))
         raise BadSettings(f"no rule is called {name!r}; there are: {names}")
     if not issubclass(kind, ThresholdRule):
-        return from_dict({"name": name}), {}
+        return rule_from_dict({"name": name}), {}
     try:
-        value = int(knob) if kind.whole else float(knob)
+        value = int(knob) if kind.is_integer else float(knob)
     except ValueError as error:
         example = EXAMPLES.get(name, "3")
         raise BadSettings(
             f"rule {name!r} needs a number after a colon, as in {name}:{example}"
         ) from error
     more = {"length": 30.0} if name == "gap" else {}
-    return from_dict({"name": name, kind.knob: value, **more}), {}
+    return rule_from_dict({"name": name, kind.knob: value, **more}), {}

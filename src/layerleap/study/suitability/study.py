@@ -117,7 +117,7 @@ def _answered(run: Run, settings: SuitabilitySettings, bank: ShortcutBank | None
         require_enough(seen.rows, seen.documents, settings.tolerance, settings.delta)
     maps = run.fit(settings.text, "final").bank if bank is None else bank
     scores = run.scores(settings.text, {"mat": maps})
-    evidence = {name: Evidence.of(scores, lens) for name, lens in LENSES.items()}
+    evidence = {name: Evidence.from_scores(scores, lens) for name, lens in LENSES.items()}
     rows = divide(evidence, settings.tolerance, settings.delta, seed=settings.sampling.seed)
     progress("timing", 0, settings.repeats, "passes")
     clock = measure_timing(
