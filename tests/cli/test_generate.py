@@ -31,15 +31,15 @@ def run(*arguments, code=0):
     return found
 
 
-def test_the_text_is_the_models_own_and_the_account_says_so(folders):
+def test_the_text_is_the_models_own_and_the_stats_say_so(folders):
     model, bank = folders
     found = json.loads(run(model, "the cat sat", "--bank", bank, "-n", 9, "--json").stdout)
     loaded = layerleap.load(model)
     ids = loaded.tokenizer("the cat sat", return_tensors="pt").input_ids
     expected = loaded.model.generate(ids, max_new_tokens=9, do_sample=False)
     assert found["ids"] == expected[0, ids.shape[1] :].tolist()
-    assert found["account"]["exactness"] == "exact"
-    assert len(found["pieces"]) == len(found["ids"]) == len(found["account"]["layers"])
+    assert found["stats"]["exactness"] == "exact"
+    assert len(found["tokens"]) == len(found["ids"]) == len(found["stats"]["layers"])
 
 
 def test_leaving_early_colours_tokens_and_tells_the_agreement(folders, tmp_path):
@@ -53,32 +53,35 @@ def test_leaving_early_colours_tokens_and_tells_the_agreement(folders, tmp_path)
 
 def test_a_plan_says_rule_layers_and_bank(folders, tmp_path):
     model, bank = folders
-    plan = {"rule": {"name": "fixed", "layer": 1}, "layers": [3], "map": "mat", "bank": bank}
+    plan = {"rule": {"name": "fixed", "layer": 1}, "layers": [3], "bank": bank}
     write_json(tmp_path / "plan.json", plan)
     found = json.loads(
         run(model, "the cat", "-n", 5, "--exit", tmp_path / "plan.json", "--json").stdout
     )
-    assert found["account"]["layers"][1:] == [3] * 4
+    assert found["stats"]["layers"][1:] == [3] * 4
 
 
 def test_a_plan_that_says_nowhere_is_not_run(folders, tmp_path):
-    write_json(tmp_path / "plan.json", {"rule": None, "layers": [], "map": None, "bank": None})
+    write_json(tmp_path / "plan.json", {"rule": None, "layers": [], "bank": None})
     found = run(folders[0], "the cat", "--exit", tmp_path / "plan.json", code=2)
-    assert "exit nowhere" in found.output
+    assert "this plan is to never exit" in " ".join(found.output.split())
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["the cat", "--exit", "guess:1"], "no rule is called"),
+        (["the cat", "--exit", "guess:1"], "unknown rule 'guess'"),
         (["the cat", "--exit", "patience"], "as in patience:3"),
         (["the cat", "--exit", "similarity"], "as in similarity:0.98"),
-        (["the cat", "--temperature", "0.5"], "is for --sample"),
-        (["the cat", "--checks", "2"], "give one with --exit"),
-        (["the cat", "--exit", "patience:2", "--checks", "first"], "are not layers"),
-        (["the cat", "--exit", "patience:2", "--policy", "forget"], "there are: recompute"),
+        (["the cat", "--temperature", "0.5"], "--temperature needs --sample"),
+        (["the cat", "--checks", "2"], "pass one with --exit"),
+        (
+            ["the cat", "--exit", "patience:2", "--checks", "first"],
+            "'first' is not a list of layers",
+        ),
+        (["the cat", "--exit", "patience:2", "--policy", "forget"], "expected one of: recompute"),
         ([" "], "the prompt is empty"),
-        (["the cat", "-n", "0"], "at least one token"),
+        (["the cat", "-n", "0"], "expected at least 1"),
         (["the cat", "--chat"], "no chat template"),
     ],
 )
@@ -96,7 +99,7 @@ def test_where_rounding_decides_the_tokens_and_the_remedy_are_named(folders, mon
     options = ["--bank", bank, "-n", 9, "--dtype", "bfloat16", "--against-generate"]
     said = " ".join(run(model, "the cat sat", *options).output.split())
     assert "first differs at new token 3" in said
-    assert "2.0 roundings" in said
+    assert "2.0 rounding steps" in said
     tokenizer = layerleap.load(model).tokenizer
     assert f"ours {tokenizer.decode([5])!r}, generate's {tokenizer.decode([7])!r}" in said
     assert "--strict decodes one token at a time" in said

@@ -71,9 +71,9 @@ def test_a_live_run_exits_where_replay_says(llama, rule, checks):
     seen = Evidence.from_scores(score(transformer, {"mat": lens}, [batch]), "mat")
     seen = seen.at(range(1, 5) if checks is None else checks)
     wanted = replay(rule, seen).layer.tolist()
-    account = decoding.accounts[0]
-    assert account.layers[0] == 5  # the prompt is run in full
-    assert account.layers[1:] == wanted[1:]
+    stats = decoding.stats[0]
+    assert stats.layers[0] == 5  # the prompt is run in full
+    assert stats.layers[1:] == wanted[1:]
     assert min(wanted[1:]) < 5 or rule.name in ("entropy", "gap", "top-probability")
 
 
@@ -83,8 +83,8 @@ def test_the_agreement_is_that_with_the_full_model_after_the_same_text(llama):
     ids = write(transformer, decoding)
     logits = transformer.model(ids).logits[0, PROMPT.shape[1] - 1 : -1]
     expected = (logits.argmax(-1) == ids[0, PROMPT.shape[1] :]).double().mean().item()
-    assert decoding.accounts[0].agreement == pytest.approx(expected)
-    assert decoding.accounts[0].exactness == "approximate"
+    assert decoding.stats[0].agreement == pytest.approx(expected)
+    assert decoding.stats[0].exactness == "approximate"
 
 
 def test_recomputed_keys_are_those_of_the_full_model(llama):
@@ -105,7 +105,7 @@ def test_tokens_that_leave_early_may_be_read_from_a_shortlist_alone(llama, rule)
     ids = write(transformer, decoding)[0]
     lens, left = Lens(transformer, bank), 0
     states = transformer.capture({"input_ids": ids[None]}, layers=range(6)).states
-    for written, layer in enumerate(decoding.accounts[0].layers):
+    for written, layer in enumerate(decoding.stats[0].layers):
         at = PROMPT.shape[1] + written
         logits = lens.logits(states[layer][0, at - 1][None], layer)[0]
         if layer < 5:
@@ -148,7 +148,7 @@ def test_approximate_policies_differ_from_the_full_model_only_above_exits(llama,
     transformer, bank = llama
     decoding = decoder(bank, rule=Fixed(2), policy=policy, transformer=transformer)
     found = write(transformer, decoding, return_dict_in_generate=True)
-    assert decoding.accounts[0].policy == policy
+    assert decoding.stats[0].policy == policy
     cache = transformer.model(found.sequences[:, :-1], use_cache=True).past_key_values
     n, layers = PROMPT.shape[1], found.past_key_values.layers
     for number, (ours, theirs) in enumerate(zip(layers, cache.layers, strict=True)):
@@ -164,12 +164,12 @@ def test_guesses_that_are_right_make_fewer_passes(llama):
     cycle = torch.tensor([[5, 6, 7, 8] * 6])
     decoding = decoder(None, transformer=transformer, cost=CHEAP)
     write(transformer, decoding, ids=cycle)
-    account = decoding.accounts[0]
-    assert account.tokens == N
-    assert account.right > 0
-    assert account.passes == N - 1 - account.right
-    assert sum(account.guessed) == account.right
-    assert account.per_second > 0
+    stats = decoding.stats[0]
+    assert stats.tokens == N
+    assert stats.accepted > 0
+    assert stats.passes == N - 1 - stats.accepted
+    assert sum(stats.drafted) == stats.accepted
+    assert stats.tokens_per_second > 0
 
 
 def test_streamers_get_every_token_and_the_end(llama, capsys):
@@ -218,7 +218,7 @@ def test_sampled_tokens_after_guesses_are_distributed_as_the_model_says(llama):
             transformer, decoding, ids=PROMPT[:, :3], max_new_tokens=3, do_sample=True,
             temperature=0.3,
         )  # fmt: skip
-        tried += decoding.accounts[0].right
+        tried += decoding.stats[0].accepted
         third.append(ids[0, 3:5].tolist())
     assert tried > 0  # else no guess was put to the test
     scores = transformer.model(PROMPT[:, :3]).logits[0, -1] / 0.3
@@ -241,9 +241,9 @@ def test_in_a_narrow_dtype_strict_is_identical_and_says_so():
     loose = decoder(None, transformer=transformer, cost=CHEAP)
     expected = model.generate(PROMPT, max_new_tokens=N, do_sample=False)
     assert torch.equal(write(transformer, strict), expected)
-    assert (strict.accounts[0].exactness, strict.accounts[0].tried) == ("exact", 0)
+    assert (strict.stats[0].exactness, strict.stats[0].drafts) == ("exact", 0)
     write(transformer, loose)
-    assert loose.accounts[0].exactness == "rounded"
+    assert loose.stats[0].exactness == "rounded"
 
 
 @pytest.mark.parametrize("how", ["autocast", "cast", "mixed"])
@@ -253,7 +253,7 @@ def test_strict_asks_at_every_call_how_products_are_made(how):
     transformer = Transformer.wrap(model)
     strict = decoder(None, transformer=transformer, cost=CHEAP, strict=True)
     write(transformer, strict)
-    assert strict.accounts[0].tried > 0  # float32: guesses do no harm
+    assert strict.stats[0].drafts > 0  # float32: guesses do no harm
     if how == "cast":
         model.bfloat16()
     elif how == "mixed":  # as quantisers leave some parts in another dtype than the model's
@@ -263,7 +263,7 @@ def test_strict_asks_at_every_call_how_products_are_made(how):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
         expected = model.generate(PROMPT, max_new_tokens=N, do_sample=False)
         assert torch.equal(write(transformer, strict), expected)
-    assert (strict.accounts[0].exactness, strict.accounts[0].tried) == ("exact", 0)
+    assert (strict.stats[0].exactness, strict.stats[0].drafts) == ("exact", 0)
 
 
 def test_early_drafts_never_try_a_token_that_the_embedding_does_not_know():
@@ -366,7 +366,7 @@ def test_a_bank_or_rule_of_another_model_is_refused(llama):
     "options",
     [
         {"policy": "forget"}, {"drafts": ("oracle",)}, {"drafts": ("early",)},
-        {"policy": "shortcut"}, {"most_nodes": 0}, {"rule": Oracle()},
+        {"policy": "shortcut"}, {"max_nodes": 0}, {"rule": Oracle()},
         {"head": "half"}, {"rule": Fixed(2), "head": "shortlist"},
         {"shortlist": [3, 4], "head": "shortlist"},
     ],
@@ -426,7 +426,7 @@ def test_a_task_probe_asked_live_exits_where_replay_says(llama, checks):
     states = transformer.capture(batch.inputs, keep=batch.keep).states
     seen = replace(seen, extra=probe.evidence(states))
     wanted = replay(rule, seen.at(range(1, 5) if checks is None else checks)).layer.tolist()
-    assert decoding.accounts[0].layers[1:] == wanted[1:]
+    assert decoding.stats[0].layers[1:] == wanted[1:]
     assert 2 <= min(wanted[1:]) < 5
     assert len(set(wanted[1:])) > 1
 
@@ -455,7 +455,7 @@ def test_what_is_left_to_run_at_the_end_is_on_the_clock(llama, monkeypatch):
     monkeypatch.setattr(Cursor, "run", run)
     early = decoder(bank, rule=Fixed(2), transformer=transformer)
     write(transformer, early)
-    assert early.accounts[0].seconds >= 0.3
+    assert early.stats[0].seconds >= 0.3
 
 
 def test_a_saved_task_rule_leaves_its_probe_out(llama):
@@ -465,9 +465,9 @@ def test_a_saved_task_rule_leaves_its_probe_out(llama):
 
 
 def test_line_ends_show_their_colour_and_only_the_last_of_several_ends_a_line():
-    pieces = ["a\n", "\n", "", "\n", "b", "\nc\n"]
-    account = {"n_layers": 4, "layers": [1] * 6, "guessed": [False] * 6}
-    page = generation_html({"pieces": pieces, "account": account, "prompt": "p\nq", "says": "six"})
+    tokens = ["a\n", "\n", "", "\n", "b", "\nc\n"]
+    stats = {"n_layers": 4, "layers": [1] * 6, "drafted": [False] * 6}
+    page = generation_html({"tokens": tokens, "stats": stats, "prompt": "p\nq", "summary": "six"})
     shown = re.findall(r'<span title="[^"]*" style="[^"]*">([^<]*)</span>', page)
     assert shown == ["a⏎", "⏎", "", "⏎\n", "b", "⏎\nc⏎\n"]
     assert ">p\nq</span>" in page

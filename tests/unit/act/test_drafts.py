@@ -122,9 +122,9 @@ def test_what_the_model_said_after_a_wrong_guess_is_tried_when_its_words_come_up
     assert drafter.draw(6, room=3).tree.ids == (6,)
     tried = Draft(Tree((6, 30), (-1, 0)), (None, ("table", 0)), (1.0, 0.5))
     drafter.learn(tried, [0], [40, 50], [])
-    drafter.note(40)
+    drafter.add(40)
     assert drafter.draw(40, room=3).tree.ids == (40,)
-    drafter.note(30)  # after which the model had said 50, though it was not its turn
+    drafter.add(30)  # after which the model had said 50, though it was not its turn
     assert drafter.draw(30, room=3).tree.ids[:2] == (30, 50)
     drafter.begin([5, 30])  # another text by the same model
     assert drafter.draw(30, room=3).tree.ids[:2] == (30, 50)

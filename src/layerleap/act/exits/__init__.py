@@ -16,6 +16,7 @@ from layerleap.act.exits.cost import measure as measure_cost
 from layerleap.act.exits.evidence import Evidence, evidence, split
 from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.learned import Learned
+from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.replay import Exits, Sweep, curve, replay, sweep
 from layerleap.act.exits.rules import (
     Entropy,
@@ -38,6 +39,7 @@ __all__ = [
     "Cost",
     "Entropy",
     "Evidence",
+    "ExitPlan",
     "Exits",
     "Family",
     "Fixed",

@@ -109,6 +109,6 @@ def plan_of(result: dict[str, Any], bank: str) -> dict[str, Any]:
     """What `generate --exit` needs of a verdict: the rule, where it is asked, through which map."""
     chosen = result["chosen"]
     if chosen is None:
-        return {"rule": None, "layers": [], "map": None, "bank": bank}
-    rule = chosen["calibrated"]["rule"]
-    return {"rule": rule, "layers": chosen["layers"], "map": chosen["map"], "bank": bank}
+        return {"rule": None, "layers": [], "bank": None}
+    rule, own = chosen["calibrated"]["rule"], bank if chosen["map"] == "mat" else None
+    return {"rule": rule, "layers": chosen["layers"], "bank": own}
