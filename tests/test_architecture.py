@@ -19,6 +19,7 @@ EXCEPTIONS = {
     ("read/readings.py", "layerleap.show.html"),
     ("read/strip.py", "layerleap.show.html"),
     ("act/decode/generate.py", "layerleap.show.html"),
+    ("study/suitability/result.py", "layerleap.show.html"),
 }
 
 

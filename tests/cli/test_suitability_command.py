@@ -45,15 +45,15 @@ def test_json_is_for_programs_and_a_bank_saves_the_fit(place: Path, empty_cache:
     result = asked(place, "--tolerance", 0.2, "--bank", place / "bank", "--json", "--repeats", 3)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["verdict"]["answer"] in ("worth it", "not worth it", "cannot tell")
+    assert found["answer"] in ("worth it", "not worth it", "cannot tell")
     assert found["settings"]["tolerance"] == 0.2
-    assert found["clock"]["repeats"] == 3
+    assert found["timing"]["repeats"] == 3
     assert [row["role"] for row in found["data"]] == ["read"]
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [((), "about 177 in all"), (("--tolerance", 2), "tolerance 2.0 is not between"),
+    [((), "about 177 in total"), (("--tolerance", 2), "tolerance 2.0 is out of range"),
      (("--text", "-"), "read only once")],
 )  # fmt: skip
 def test_what_cannot_be_answered_is_one_line_and_code_two(
