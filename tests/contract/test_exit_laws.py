@@ -69,8 +69,8 @@ def naive(rule: Rule, evidence: Evidence, row: int) -> int:
             bar = 0.9 * rule.lam + 0.1 * math.exp(-rule.temperature * i / rule.length)
             stop = p1 - p2 > bar
         elif isinstance(rule, Learned):  # its probability is compared with scikit-learn elsewhere
-            seen = evidence.upto(column).rows(torch.tensor([row]))
-            stop = float(rule.models.probability(seen)[0, -1]) > rule.threshold
+            known = evidence.upto(column).rows(torch.tensor([row]))
+            stop = float(rule.models.probability(known)[0, -1]) > rule.threshold
         else:
             stop = {
                 "fixed": lambda layer=layer: layer >= rule.layer,
@@ -120,8 +120,8 @@ def test_replay_is_the_loop_over_rows_and_layers(rule, seed, n_layers, coarse):
     exits = replay(rule, evidence)
     expected = [naive(rule, evidence, row) for row in range(len(evidence))]
     assert exits.layer.tolist() == expected
-    found = [bool(evidence.top[r, e] == evidence.final[r]) for r, e in enumerate(expected)]
-    assert exits.agrees.tolist() == found
+    agrees = [bool(evidence.top[r, e] == evidence.final[r]) for r, e in enumerate(expected)]
+    assert exits.agrees.tolist() == agrees
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -1,4 +1,4 @@
-"""What a decoder refuses, leaves behind, and says of itself; rules live exit where replay says."""
+"""Decoders: rules exit live where replay exits; statistics, refusals, and no side effects."""
 
 import re
 import time
@@ -61,7 +61,7 @@ RULES = [
 
 @pytest.mark.parametrize("checks", [None, (2, 4)])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_live_run_exits_where_replay_says(llama, rule, checks):
+def test_a_live_run_exits_where_replay_does(llama, rule, checks):
     transformer, bank = llama
     decoding = decoder(bank, rule=rule, checks=checks, transformer=transformer)
     ids = write(transformer, decoding)[0].tolist()
@@ -77,7 +77,7 @@ def test_a_live_run_exits_where_replay_says(llama, rule, checks):
     assert min(wanted[1:]) < 5 or rule.name in ("entropy", "gap", "top-probability")
 
 
-def test_the_agreement_is_that_with_the_full_model_after_the_same_text(llama):
+def test_agreement_is_measured_against_the_full_model_after_the_same_text(llama):
     transformer, bank = llama
     decoding = decoder(bank, rule=Fixed(2), transformer=transformer, compare=True)
     ids = write(transformer, decoding)
@@ -98,7 +98,7 @@ def test_recomputed_keys_are_those_of_the_full_model(llama):
 
 
 @pytest.mark.parametrize("rule", [Similarity(0.9), TopProbability(0.1)], ids=lambda rule: rule.name)
-def test_tokens_that_leave_early_may_be_read_from_a_shortlist_alone(llama, rule):
+def test_tokens_that_exit_early_can_be_read_from_a_shortlist_alone(llama, rule):
     transformer, bank = llama
     short = list(range(3, 40, 2))
     decoding = decoder(bank, rule=rule, transformer=transformer, shortlist=short, head="shortlist")
@@ -117,7 +117,7 @@ def test_tokens_that_leave_early_may_be_read_from_a_shortlist_alone(llama, rule)
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True}], ids=["greedy", "sampled"])
-def test_where_no_token_of_the_shortlist_may_come_the_whole_head_is_read(llama, options):
+def test_if_processors_rule_out_the_shortlist_the_whole_head_is_read(llama, options):
     transformer, bank = llama
     short = list(range(3, 40, 2))
     banned = {"bad_words_ids": [[token] for token in short], **options}
@@ -133,7 +133,7 @@ def test_where_no_token_of_the_shortlist_may_come_the_whole_head_is_read(llama, 
     assert not set(texts[0][0, PROMPT.shape[1] :].tolist()) & set(short)
 
 
-def test_what_ends_a_text_is_always_on_the_shortlist():
+def test_end_of_text_tokens_are_always_on_the_shortlist():
     transformer = wrapped()
     transformer.model.generation_config.eos_token_id = [50, 51]
     decoding = decoder(
@@ -159,7 +159,7 @@ def test_approximate_policies_differ_from_the_full_model_only_above_exits(llama,
         )  # blocks 1 and 2, and what the third takes
 
 
-def test_guesses_that_are_right_make_fewer_passes(llama):
+def test_accepted_drafts_make_fewer_passes(llama):
     transformer, _ = llama
     cycle = torch.tensor([[5, 6, 7, 8] * 6])
     decoding = decoder(None, transformer=transformer, cost=CHEAP)
@@ -208,7 +208,7 @@ def test_scores_and_logits_are_those_of_generate(llama):
     torch.testing.assert_close(torch.cat(ours.logits), torch.cat(theirs.logits))
 
 
-def test_sampled_tokens_after_guesses_are_distributed_as_the_model_says(llama):
+def test_sampled_tokens_after_drafts_follow_the_models_distribution(llama):
     transformer, bank = llama
     decoding = decoder(bank, transformer=transformer, cost=CHEAP)
     torch.manual_seed(0)
@@ -220,7 +220,7 @@ def test_sampled_tokens_after_guesses_are_distributed_as_the_model_says(llama):
         )  # fmt: skip
         tried += decoding.stats[0].accepted
         third.append(ids[0, 3:5].tolist())
-    assert tried > 0  # else no guess was put to the test
+    assert tried > 0  # else no draft was tested
     scores = transformer.model(PROMPT[:, :3]).logits[0, -1] / 0.3
     first = scores.softmax(-1)
     likely = int(first.argmax())
@@ -233,7 +233,7 @@ def test_sampled_tokens_after_guesses_are_distributed_as_the_model_says(llama):
     assert (seen - p).abs().le(allowed).all()
 
 
-def test_in_a_narrow_dtype_strict_is_identical_and_says_so():
+def test_in_a_narrow_dtype_strict_is_identical_and_reported_as_exact():
     model = build("llama").bfloat16()
     model.generation_config.eos_token_id = None
     transformer = Transformer.wrap(model)
@@ -247,13 +247,13 @@ def test_in_a_narrow_dtype_strict_is_identical_and_says_so():
 
 
 @pytest.mark.parametrize("how", ["autocast", "cast", "mixed"])
-def test_strict_asks_at_every_call_how_products_are_made(how):
+def test_strict_checks_the_precision_at_every_call(how):
     model = build("llama")
     model.generation_config.eos_token_id = None
     transformer = Transformer.wrap(model)
     strict = decoder(None, transformer=transformer, cost=CHEAP, strict=True)
     write(transformer, strict)
-    assert strict.stats[0].drafts > 0  # float32: guesses do no harm
+    assert strict.stats[0].drafts > 0  # float32: drafts are safe
     if how == "cast":
         model.bfloat16()
     elif how == "mixed":  # as quantisers leave some parts in another dtype than the model's
@@ -272,7 +272,7 @@ def test_early_drafts_never_try_a_token_that_the_embedding_does_not_know():
     known, width = model.lm_head.weight.shape
     head = torch.nn.Linear(width, known + 64, bias=False)
     head.weight.data[:known] = model.lm_head.weight.data
-    head.weight.data[known:] = 3.0  # far the loudest
+    head.weight.data[known:] = 3.0  # by far the largest logits
     model.lm_head = head
     transformer = Transformer.wrap(model)
     only_known = [lambda _, scores: scores.index_fill(1, torch.arange(known, known + 64), -1e9)]
@@ -289,7 +289,7 @@ def test_early_drafts_never_try_a_token_that_the_embedding_does_not_know():
         ({"cache_implementation": "static"}, "StaticCache"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(llama, options, said):
+def test_unsupported_options_are_refused(llama, options, said):
     transformer, bank = llama
     decoding = decoder(bank, transformer=transformer, cost=CHEAP)
     with pytest.raises(BadSettings, match=said):
@@ -371,7 +371,7 @@ def test_a_bank_or_rule_of_another_model_is_refused(llama):
         {"shortlist": [3, 4], "head": "shortlist"},
     ],
 )  # fmt: skip
-def test_settings_without_meaning_are_refused_at_once(options):
+def test_invalid_settings_are_refused_at_once(options):
     with pytest.raises(BadSettings):
         decoder(None, **options)
 
@@ -393,14 +393,14 @@ def test_after_an_error_model_and_config_are_as_before(llama):
     assert ([set(module.__dict__) for module in model.modules()], model.config.to_dict()) == before
 
 
-def test_without_a_wrapped_model_it_wraps_by_itself(llama):
+def test_a_decoder_without_a_wrapped_model_wraps_it(llama):
     transformer, bank = llama
     decoding = decoder(bank, cost=CHEAP)
     assert torch.equal(write(transformer, decoding), write(transformer, None))
 
 
 def made_probe(transformer):
-    """A probe of random weights, trained on nothing: enough to say something of every state."""
+    """A probe of random weights, trained on nothing: enough to score every state."""
     g = torch.Generator().manual_seed(0)
     width = transformer.d_model
     weights = Softmax(
@@ -413,7 +413,7 @@ def made_probe(transformer):
 
 
 @pytest.mark.parametrize("checks", [None, (2, 4)])
-def test_a_task_probe_asked_live_exits_where_replay_says(llama, checks):
+def test_a_task_probe_exits_live_where_replay_does(llama, checks):
     transformer, bank = llama
     probe = made_probe(transformer)
     rule = Task(0.6, probe)
@@ -443,7 +443,7 @@ def test_a_probe_of_another_model_is_refused(llama):
         write(llama[0], decoder(llama[1], rule=rule, transformer=llama[0]))
 
 
-def test_what_is_left_to_run_at_the_end_is_on_the_clock(llama, monkeypatch):
+def test_time_after_the_last_token_is_counted(llama, monkeypatch):
     transformer, bank = llama
     slow = Cursor.run
 

@@ -1,4 +1,4 @@
-"""Evidence: what it checks, and what follows from it."""
+"""Evidence: validation, derived values and splits."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_evidence_of_a_wrong_shape_or_range_is_refused(change, words):
         Evidence(**{**vars(made(10)), **change})
 
 
-def test_a_made_up_column_is_refused():
+def test_an_unknown_column_is_refused():
     with pytest.raises(BadSettings, match="'norm'"):
         Evidence.partial((1,), torch.zeros(1), torch.zeros(1), norm=torch.zeros(1, 1))
 
@@ -92,9 +92,9 @@ def test_parts_of_a_split_are_disjoint_and_of_the_fractions_asked_for(by):
     assert sorted(rows.tolist()) == list(range(120))
     assert [len(part) for part in parts] == [60, 30, 30]
     if by == "document":
-        seen = [set(part.document.tolist()) for part in parts]
-        assert not seen[0] & seen[1]
-        assert not seen[1] & seen[2]
+        documents = [set(part.document.tolist()) for part in parts]
+        assert not documents[0] & documents[1]
+        assert not documents[1] & documents[2]
 
 
 def test_a_split_depends_on_its_seed_only():

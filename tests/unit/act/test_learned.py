@@ -1,4 +1,4 @@
-"""The learned rule: what it looks at, what it needs, and that it learns."""
+"""The learned rule: its features, its requirements, and that it learns."""
 
 import json
 import subprocess
@@ -71,7 +71,7 @@ def test_a_learned_rule_saves_more_than_one_number_can():
     assert learned.low > plain.high
 
 
-def test_its_mean_probability_is_the_share_that_agreed():
+def test_its_mean_probability_is_the_fraction_that_agreed():
     """The score equation of the intercept, which is not penalised."""
     train = made(2000, seed=4)
     p = Learned.train(train).at(0.5).models.probability(train)[:, 1:-1]
@@ -127,7 +127,7 @@ def test_unread_layers_are_refused_in_training_and_in_use():
         Learned.train(evidence).at(0.5).stops(broken)
 
 
-def test_settings_without_meaning_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(BadSettings, match="strength"):
         Learned.train(made(100), strength=0.0)
     with pytest.raises(BadSettings, match="probability"):
@@ -140,9 +140,9 @@ def test_settings_without_meaning_are_refused():
     ids=["shape", "intercepts", "nan"],
 )
 def test_damaged_numbers_are_refused(change):
-    said = Learned.train(made(100)).at(0.5).to_dict()
+    saved = Learned.train(made(100)).at(0.5).to_dict()
     with pytest.raises(BadSettings):
-        rule_from_dict({**said, **change})
+        rule_from_dict({**saved, **change})
 
 
 def test_applying_a_saved_rule_needs_no_scikit_learn(tmp_path):

@@ -1,4 +1,4 @@
-"""Exit rules by hand, and what they refuse."""
+"""Exit rules computed by hand, and what they refuse."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_the_gap_must_pass_the_papers_threshold_strictly():
     assert first(Gap(0.0, 8.0), evidence) == 2
 
 
-def test_the_temperature_says_how_fast_the_bar_falls():
+def test_the_temperature_decides_how_fast_the_bar_falls():
     evidence = one_row(p1=[0.0, 0.05], p2=[0.0, 0.0], position=8)
     assert first(Gap(0.0, 8.0, 4.0), evidence) == 1  # 0.1 exp(-4) = 0.002
     assert first(Gap(0.0, 8.0, 0.5), evidence) is None  # 0.1 exp(-0.5) = 0.06
@@ -68,7 +68,7 @@ def test_patience_counts_layers_in_a_row_and_not_layer_zero():
     assert [first(Patience(k), one_row(top=top)) for k in (1, 2, 3, 4)] == [1, 2, 5, None]
 
 
-def test_a_fixed_exit_takes_the_next_layer_that_is_looked_at():
+def test_a_fixed_exit_takes_the_next_checked_layer():
     assert first(Fixed(3), one_row(top=[1, 1, 1], layers=(2, 4, 8))) == 4
     assert first(Fixed(9), one_row(top=[1, 1, 1], layers=(2, 4, 8))) is None
 
@@ -119,7 +119,7 @@ def test_rules_that_need_nothing_work_without_readings():
         (lambda: Patience(0), "a number of layers from 1 on"),
     ],
 )
-def test_a_setting_outside_its_meaning_is_refused_and_the_meaning_said(make, words):
+def test_a_setting_out_of_range_is_refused_with_its_range(make, words):
     with pytest.raises(BadSettings, match=words):
         make()
 
@@ -139,19 +139,19 @@ def test_the_papers_lambdas_may_be_any_finite_number():
         ({"name": "learned", "threshold": 0.5}, "wrong fields for rule 'learned'"),
     ],
 )
-def test_a_description_of_no_rule_is_refused(data, words):
+def test_an_invalid_description_is_refused(data, words):
     with pytest.raises(BadSettings, match=words):
         rule_from_dict(data)
 
 
-def test_a_family_turns_its_knob_and_says_which_way_it_works():
+def test_a_family_turns_its_knob_and_knows_the_direction():
     assert family(Gap, length=9.0).at(0.25) == Gap(0.25, 9.0)
     assert family(Patience).at(3.0) == Patience(3)
     assert family(TopProbability).direction == "later"
     assert family(Entropy).direction == "earlier"
 
 
-def test_a_family_that_cannot_be_is_refused():
+def test_an_invalid_family_is_refused():
     with pytest.raises(BadSettings, match="has no knob"):
         family(Never)
     with pytest.raises(BadSettings, match="leave it out"):

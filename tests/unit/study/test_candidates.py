@@ -87,8 +87,8 @@ def test_rows_are_used_once_and_training_documents_are_never_tested_on():
         for name, e in evidence().items()
     }
     found = divide(marked, 0.05, 0.05)
-    assert ids(found.half) | ids(found.judge) == ids(found.train)
-    assert not ids(found.half) & ids(found.judge)
+    assert ids(found.train_half) | ids(found.choose) == ids(found.train)
+    assert not ids(found.train_half) & ids(found.choose)
     tested = ids(found.calibrate) | ids(found.verify)
     assert not ids(found.calibrate) & ids(found.verify)
     assert ids(found.train) | tested == set(range(900))
@@ -110,7 +110,7 @@ def test_too_few_rows_say_how_many_are_needed():
 def test_too_few_documents_are_refused_whatever_the_rows():
     with pytest.raises(BadSettings, match="at least 5 held-out documents"):
         divide(evidence(900, 4), 0.05, 0.05)
-    assert divide(evidence(900, 5), 0.05, 0.05).counts()["judge"]["documents"] == 1
+    assert divide(evidence(900, 5), 0.05, 0.05).counts()["choose"]["documents"] == 1
 
 
 def test_the_gap_rule_takes_its_length_from_training_rows(rows):
@@ -125,7 +125,7 @@ def test_with_an_expensive_head_one_check_at_the_right_layer_is_fastest(rows):
     assert (best.map, best.layers) == ("mat", (3,))
 
 
-def test_the_time_of_a_plan_is_added_up_from_its_parts(rows):
+def test_the_time_of_a_candidate_is_added_up_from_its_parts(rows):
     plan = Candidate("mat", "gap", (3,), "layer 3")
     found = outcome(plan, rows, prices(2.0, look=0.5), 0.05, 0.05)
     assert found.exits
@@ -162,9 +162,9 @@ def test_a_candidate_that_cannot_keep_the_guarantee_never_exits(rows):
     assert answer_of(found) == answer_of(None) == "not worth it"
 
 
-def test_the_plan_is_chosen_without_a_look_at_calibration_or_verification_rows(rows):
+def test_the_candidate_is_chosen_without_calibration_or_verification_rows(rows):
     candidates = all_candidates(LAST)
-    blind = SplitRows(rows.train, rows.half, rows.judge, {}, {})
+    blind = SplitRows(rows.train, rows.train_half, rows.choose, {}, {})
     expected = dry_run(candidates, rows, prices(2.0), 0.05)
     assert dry_run(candidates, blind, prices(2.0), 0.05) == expected
 
@@ -186,7 +186,7 @@ def test_where_no_head_is_extra_its_price_does_not_matter():
     assert break_even(plan, prices(3.0).timing, torch.tensor([2, 2])).head_in_blocks is None
 
 
-def test_where_looks_eat_the_saving_no_head_is_cheap_enough():
+def test_where_checks_cost_more_than_they_save_no_head_is_cheap_enough():
     plan = Candidate("id", "gap", (2,), "layer 2")
     found = break_even(plan, prices(3.0, look=9.0).timing, torch.tensor([2, 6]))
     assert found.head_in_blocks == 0
@@ -199,6 +199,6 @@ def test_the_ceiling_is_the_first_layer_that_agrees_and_pays_one_reading():
     assert found["id"].saved.low < found["id"].saved.value
 
 
-def test_a_rule_that_knows_all_does_not_leave_where_it_does_not_pay():
+def test_the_oracle_does_not_exit_where_it_does_not_pay_off():
     found = ceilings(evidence(), prices(2.0, look=50.0).timing)
     assert all(row.time.value == 1 for row in found)

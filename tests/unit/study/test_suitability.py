@@ -37,7 +37,7 @@ def found(request, text):
     return transformer, suitability(transformer, asked)
 
 
-def test_the_result_is_plain_json_with_everything_asked_for(found):
+def test_the_result_becomes_plain_json_with_all_tables(found):
     transformer, result = found
     plain = result.to_dict()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
@@ -72,7 +72,7 @@ def test_documents_fitted_on_are_not_read(found):
     assert result.splits["calibrate"]["rows"] + result.splits["verify"]["rows"] < read["rows"]
 
 
-def test_the_terminal_shows_verdict_and_reasons_within_80_columns(found):
+def test_the_terminal_shows_answer_and_reasons_within_80_columns(found):
     _, result = found
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(suitability_table(result))
@@ -147,7 +147,7 @@ def test_a_bank_of_another_model_is_refused(text):
         suitability(tiny("llama"), bank=bank, text=text)
 
 
-def test_little_text_is_said_and_too_little_is_refused_with_what_is_needed(text, tmp_path):
+def test_too_little_text_is_refused_with_what_is_needed(text, tmp_path):
     with pytest.raises(BadSettings, match=r"162 held-out rows are too few: .* about 177 in total"):
         suitability(tiny("llama"), text=text, context=8)
     few = tmp_path / "few.jsonl"
@@ -156,9 +156,9 @@ def test_little_text_is_said_and_too_little_is_refused_with_what_is_needed(text,
         suitability(tiny("llama"), text=str(few), context=8)
 
 
-def test_text_that_cannot_do_is_refused_before_anything_is_fitted(text, monkeypatch):
+def test_too_little_text_is_refused_before_anything_is_fitted(text, monkeypatch):
     def fitted(*_, **__):
-        raise AssertionError("a pass was spent")
+        raise AssertionError("a pass was run")
 
     monkeypatch.setattr(module.Run, "fit", fitted)
     with pytest.raises(BadSettings, match="30 held-out rows are too few"):
@@ -168,7 +168,7 @@ def test_text_that_cannot_do_is_refused_before_anything_is_fitted(text, monkeypa
         suitability(tiny("llama"), text=text)
 
 
-def test_an_interrupted_run_goes_on_and_leaves_nothing_in_the_end(text, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes_and_cleans_up(text, tmp_path, monkeypatch):
     transformer = tiny("llama")
     asked = {"text": text, "tolerance": 0.2, "n_fit": 200, "context": 8, "work": tmp_path}
 
@@ -191,12 +191,12 @@ def test_an_interrupted_run_goes_on_and_leaves_nothing_in_the_end(text, tmp_path
     [{"tolerance": 0}, {"tolerance": 1}, {"delta": 0.0}, {"delta": 1.5}, {"n_fit": 0},
      {"n_read": 0}, {"repeats": 0}, {"context": 1}],
 )  # fmt: skip
-def test_settings_outside_their_meaning_are_refused(change):
+def test_invalid_settings_are_refused(change):
     with pytest.raises(BadSettings, match=next(iter(change))):
         SuitabilitySettings(**change)
 
 
-def test_what_cannot_work_is_refused_before_a_pass_is_spent():
+def test_unsupported_requests_are_refused_before_any_pass():
     llama = tiny("llama")
     with pytest.raises(BadSettings, match="unknown setting"):
         suitability(llama, mood=1)

@@ -36,7 +36,7 @@ def result(chosen: Outcome | None, **timing: Any) -> Suitability:
     return Suitability(
         model={"name": "made-up"}, settings={"tolerance": 0.05, "delta": 0.05}, data=[], made_by={},
         notes=[],
-        splits={"judge": part, "calibrate": part},
+        splits={"choose": part, "calibrate": part},
         agreement={name: [estimate(v, None, None) for v in values] for name in ("id", "mat")},
         ceilings=[Ceiling("mat", estimate(6.0, 5.5, 6.5), estimate(0.6, 0.5, 0.7))],
         timing=Timing((0.001,) * 10, 0.003, 0.0, (0.0,) * 11, **timed),
@@ -76,7 +76,7 @@ def test_reasons_carry_their_numbers_and_samples():
         assert part in said
 
 
-def test_what_is_lost_to_skipped_keys_is_not_told_where_nothing_is_gained_or_cached():
+def test_the_cost_of_skipped_keys_is_mentioned_only_where_it_matters():
     slow = result(outcome(estimate(1.2, 1.1, 1.3)))
     whole = result(outcome(estimate(0.5, 0.4, 0.6)), way="whole")
     assert slow.answer == "not worth it"
@@ -100,12 +100,12 @@ def test_without_a_plan_it_says_never_exit_and_on_how_many_rows():
     ("most", "said"),
     [(None, "the cost of the head does not matter"), (0.0, "no head is cheap enough")],
 )
-def test_a_break_even_without_a_head_is_said_in_words(most, said):
+def test_a_break_even_without_a_head_is_put_in_words(most, said):
     chosen = outcome(estimate(0.8, 0.7, 0.9), most=most)
     assert said in " ".join(result(chosen).reasons)
 
 
-def test_one_document_has_no_interval_and_the_words_say_so():
+def test_one_document_has_no_interval_and_the_reasons_say_so():
     found = result(outcome(estimate(0.8, None, None, documents=1)))
     assert found.answer == "cannot tell"
     assert "300 rows of 1 document are too few for an interval" in found.reasons[0]

@@ -23,7 +23,7 @@ from layerleap.act.decode.batched import groups, speculate_batch
 from layerleap.act.decode.decoding_stats import DecodingStats, Exactness
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, Drafter
-from layerleap.act.decode.early import POLICIES, Policy, adapt, agreements
+from layerleap.act.decode.early import POLICIES, Policy, agreements, decode_early
 from layerleap.act.decode.live import LiveChecks
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
 from layerleap.act.decode.request import (
@@ -147,7 +147,9 @@ class Decoder:
                 f"unknown drafts {sorted(unknown)[0]!r}; expected table, lookup or early"
             )
         if "early" in self.drafts and (len(self.drafts) > 1 or self.draft_layer is None):
-            raise BadSettings("drafts 'early' need a draft_layer, and no other drafts beside them")
+            raise BadSettings(
+                "drafts 'early' need a draft_layer, and cannot be combined with others"
+            )
         if self.policy == "shortcut" and (self.bank is None or self.bank.is_final_only):
             raise BadSettings(
                 "policy 'shortcut' needs maps between all pairs of layers; fit the bank with "
@@ -306,7 +308,7 @@ class Decoder:
                 ready.lens, rule, position, shortlist=ready.shortlist,
                 extra=getattr(rule, "live_extra", None),
             )  # fmt: skip
-            adapt(
+            decode_early(
                 cursor, chooser, checks_at, stats, lens=ready.lens, checks=ready.checks,
                 policy=self.policy, shortlist=ready.shortlist if self.head != "whole" else None,
             )  # fmt: skip

@@ -46,7 +46,7 @@ def carry_of(policy: Policy, lens: Lens) -> Carry | None:
 
 
 @torch.no_grad()
-def adapt(
+def decode_early(
     cursor: Cursor,
     chooser: TokenChooser,
     checks_at: Callable[[int], LiveChecks],

@@ -45,7 +45,7 @@ def speculate(
         room = min(stats.draft_room(len(chooser.chosen)), most_length - cursor.length - 1)
         draft = drafter.draw(chooser.chosen[-1], max(0, room))
         ran = cursor.run(draft.tree)
-        path, answers = judge(cursor, chooser, ran, draft.tree, stats)
+        path, answers = verify(cursor, chooser, ran, draft.tree, stats)
         drafter.learn(draft, path, answers, chooser.chosen[-len(path) :])
 
 
@@ -56,10 +56,10 @@ def begin(cursor: Cursor, chooser: TokenChooser, drafter: Drafter, stats: Decodi
     drafter.add(_choose(cursor, chooser, ran, stats))
 
 
-def judge(
+def verify(
     cursor: Cursor, chooser: TokenChooser, ran: PassEnd, tree: Tree, stats: DecodingStats
 ) -> tuple[list[int], list[int]]:
-    """Accept drafts along the tree as long as they are right; the cache keeps only those.
+    """Accept drafts along the tree as long as they are right, and cut the rest from the cache.
 
     Returns:
         The accepted nodes, and for every node the most likely token after it.
@@ -127,5 +127,5 @@ def speculate_early(
             if p < least_p:
                 break
             drafts.append(int(best))
-        judge(cursor, chooser, cursor.run([]), Tree.chain(drafts), stats)
+        verify(cursor, chooser, cursor.run([]), Tree.chain(drafts), stats)
         token = chooser.chosen[-1]

@@ -119,14 +119,16 @@ class SplitRows:
     """Held-out rows by use; each part by map, for the same rows."""
 
     train: Mapping[str, Evidence]  # trains learned rules once the candidate is chosen
-    half: Mapping[str, Evidence]  # the half of `train` that trains the rules to choose between
-    judge: Mapping[str, Evidence]  # the other half, which chooses
+    train_half: Mapping[
+        str, Evidence
+    ]  # the half of `train` that trains the rules to choose between
+    choose: Mapping[str, Evidence]  # the other half, which chooses
     calibrate: Mapping[str, Evidence]
     verify: Mapping[str, Evidence]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Rows and documents of each part."""
-        parts = ((part, by["mat"]) for part, by in vars(self).items() if part != "half")
+        parts = ((part, by["mat"]) for part, by in vars(self).items() if part != "train_half")
         return {part: {"rows": len(e), "documents": len(e.document.unique())} for part, e in parts}
 
 
@@ -151,10 +153,10 @@ def divide(
     parts: dict[str, dict[str, Evidence]] = {}
     for name, rows in evidence.items():  # splits depend on documents alone: the same for each map
         train, rest = split(rows, (TRAIN, 1 - TRAIN), seed=seed)
-        half, judge = split(train, (0.5, 0.5), seed=seed)
+        half, choose = split(train, (0.5, 0.5), seed=seed)
         to_calibrate, to_verify = split(rest, (0.5, 0.5), seed=seed, by="row")
         used = {
-            "train": train, "half": half, "judge": judge,
+            "train": train, "train_half": half, "choose": choose,
             "calibrate": to_calibrate, "verify": to_verify,
         }  # fmt: skip
         for part, value in used.items():
@@ -182,16 +184,16 @@ def _needs(tolerance: float, delta: float) -> dict[str, int]:
     """By part, the smallest number of rows with which a rule can pass."""
     return {
         "calibrate": rows_needed(tolerance, delta),
-        "judge": rows_needed(tolerance, None, "crc"),
+        "choose": rows_needed(tolerance, None, "crc"),
     }
 
 
 def _refuse(rows: int, tolerance: float, delta: float) -> NoReturn:
     needs = _needs(tolerance, delta)
-    total = max(3 * needs["calibrate"], 6 * needs["judge"])  # a third calibrates, a sixth chooses
+    total = max(3 * needs["calibrate"], 6 * needs["choose"])  # a third calibrates, a sixth chooses
     raise BadSettings(
         f"{rows} held-out rows are too few: a tolerance of {tolerance:g} with confidence "
-        f"{1 - delta:g} needs {needs['calibrate']} to calibrate and {needs['judge']} to choose, "
+        f"{1 - delta:g} needs {needs['calibrate']} to calibrate and {needs['choose']} to choose, "
         f"about {total} in total; read more texts, use more text, or a larger tolerance"
     )
 
@@ -252,12 +254,12 @@ def dry_run(
     """
     runs = []
     for n, candidate in enumerate(candidates):
-        judge = rows.judge[candidate.map].at(candidate.layers)
-        rules = family_of(candidate, rows.half[candidate.map])
-        rule = calibrate(rules, judge, tolerance, method="crc").rule
+        choose = rows.choose[candidate.map].at(candidate.layers)
+        rules = family_of(candidate, rows.train_half[candidate.map])
+        rule = calibrate(rules, choose, tolerance, method="crc").rule
         time, saved = 1.0, 0.0
         if rule is not None:
-            exits = replay(rule, judge)
+            exits = replay(rule, choose)
             seconds = prices.seconds(candidate, exits.layer).mean().item()
             time, saved = seconds / prices.timing.full, exits.saved
         runs.append(DryRun(candidate, rule is not None, time, saved))

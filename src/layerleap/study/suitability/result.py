@@ -103,23 +103,21 @@ class Suitability:
         """
         import pandas
 
-        if table == "agreement":
-            return pandas.DataFrame(self._agreement_rows())
-        if table == "plans":
-            return pandas.DataFrame([run.to_dict() for run in self.plans])
-        outcomes = [*self.rules, *([] if self.chosen is None else [self.chosen])]
-        return pandas.DataFrame(
-            [
-                {
-                    "map": row.candidate.map, "rule": row.candidate.rule,
-                    "where": row.candidate.where, "exits": row.exits,
-                    "saved": row.verified.saved, "disagreement": row.verified.disagreement,
-                    "flops": row.flops, "time": row.time.value, "time_low": row.time.low,
-                    "time_high": row.time.high, "chosen": row is self.chosen,
-                }
-                for row in outcomes
-            ]
-        )  # fmt: skip
+        tables = {
+            "plans": [run.to_dict() for run in self.plans],
+            "agreement": self._agreement_rows(),
+        }
+        if table in tables:
+            return pandas.DataFrame(tables[table])
+        rows = []
+        for one in (*self.rules, *([] if self.chosen is None else [self.chosen])):
+            verified, time = one.verified, one.time
+            rows.append({
+                **one.candidate.to_dict(), "exits": one.exits, "saved": verified.saved,
+                "disagreement": verified.disagreement, "flops": one.flops, "time": time.value,
+                "time_low": time.low, "time_high": time.high, "chosen": one is self.chosen,
+            })  # fmt: skip
+        return pandas.DataFrame(rows)
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.suitability import suitability_html
@@ -173,7 +171,7 @@ def _never(s: Suitability) -> Iterator[str]:
     if s.chosen is None:
         yield (
             f"None of {len(s.plans)} plans lets any row exit and is expected to keep {limit} "
-            f"({_sample(**s.splits['judge'])} to choose with): never exit."
+            f"({_sample(**s.splits['choose'])} to choose with): never exit."
         )
     else:
         yield (
