@@ -58,7 +58,7 @@ def _size(
 
     def ours(number: int) -> None:
         written.append(generate(transformer, some[number], tokens, {"custom_generate": exact}))
-        per_pass.extend(account.per_pass for account in exact.accounts)
+        per_pass.extend(stats.tokens_per_pass for stats in exact.stats)
 
     samples = interleave(
         {"ours": ours, "peer": lambda number: generate(transformer, some[number], tokens)}, rounds

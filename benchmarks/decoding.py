@@ -79,7 +79,7 @@ def run(*, smoke: bool) -> list[Row]:
             started = time.perf_counter()
             [out] = generate(transformer, [ids], tokens, options)
             seconds = time.perf_counter() - started
-            account = options["custom_generate"].accounts[0] if side in decoders else None
+            account = options["custom_generate"].stats[0] if side in decoders else None
             if side in EARLY:  # holding it against the full model is not part of it
                 seconds = account.prompt_seconds + account.seconds
             if side == "loop":
@@ -204,8 +204,8 @@ def _rows(
         "speeds": speed, "same_text_as_generate": same,
         "by_set": {s: {n: median(r for r, _ in by) for n, by in sets.items()}
                    for s, sets in seen.items()},
-        "tokens_per_pass": median(account.per_pass for account in accounts),
-        "acceptance": median(account.acceptance or 0.0 for account in accounts),
+        "tokens_per_pass": median(account.tokens_per_pass for account in accounts),
+        "acceptance": median(account.acceptance_rate or 0.0 for account in accounts),
         "limit_tokens_per_second": limit, "weight_bytes": weights, "peak_mib": peak_memory(),
         **setup,
         "note": "tokens per second, mean over prompt sets of medians; float32, batch 1, greedy; "

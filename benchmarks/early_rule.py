@@ -220,7 +220,7 @@ def _check_seconds(
 
 def _write(transformer: Transformer, made: Any, ids: torch.Tensor, tokens: int = TOKENS) -> Any:
     generate(transformer, [ids], tokens, {"custom_generate": made})
-    return made.accounts[0]
+    return made.stats[0]
 
 
 def _boldest(rules: Family, evidence: Evidence, agreement: float) -> tuple[Rule, Exits]:

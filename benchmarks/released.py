@@ -64,7 +64,10 @@ def _exits(model, bank, texts, few) -> Row:  # type: ignore[no-untyped-def]
     def ours(_: int) -> dict[str, torch.Tensor]:
         scores = score(model, lenses, iter_batches(model, texts))
         kind = family(Gap, length=length)
-        return {name: sweep(kind, Evidence.of(scores, name), GRID[name]).layer for name in lenses}
+        return {
+            name: sweep(kind, Evidence.from_scores(scores, name), GRID[name]).layer
+            for name in lenses
+        }
 
     # Embeddings and masks are computed once and not timed: they are not part of the loop.
     recorded = [(record(model, collate(model, [text]).inputs), text.keep[0]) for text in few]

@@ -1,4 +1,4 @@
-"""Tiny decoders that write until they are told to stop."""
+"""Tiny decoders that generate until the token limit."""
 
 from families import build
 

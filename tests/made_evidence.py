@@ -1,4 +1,4 @@
-"""Made-up evidence: readings that settle on the final token, and get surer, with depth."""
+"""Synthetic evidence: readings that settle on the final token and get more confident with depth."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def made(
 
 
 def with_task(evidence: Evidence, *, seed: int = 0, coarse: bool = False) -> Evidence:
-    """The same with the probabilities of a made-up task probe, larger with depth."""
+    """The same with the probabilities of a synthetic task probe, larger with depth."""
     g = torch.Generator().manual_seed(seed + 1)
     shape = evidence.top.shape
     task = 0.05 + 0.5 * torch.linspace(0, 1, shape[1]) + 0.4 * torch.rand(shape, generator=g)

@@ -26,67 +26,70 @@ def folders(tmp_path_factory):
 
 
 def run(*arguments, code=0):
-    found = CliRunner().invoke(app, ["generate", *map(str, arguments)])
-    assert found.exit_code == code, found.output
-    return found
+    result = CliRunner().invoke(app, ["generate", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
 
 
-def test_the_text_is_the_models_own_and_the_account_says_so(folders):
+def test_the_text_is_the_models_own_and_the_stats_say_so(folders):
     model, bank = folders
-    found = json.loads(run(model, "the cat sat", "--bank", bank, "-n", 9, "--json").stdout)
+    result = json.loads(run(model, "the cat sat", "--bank", bank, "-n", 9, "--json").stdout)
     loaded = layerleap.load(model)
     ids = loaded.tokenizer("the cat sat", return_tensors="pt").input_ids
     expected = loaded.model.generate(ids, max_new_tokens=9, do_sample=False)
-    assert found["ids"] == expected[0, ids.shape[1] :].tolist()
-    assert found["account"]["exactness"] == "exact"
-    assert len(found["pieces"]) == len(found["ids"]) == len(found["account"]["layers"])
+    assert result["ids"] == expected[0, ids.shape[1] :].tolist()
+    assert result["stats"]["exactness"] == "exact"
+    assert len(result["tokens"]) == len(result["ids"]) == len(result["stats"]["layers"])
 
 
-def test_leaving_early_colours_tokens_and_tells_the_agreement(folders, tmp_path):
+def test_early_exit_colours_tokens_and_prints_the_agreement(folders, tmp_path):
     model, bank = folders
     page = tmp_path / "text.html"
-    found = run(model, "the cat sat", "--bank", bank, "-n", 9, "--exit", "fixed:2", "--html", page)
-    assert "agreement" in found.output
-    assert "2.2 of 4 layers per token" in found.output  # the first token waits for the prompt
+    result = run(model, "the cat sat", "--bank", bank, "-n", 9, "--exit", "fixed:2", "--html", page)
+    assert "agreement" in result.output
+    assert "2.2 of 4 layers per token" in result.output  # the first token waits for the prompt
     assert page.read_text().count("layer 2 of 4") == 8
 
 
-def test_a_plan_says_rule_layers_and_bank(folders, tmp_path):
+def test_a_plan_file_has_rule_layers_and_bank(folders, tmp_path):
     model, bank = folders
-    plan = {"rule": {"name": "fixed", "layer": 1}, "layers": [3], "map": "mat", "bank": bank}
+    plan = {"rule": {"name": "fixed", "layer": 1}, "layers": [3], "bank": bank}
     write_json(tmp_path / "plan.json", plan)
-    found = json.loads(
+    result = json.loads(
         run(model, "the cat", "-n", 5, "--exit", tmp_path / "plan.json", "--json").stdout
     )
-    assert found["account"]["layers"][1:] == [3] * 4
+    assert result["stats"]["layers"][1:] == [3] * 4
 
 
-def test_a_plan_that_says_nowhere_is_not_run(folders, tmp_path):
-    write_json(tmp_path / "plan.json", {"rule": None, "layers": [], "map": None, "bank": None})
-    found = run(folders[0], "the cat", "--exit", tmp_path / "plan.json", code=2)
-    assert "exit nowhere" in found.output
+def test_a_plan_to_never_exit_is_refused(folders, tmp_path):
+    write_json(tmp_path / "plan.json", {"rule": None, "layers": [], "bank": None})
+    result = run(folders[0], "the cat", "--exit", tmp_path / "plan.json", code=2)
+    assert "this plan is to never exit" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        (["the cat", "--exit", "guess:1"], "no rule is called"),
+        (["the cat", "--exit", "guess:1"], "unknown rule 'guess'"),
         (["the cat", "--exit", "patience"], "as in patience:3"),
         (["the cat", "--exit", "similarity"], "as in similarity:0.98"),
-        (["the cat", "--temperature", "0.5"], "is for --sample"),
-        (["the cat", "--checks", "2"], "give one with --exit"),
-        (["the cat", "--exit", "patience:2", "--checks", "first"], "are not layers"),
-        (["the cat", "--exit", "patience:2", "--policy", "forget"], "there are: recompute"),
+        (["the cat", "--temperature", "0.5"], "--temperature needs --sample"),
+        (["the cat", "--checks", "2"], "pass one with --exit"),
+        (
+            ["the cat", "--exit", "patience:2", "--checks", "first"],
+            "'first' is not a list of layers",
+        ),
+        (["the cat", "--exit", "patience:2", "--policy", "forget"], "expected one of: recompute"),
         ([" "], "the prompt is empty"),
-        (["the cat", "-n", "0"], "at least one token"),
+        (["the cat", "-n", "0"], "expected at least 1"),
         (["the cat", "--chat"], "no chat template"),
     ],
 )
-def test_bad_input_is_one_clear_line(folders, options, said):
+def test_bad_input_is_one_clear_line(folders, options, message):
     model, bank = folders
-    found = run(model, *options, "--bank", bank, code=2)
-    assert said in " ".join(found.output.split())
-    assert not found.stdout.strip()  # nor is the prompt printed before an error
+    result = run(model, *options, "--bank", bank, code=2)
+    assert message in " ".join(result.output.split())
+    assert not result.stdout.strip()  # nor is the prompt printed before an error
 
 
 def test_where_rounding_decides_the_tokens_and_the_remedy_are_named(folders, monkeypatch):
@@ -94,12 +97,12 @@ def test_where_rounding_decides_the_tokens_and_the_remedy_are_named(folders, mon
     monkeypatch.setattr(divergence_module, "divergence", lambda *_: parted)
     model, bank = folders
     options = ["--bank", bank, "-n", 9, "--dtype", "bfloat16", "--against-generate"]
-    said = " ".join(run(model, "the cat sat", *options).output.split())
-    assert "first differs at new token 3" in said
-    assert "2.0 roundings" in said
+    message = " ".join(run(model, "the cat sat", *options).output.split())
+    assert "first differs at new token 3" in message
+    assert "2.0 rounding steps" in message
     tokenizer = layerleap.load(model).tokenizer
-    assert f"ours {tokenizer.decode([5])!r}, generate's {tokenizer.decode([7])!r}" in said
-    assert "--strict decodes one token at a time" in said
+    assert f"ours {tokenizer.decode([5])!r}, generate's {tokenizer.decode([7])!r}" in message
+    assert "--strict decodes one token at a time" in message
 
 
 def test_the_same_seed_draws_the_same_text(folders):
@@ -111,11 +114,11 @@ def test_the_same_seed_draws_the_same_text(folders):
     assert json.loads(texts[0])["ids"] == json.loads(texts[1])["ids"]
 
 
-def test_it_can_be_held_against_the_library(folders):
+def test_it_can_be_compared_with_the_library(folders):
     model, bank = folders
-    found = run(model, "the cat sat", "--bank", bank, "-n", 9, "--against-generate")
-    assert "against generate: identical" in found.output
-    found = run(
+    result = run(model, "the cat sat", "--bank", bank, "-n", 9, "--against-generate")
+    assert "against generate: identical" in result.output
+    result = run(
         model, "the cat sat", "--bank", bank, "-n", 9, "--exit", "fixed:1", "--against-generate"
     )
-    assert "first differs at new token" in " ".join(found.output.split())
+    assert "first differs at new token" in " ".join(result.output.split())

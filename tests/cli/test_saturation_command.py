@@ -42,25 +42,25 @@ def test_json_is_for_programs_and_a_bank_adds_its_own_strip(place: Path) -> None
     words = ("--bank", place / "bank", "-k", 2, "--position", 0, "--position", -1, "--json")
     result = run("saturation", place / "model", TEXT, *words)
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    kinds = [(row["map"], row["position"], len(row["ranks"])) for row in found["saturation"]]
+    plain = json.loads(result.stdout)
+    kinds = [(row["map"], row["position"], len(row["ranks"])) for row in plain["saturation"]]
     assert kinds == [(name, position, 2) for name in ("id", "mat") for position in (0, 5)]
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [(("-k", 99), "99 ranks were asked for"), (("-k", 0), "choose 1 to 61"),
      (("--position", 9), "position 9 does not exist"), (("--bank", "nowhere"), "nowhere")],
 )  # fmt: skip
-def test_what_cannot_be_shown_is_one_line_and_code_two(
-    place: Path, more: tuple[object, ...], said: str
+def test_an_error_is_one_line_and_exit_code_two(
+    place: Path, more: tuple[object, ...], message: str
 ) -> None:
     result = run("saturation", place / "model", TEXT, *more)
     assert result.exit_code == 2
-    assert said in " ".join(result.output.split())
+    assert message in " ".join(result.output.split())
 
 
-def test_help_teaches_with_an_example() -> None:
+def test_help_has_an_example() -> None:
     result = run("saturation", "--help")
     assert result.exit_code == 0
     assert "layerleap saturation smollm2" in " ".join(result.output.split())

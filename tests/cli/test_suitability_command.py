@@ -31,7 +31,7 @@ def asked(place: Path, *more: object) -> Result:
     return run("suitability", place / "model", *words)
 
 
-def test_it_prints_a_verdict_and_leaves_no_checkpoint(place: Path, empty_cache: Path) -> None:
+def test_it_prints_an_answer_and_leaves_no_checkpoint(place: Path, empty_cache: Path) -> None:
     result = asked(place, "--tolerance", 0.2)
     assert result.exit_code == 0, result.output
     assert "early exit here:" in result.stdout
@@ -44,24 +44,24 @@ def test_json_is_for_programs_and_a_bank_saves_the_fit(place: Path, empty_cache:
     assert fitted.exit_code == 0, fitted.output
     result = asked(place, "--tolerance", 0.2, "--bank", place / "bank", "--json", "--repeats", 3)
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["verdict"]["answer"] in ("worth it", "not worth it", "cannot tell")
-    assert found["settings"]["tolerance"] == 0.2
-    assert found["clock"]["repeats"] == 3
-    assert [row["role"] for row in found["data"]] == ["read"]
+    plain = json.loads(result.stdout)
+    assert plain["answer"] in ("worth it", "not worth it", "cannot tell")
+    assert plain["settings"]["tolerance"] == 0.2
+    assert plain["timing"]["repeats"] == 3
+    assert [row["role"] for row in plain["data"]] == ["read"]
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
-    [((), "about 177 in all"), (("--tolerance", 2), "tolerance 2.0 is not between"),
+    ("more", "message"),
+    [((), "about 177 in total"), (("--tolerance", 2), "tolerance 2.0 is out of range"),
      (("--text", "-"), "read only once")],
 )  # fmt: skip
-def test_what_cannot_be_answered_is_one_line_and_code_two(
-    place: Path, empty_cache: Path, more: tuple[object, ...], said: str
+def test_an_error_is_one_line_and_exit_code_two(
+    place: Path, empty_cache: Path, more: tuple[object, ...], message: str
 ) -> None:
     result = asked(place, *more)
     assert result.exit_code == 2
-    assert said in " ".join(result.output.split())
+    assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
 
 

@@ -78,7 +78,7 @@ def test_processors_and_seeds_are_honoured(ready, options):
 
 def test_the_end_in_the_middle_of_a_right_guess_ends_the_text(ready):
     theirs, _ = both(ready, "tree")
-    guessed = ready[1]["tree"].accounts[0].guessed
+    guessed = ready[1]["tree"].stats[0].drafted
     new = theirs[0, len(PROMPT) :].tolist()
     ends = [n for n, was in enumerate(guessed) if was and new.index(new[n]) == n]
     eos = new[ends[0]] if ends else new[10]
@@ -96,7 +96,7 @@ def test_in_float32_too_the_text_is_that_of_generate(ready):
     theirs = single.generate(torch.tensor([PROMPT]), **options)
     ours = single.generate(torch.tensor([PROMPT]), custom_generate=custom, **options)
     assert torch.equal(ours, theirs)
-    assert custom.accounts[0].exactness == "exact"
+    assert custom.stats[0].exactness == "exact"
 
 
 @pytest.mark.parametrize("tokens", [1, 7])

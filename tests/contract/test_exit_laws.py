@@ -26,7 +26,7 @@ from layerleap.act.exits.rules import (
     Similarity,
     Task,
     TopProbability,
-    from_dict,
+    rule_from_dict,
 )
 
 LEARNED = Learned.train(plain(300, seed=9))
@@ -69,8 +69,8 @@ def naive(rule: Rule, evidence: Evidence, row: int) -> int:
             bar = 0.9 * rule.lam + 0.1 * math.exp(-rule.temperature * i / rule.length)
             stop = p1 - p2 > bar
         elif isinstance(rule, Learned):  # its probability is compared with scikit-learn elsewhere
-            seen = evidence.upto(column).rows(torch.tensor([row]))
-            stop = float(rule.models.probability(seen)[0, -1]) > rule.threshold
+            known = evidence.upto(column).rows(torch.tensor([row]))
+            stop = float(rule.models.probability(known)[0, -1]) > rule.threshold
         else:
             stop = {
                 "fixed": lambda layer=layer: layer >= rule.layer,
@@ -120,8 +120,8 @@ def test_replay_is_the_loop_over_rows_and_layers(rule, seed, n_layers, coarse):
     exits = replay(rule, evidence)
     expected = [naive(rule, evidence, row) for row in range(len(evidence))]
     assert exits.layer.tolist() == expected
-    found = [bool(evidence.top[r, e] == evidence.final[r]) for r, e in enumerate(expected)]
-    assert exits.agrees.tolist() == found
+    agrees = [bool(evidence.top[r, e] == evidence.final[r]) for r, e in enumerate(expected)]
+    assert exits.agrees.tolist() == agrees
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -158,7 +158,7 @@ def test_a_grid_goes_from_never_to_always(name):
 
 @pytest.mark.parametrize("rule", MEMBERS, ids=words)
 def test_a_saved_rule_is_the_same_rule(rule):
-    again = from_dict(json.loads(json.dumps(rule.to_dict())))
+    again = rule_from_dict(json.loads(json.dumps(rule.to_dict())))
     assert isinstance(again, Rule)
     assert (type(again), again.needs, str(again)) == (type(rule), rule.needs, str(rule))
     evidence = made(60, seed=5)
@@ -176,9 +176,9 @@ def test_the_ends_of_the_papers_lambdas_are_exit_at_one_and_never(seed):
     evidence = made(40, seed=seed, coarse=seed % 2 == 0)
     length = float(evidence.position.double().mean()) + 1
     first, last = replay(Gap(-1.112, length), evidence), replay(Gap(1.112, length), evidence)
-    assert first.layers == 1
+    assert first.mean_layer == 1
     assert first.agreement == replay(Fixed(1), evidence).agreement
-    assert (last.layers, last.agreement) == (6, 1)
+    assert (last.mean_layer, last.agreement) == (6, 1)
     swept = sweep(family(Gap, length=length), evidence, sorted([*LAMBDAS, *MORE_LAMBDAS]))
     layers = swept.layer.double().mean(0)
     assert (layers[1:] >= layers[:-1]).all()

@@ -45,7 +45,7 @@ def compare(transformer, lens, examples, rules):
     """Exit layers by replay and by running, and how many different ones there are."""
     ordered = [e for b in iter_batches(transformer, examples) for e in in_order(b, examples)]
     scores = score(transformer, {"x": lens}, iter_batches(transformer, examples))
-    evidence = Evidence.of(scores, "x")
+    evidence = Evidence.from_scores(scores, "x")
     seen = set()
     for rule in rules:
         replayed = replay(rule, evidence).layer.tolist()

@@ -1,10 +1,9 @@
-"""Readings: what every layer would say at every position of one text.
+"""Readings: what every layer predicts at every position of one text.
 
-In: top tokens, probabilities, agreement and divergence per map, layer and position.
-Out: rows, a data frame, JSON, or a self-contained table for a notebook.
+In: top tokens, probabilities, agreement and divergence per lens, layer and position.
+Out: rows, a data frame, JSON, or a grid in a notebook.
 """
 
-import html
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,22 +15,22 @@ from layerleap.errors import BadSettings
 
 @dataclass(frozen=True, eq=False)
 class Track:
-    """One map's readings; the first axis is the layer, the second the position."""
+    """The readings of one lens; the first axis is the layer, the second the position."""
 
     ids: Tensor  # (layer, row, k)
     probs: Tensor  # (layer, row, k)
-    agrees: Tensor  # (layer, row): the top token is the model's own
+    agrees: Tensor  # (layer, row): is the top token the model's own?
     kl: Tensor  # (layer, row): KL(model || reading), nats
     surprisal: Tensor  # (layer, row): -ln p_model(top token), nats
 
     def rows(self, chosen: Tensor) -> "Track":
-        """The same at some of the rows."""
+        """The readings of some of the rows."""
         return Track(*(value[:, chosen] for value in vars(self).values()))
 
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """One text as every layer reads it.
+    """The readings of one text at every layer.
 
     tokens     the text, token by token
     positions  the positions that were read
@@ -65,20 +64,20 @@ class Readings:
                     }
 
     def at(self, position: int) -> list[dict[str, Any]]:
-        """The rows of one position, negative ones from the end."""
+        """The rows of one position; negative positions count from the end."""
         if not -len(self.tokens) <= position < len(self.tokens):
             raise BadSettings(
                 f"position {position} does not exist: the text has {len(self.tokens)} tokens"
             )
-        wanted = position % len(self.tokens)
-        return [row for row in self.rows() if row["position"] == wanted]
+        index = position % len(self.tokens)
+        return [row for row in self.rows() if row["position"] == index]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {"tokens": self.tokens, "n_layers": self.n_layers, "readings": list(self.rows())}
 
     def to_pandas(self) -> Any:
-        """One line per map, position, layer and rank."""
+        """A data frame with one line per map, position, layer and rank."""
         import pandas
 
         return pandas.DataFrame(
@@ -86,12 +85,12 @@ class Readings:
                 {
                     **{key: row[key] for key in ("map", "position", "token", "layer")},
                     "rank": rank + 1,
-                    "top_token": best["token"],
-                    "prob": best["prob"],
+                    "top_token": top["token"],
+                    "prob": top["prob"],
                     **{key: row[key] for key in ("agrees", "kl", "surprisal")},
                 }
                 for row in self.rows()
-                for rank, best in enumerate(row["top"])
+                for rank, top in enumerate(row["top"])
             ]
         )
 
@@ -100,54 +99,6 @@ class Readings:
         return f"Readings({len(self.positions)} positions, layers 0 to {self.n_layers}, {names})"
 
     def _repr_html_(self) -> str:
-        """A grid per map: a row per layer, last on top, a column per position."""
-        grids = "".join(self._grid(name, track) for name, track in self.tracks.items())
-        return f'{STYLE}<div class="layerleap-grids">{grids}</div>'
+        from layerleap.show.html.readings import readings_html
 
-    def _grid(self, name: str, track: Track) -> str:
-        head = "".join(f"<th>{shown(self.tokens[position])}</th>" for position in self.positions)
-        body = "".join(self._line(track, layer) for layer in range(self.n_layers, -1, -1))
-        title = TITLES.get(name, name)
-        return (
-            f'<div class="layerleap"><table><caption>{html.escape(title)}: top token by layer; '
-            "the darker, the more probable; framed where it already is the model's answer</caption>"
-            f"<thead><tr><th>layer</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        )
-
-    def _line(self, track: Track, layer: int) -> str:
-        cells = []
-        for place in range(len(self.positions)):
-            best, prob = int(track.ids[layer, place, 0]), float(track.probs[layer, place, 0])
-            others = ", ".join(
-                f"{self.decode(int(i))!r} {float(p):.2f}"
-                for i, p in zip(track.ids[layer, place], track.probs[layer, place], strict=True)
-            )
-            agrees = " class=agrees" if bool(track.agrees[layer, place]) else ""
-            cells.append(
-                f'<td{agrees} style="background:rgba(42,120,214,{0.05 + 0.75 * prob:.2f})" '
-                f'title="{html.escape(others, quote=True)}">{shown(self.decode(best))}</td>'
-            )
-        return f"<tr><th>{layer}</th>{''.join(cells)}</tr>"
-
-
-def shown(token: str) -> str:
-    """A token with its white space visible, safe inside HTML."""
-    visible = token.replace("\n", "\u23ce").replace("\t", "\u21e5")
-    return html.escape(visible if visible.strip() else repr(visible)[1:-1].replace(" ", "\u2423"))
-
-
-TITLES = {
-    "id": "id (logit lens)",
-    "mat": "mat (linear shortcut)",
-    "tuned": "tuned (trained lens)",
-}
-STYLE = """<style>
-.layerleap-grids{display:flex;flex-wrap:wrap;gap:1em 3em}
-.layerleap{overflow-x:auto;margin:.5em 0;max-width:100%}
-.layerleap table{border-collapse:separate;border-spacing:1px;font:12px ui-monospace,monospace}
-.layerleap caption{text-align:left;font-family:system-ui,sans-serif;padding:.3em 0}
-.layerleap th{font-weight:600;text-align:center;padding:1px 6px}
-.layerleap td{background-color:#fff;color:#111;text-align:center;padding:1px 6px}
-.layerleap td{white-space:pre;border:2px solid transparent}
-.layerleap td.agrees{border-color:#e07b00}
-</style>"""
+        return readings_html(self)

@@ -7,7 +7,6 @@ Out: one plain row per rule, with every token's layer; `show.sections` colours t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.generate import generate
 from layerleap.act.exits.rules import Rule
 from layerleap.maps.bank import ShortcutBank
@@ -41,8 +40,7 @@ def early_texts(
     prompt = tokenizer.decode(beginning, skip_special_tokens=True)
     found = []
     for (lens, name), rule in rules.items():
-        decoding = decoder(banks[lens], rule=rule, transformer=transformer, compare=True)
-        written = generate(transformer, prompt, decoding, max_new_tokens=tokens)
-        written.account.prompt_seconds = written.account.seconds = 0.0  # the same again next time
+        written = generate(transformer, prompt, bank=banks[lens], rule=rule, max_new_tokens=tokens)
+        written.stats.prompt_seconds = written.stats.seconds = 0.0  # the same again next time
         found.append({"map": lens, "rule": name, **written.to_dict()})
     return found

@@ -70,14 +70,14 @@ def lensed(
         cost: with its maps.
         seed: of the division.
     """
-    main = Evidence.of(scores[text], label)
+    main = Evidence.from_scores(scores[text], label)
     try:
         train, rest = split(main, (1 / 3, 2 / 3), seed=seed)
     except BadSettings:  # too few documents to keep some apart
         train, rest = None, main
     first, second = split(rest, (0.5, 0.5), seed=seed, by="row")
     others = {
-        name: Evidence.of(found, label)
+        name: Evidence.from_scores(found, label)
         for name, found in scores.items()
         if name != text and label in found.top
     }

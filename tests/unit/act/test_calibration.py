@@ -1,4 +1,4 @@
-"""Calibrated rules: the promise holds over many calibration sets, and is refused when it cannot."""
+"""Calibrated rules: the guarantee holds over many calibration sets."""
 
 import math
 
@@ -54,7 +54,7 @@ def test_the_tolerance_is_exceeded_in_at_most_delta_of_calibration_sets(
     allowed = binom.ppf(0.999, SPLITS, delta) / SPLITS
     assert (risk > tolerance).double().mean() <= allowed
     assert risk.mean() > 0.3 * tolerance  # it is not safe by never exiting
-    # The test can tell: taking the boldest knob that looks good enough breaks the promise.
+    # The test can tell: taking the boldest knob that looks good enough breaks the guarantee.
     naive = (errors / ROWS <= tolerance).int().cumprod(-1).sum(-1) - 1
     assert (risk_of(population, naive) > tolerance).double().mean() > allowed
 
@@ -70,12 +70,12 @@ def test_risk_control_keeps_the_mean_risk_below_the_tolerance(population, tolera
 
 def test_the_rule_is_the_boldest_that_passed_every_test_before_it(population):
     evidence = made(40000, 6, seed=11).rows(draws()[0])
-    found = calibrate(family(TopProbability), evidence, 0.1, delta=0.05, knobs=KNOBS)
+    calibrated = calibrate(family(TopProbability), evidence, 0.1, delta=0.05, knobs=KNOBS)
     index = int(fixed_sequence(population[draws()[0]].sum(0), ROWS, 0.1, 0.05))
-    assert found.rule == TopProbability(KNOBS[index])
-    assert found.observed == pytest.approx(1 - replay(found.rule, evidence).agreement)
-    assert found.n == ROWS
-    assert found.observed < found.bound <= 0.1
+    assert calibrated.rule == TopProbability(KNOBS[index])
+    assert calibrated.observed == pytest.approx(1 - replay(calibrated.rule, evidence).agreement)
+    assert calibrated.n == ROWS
+    assert calibrated.observed < calibrated.bound <= 0.1
 
 
 def test_a_bound_is_within_the_tolerance_exactly_when_the_test_passes():
@@ -92,8 +92,10 @@ def test_more_tolerance_never_gives_a_later_exit(method, chosen):
     evidence = made(400, seed=2)
     layers = []
     for tolerance in (0.02, 0.05, 0.1, 0.2, 0.4):
-        found = calibrate(chosen, evidence, tolerance, method=method)
-        layers.append(6.0 if found.rule is None else replay(found.rule, evidence).layers)
+        calibrated = calibrate(chosen, evidence, tolerance, method=method)
+        layers.append(
+            6.0 if calibrated.rule is None else replay(calibrated.rule, evidence).mean_layer
+        )
     assert layers == sorted(layers, reverse=True)
     assert layers[-1] < layers[0]
 
@@ -117,12 +119,17 @@ def hopeless() -> Evidence:
 
 
 @pytest.mark.parametrize("method", ["ltt", "crc"])
-def test_when_no_rule_is_good_enough_none_is_given_and_it_is_said(method):
-    found = calibrate(family(TopProbability), hopeless(), 0.02, method=method)
-    assert found.rule is None
-    assert "exit nowhere" in found.note
-    seen = verify(found, made(100))
-    assert (seen.disagreement, seen.layers, seen.saved, seen.within) == (0, 6, 0, True)
+def test_when_no_rule_is_good_enough_the_result_is_to_never_exit(method):
+    calibrated = calibrate(family(TopProbability), hopeless(), 0.02, method=method)
+    assert calibrated.rule is None
+    assert "never exit" in calibrated.note
+    verified = verify(calibrated, made(100))
+    assert (verified.disagreement, verified.layers, verified.saved, verified.within) == (
+        0,
+        6,
+        0,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +137,7 @@ def test_when_no_rule_is_good_enough_none_is_given_and_it_is_said(method):
     [(0.05, 0.05, "ltt", 59), (0.01, 0.1, "ltt", 230), (0.5, 0.125, "ltt", 3),
      (0.05, None, "crc", 19), (0.03, None, "crc", 33), (0.5, None, "crc", 1)],
 )  # fmt: skip
-def test_too_few_rows_are_refused_and_the_number_needed_is_said(tolerance, delta, method, wanted):
+def test_too_few_rows_are_refused_with_the_number_needed(tolerance, delta, method, wanted):
     assert rows_needed(tolerance, delta, method) == wanted
     settings = {"method": method} | ({} if delta is None else {"delta": delta})
     if wanted > 1:
@@ -157,7 +164,7 @@ def test_the_note_says_when_rows_are_not_independent():
         ({"method": "hope"}, "method 'hope'"),
     ],
 )
-def test_settings_without_meaning_are_refused(change, words):
+def test_invalid_settings_are_refused(change, words):
     with pytest.raises(BadSettings, match=words):
         calibrate(family(TopProbability), made(100), **{"tolerance": 0.1, **change})
 
@@ -169,30 +176,30 @@ def test_knobs_may_be_given_in_any_order():
     assert given.rule.threshold in knobs
 
 
-def test_verifying_reports_what_fresh_rows_showed():
-    found = calibrate(family(TopProbability), made(500, seed=1), 0.1)
+def test_verify_reports_disagreement_and_savings_on_fresh_rows():
+    calibrated = calibrate(family(TopProbability), made(500, seed=1), 0.1)
     fresh = made(400, seed=2, documents=80)
-    seen = verify(found, fresh)
-    exits = replay(found.rule, fresh)
-    assert seen.disagreement == pytest.approx(1 - exits.agreement)
-    assert seen.low <= seen.disagreement <= seen.high
-    assert (seen.layers, seen.saved) == (exits.layers, exits.saved)
-    assert (seen.rows, seen.documents) == (400, 80)
-    assert seen.within == (seen.disagreement <= 0.1)
-    assert not verify(found, hopeless()).within
+    verified = verify(calibrated, fresh)
+    exits = replay(calibrated.rule, fresh)
+    assert verified.disagreement == pytest.approx(1 - exits.agreement)
+    assert verified.low <= verified.disagreement <= verified.high
+    assert (verified.layers, verified.saved) == (exits.mean_layer, exits.saved)
+    assert (verified.rows, verified.documents) == (400, 80)
+    assert verified.within == (verified.disagreement <= 0.1)
+    assert not verify(calibrated, hopeless()).within
 
 
 def test_no_error_among_few_rows_is_not_taken_for_certainty():
-    nothing = Calibrated(None, 0.1, 0.05, "ltt", 100, 0.0, 0.0, "exit nowhere")
-    seen = verify(nothing, made(20))
-    assert (seen.disagreement, seen.low) == (0, 0)
-    assert seen.high == pytest.approx(1 - 0.025 ** (1 / 20))
+    nothing = Calibrated(None, 0.1, 0.05, "ltt", 100, 0.0, 0.0, "never exit")
+    verified = verify(nothing, made(20))
+    assert (verified.disagreement, verified.low) == (0, 0)
+    assert verified.high == pytest.approx(1 - 0.025 ** (1 / 20))
 
 
 def test_the_knob_is_the_last_before_the_first_that_fails():
     # Among 99 rows 1 error has probability 0.038 at a risk of 0.05, and 2 have 0.122.
     assert fixed_sequence(torch.tensor([0, 1, 2, 1]), 99, 0.05, 0.05) == 1
-    # One error and one row more are counted than were seen: 5 / 101 will do, 6 / 101 will not.
+    # One error and one row more are counted than were verified: 5 / 101 will do, 6 / 101 will not.
     assert risk_control(torch.tensor([0, 4, 5, 5]), 100, 0.05) == 1
 
 
@@ -205,9 +212,9 @@ def test_risk_control_does_not_count_on_lucky_returns():
     top[:12, 2] += 1
     top[12:24, 1] += 1
     made_up = Evidence(**{**vars(evidence), "top": top, "p1": p1, "p2": p1 / 10})
-    found = calibrate(family(TopProbability), made_up, 0.05, method="crc", knobs=[0.8, 0.3])
-    assert found.rule == TopProbability(0.8)
-    assert found.bound == 13 / 301
+    calibrated = calibrate(family(TopProbability), made_up, 0.05, method="crc", knobs=[0.8, 0.3])
+    assert calibrated.rule == TopProbability(0.8)
+    assert calibrated.bound == 13 / 301
     loose = calibrate(family(TopProbability), made_up, 0.09, method="crc", knobs=[0.8, 0.3])
     assert loose.rule == TopProbability(0.3)
     assert (loose.observed, loose.bound) == (12 / 300, 25 / 301)
@@ -216,25 +223,25 @@ def test_risk_control_does_not_count_on_lucky_returns():
 def test_a_saved_calibration_is_the_same_calibration():
     import json
 
-    found = calibrate(family(TopProbability), made(300, seed=4), 0.2)
-    nowhere = calibrate(family(TopProbability), hopeless(), 0.2)
-    assert nowhere.rule is None
-    assert Calibrated.from_dict(json.loads(json.dumps(nowhere.to_dict()))) == nowhere
-    assert found.rule is not None
-    assert Calibrated.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-    with pytest.raises(BadSettings, match="does not describe"):
+    calibrated = calibrate(family(TopProbability), made(300, seed=4), 0.2)
+    never = calibrate(family(TopProbability), hopeless(), 0.2)
+    assert never.rule is None
+    assert Calibrated.from_dict(json.loads(json.dumps(never.to_dict()))) == never
+    assert calibrated.rule is not None
+    assert Calibrated.from_dict(json.loads(json.dumps(calibrated.to_dict()))) == calibrated
+    with pytest.raises(BadSettings, match="not a calibrated rule"):
         Calibrated.from_dict({"rule": None, "mood": 1})
-    with pytest.raises(BadSettings, match="does not describe"):
+    with pytest.raises(BadSettings, match="not a calibrated rule"):
         Calibrated.from_dict({})
 
 
 def test_results_are_plain_json():
     import json
 
-    found = calibrate(family(TopProbability), made(300), 0.2)
-    said = json.loads(json.dumps(found.to_dict()))
-    assert said["rule"] == {"name": "top-probability", "threshold": found.rule.threshold}
-    assert json.loads(json.dumps(verify(found, made(50)).to_dict()))["rows"] == 50
+    calibrated = calibrate(family(TopProbability), made(300), 0.2)
+    plain = json.loads(json.dumps(calibrated.to_dict()))
+    assert plain["rule"] == {"name": "top-probability", "threshold": calibrated.rule.threshold}
+    assert json.loads(json.dumps(verify(calibrated, made(50)).to_dict()))["rows"] == 50
 
 
 def test_a_missing_library_is_one_clear_line(monkeypatch):

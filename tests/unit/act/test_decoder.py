@@ -1,4 +1,4 @@
-"""What a decoder refuses, leaves behind, and says of itself; rules live exit where replay says."""
+"""Decoders: rules exit live where replay exits; statistics, refusals, and no side effects."""
 
 import re
 import time
@@ -13,7 +13,6 @@ from families import build
 from transformers import DynamicCache
 
 from layerleap.act.decode.decoder import decoder
-from layerleap.act.decode.generate import coloured
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.replay import replay
@@ -26,7 +25,7 @@ from layerleap.act.exits.rules import (
     Similarity,
     Task,
     TopProbability,
-    from_dict,
+    rule_from_dict,
 )
 from layerleap.errors import BadSettings, BadText, WrongModel
 from layerleap.models.cursor.cursor import Cursor
@@ -36,6 +35,7 @@ from layerleap.read.lens import Lens
 from layerleap.read.probes.softmax import Softmax
 from layerleap.read.probes.task import TaskProbe
 from layerleap.read.scores import score
+from layerleap.show.html.generation import generation_html
 from layerleap.stream.examples import Example, collate
 
 PROMPT = torch.tensor([[5, 9, 7, 5, 9, 7, 8, 5, 9]])
@@ -61,30 +61,30 @@ RULES = [
 
 @pytest.mark.parametrize("checks", [None, (2, 4)])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_live_run_exits_where_replay_says(llama, rule, checks):
+def test_a_live_run_exits_where_replay_does(llama, rule, checks):
     transformer, bank = llama
     decoding = decoder(bank, rule=rule, checks=checks, transformer=transformer)
     ids = write(transformer, decoding)[0].tolist()
     lens = Lens(transformer, bank)
     places = range(PROMPT.shape[1] - 1, len(ids) - 1)
     batch = collate(transformer, [Example(0, tuple(ids), tuple(places))])
-    seen = Evidence.of(score(transformer, {"mat": lens}, [batch]), "mat")
+    seen = Evidence.from_scores(score(transformer, {"mat": lens}, [batch]), "mat")
     seen = seen.at(range(1, 5) if checks is None else checks)
     wanted = replay(rule, seen).layer.tolist()
-    account = decoding.accounts[0]
-    assert account.layers[0] == 5  # the prompt is run in full
-    assert account.layers[1:] == wanted[1:]
+    stats = decoding.stats[0]
+    assert stats.layers[0] == 5  # the prompt is run in full
+    assert stats.layers[1:] == wanted[1:]
     assert min(wanted[1:]) < 5 or rule.name in ("entropy", "gap", "top-probability")
 
 
-def test_the_agreement_is_that_with_the_full_model_after_the_same_text(llama):
+def test_agreement_is_measured_against_the_full_model_after_the_same_text(llama):
     transformer, bank = llama
     decoding = decoder(bank, rule=Fixed(2), transformer=transformer, compare=True)
     ids = write(transformer, decoding)
     logits = transformer.model(ids).logits[0, PROMPT.shape[1] - 1 : -1]
     expected = (logits.argmax(-1) == ids[0, PROMPT.shape[1] :]).double().mean().item()
-    assert decoding.accounts[0].agreement == pytest.approx(expected)
-    assert decoding.accounts[0].exactness == "approximate"
+    assert decoding.stats[0].agreement == pytest.approx(expected)
+    assert decoding.stats[0].exactness == "approximate"
 
 
 def test_recomputed_keys_are_those_of_the_full_model(llama):
@@ -98,14 +98,14 @@ def test_recomputed_keys_are_those_of_the_full_model(llama):
 
 
 @pytest.mark.parametrize("rule", [Similarity(0.9), TopProbability(0.1)], ids=lambda rule: rule.name)
-def test_tokens_that_leave_early_may_be_read_from_a_shortlist_alone(llama, rule):
+def test_tokens_that_exit_early_can_be_read_from_a_shortlist_alone(llama, rule):
     transformer, bank = llama
     short = list(range(3, 40, 2))
     decoding = decoder(bank, rule=rule, transformer=transformer, shortlist=short, head="shortlist")
     ids = write(transformer, decoding)[0]
     lens, left = Lens(transformer, bank), 0
     states = transformer.capture({"input_ids": ids[None]}, layers=range(6)).states
-    for written, layer in enumerate(decoding.accounts[0].layers):
+    for written, layer in enumerate(decoding.stats[0].layers):
         at = PROMPT.shape[1] + written
         logits = lens.logits(states[layer][0, at - 1][None], layer)[0]
         if layer < 5:
@@ -117,7 +117,7 @@ def test_tokens_that_leave_early_may_be_read_from_a_shortlist_alone(llama, rule)
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True}], ids=["greedy", "sampled"])
-def test_where_no_token_of_the_shortlist_may_come_the_whole_head_is_read(llama, options):
+def test_if_processors_rule_out_the_shortlist_the_whole_head_is_read(llama, options):
     transformer, bank = llama
     short = list(range(3, 40, 2))
     banned = {"bad_words_ids": [[token] for token in short], **options}
@@ -133,7 +133,7 @@ def test_where_no_token_of_the_shortlist_may_come_the_whole_head_is_read(llama, 
     assert not set(texts[0][0, PROMPT.shape[1] :].tolist()) & set(short)
 
 
-def test_what_ends_a_text_is_always_on_the_shortlist():
+def test_end_of_text_tokens_are_always_on_the_shortlist():
     transformer = wrapped()
     transformer.model.generation_config.eos_token_id = [50, 51]
     decoding = decoder(
@@ -148,7 +148,7 @@ def test_approximate_policies_differ_from_the_full_model_only_above_exits(llama,
     transformer, bank = llama
     decoding = decoder(bank, rule=Fixed(2), policy=policy, transformer=transformer)
     found = write(transformer, decoding, return_dict_in_generate=True)
-    assert decoding.accounts[0].policy == policy
+    assert decoding.stats[0].policy == policy
     cache = transformer.model(found.sequences[:, :-1], use_cache=True).past_key_values
     n, layers = PROMPT.shape[1], found.past_key_values.layers
     for number, (ours, theirs) in enumerate(zip(layers, cache.layers, strict=True)):
@@ -159,17 +159,17 @@ def test_approximate_policies_differ_from_the_full_model_only_above_exits(llama,
         )  # blocks 1 and 2, and what the third takes
 
 
-def test_guesses_that_are_right_make_fewer_passes(llama):
+def test_accepted_drafts_make_fewer_passes(llama):
     transformer, _ = llama
     cycle = torch.tensor([[5, 6, 7, 8] * 6])
     decoding = decoder(None, transformer=transformer, cost=CHEAP)
     write(transformer, decoding, ids=cycle)
-    account = decoding.accounts[0]
-    assert account.tokens == N
-    assert account.right > 0
-    assert account.passes == N - 1 - account.right
-    assert sum(account.guessed) == account.right
-    assert account.per_second > 0
+    stats = decoding.stats[0]
+    assert stats.tokens == N
+    assert stats.accepted > 0
+    assert stats.passes == N - 1 - stats.accepted
+    assert sum(stats.drafted) == stats.accepted
+    assert stats.tokens_per_second > 0
 
 
 def test_streamers_get_every_token_and_the_end(llama, capsys):
@@ -208,7 +208,7 @@ def test_scores_and_logits_are_those_of_generate(llama):
     torch.testing.assert_close(torch.cat(ours.logits), torch.cat(theirs.logits))
 
 
-def test_sampled_tokens_after_guesses_are_distributed_as_the_model_says(llama):
+def test_sampled_tokens_after_drafts_follow_the_models_distribution(llama):
     transformer, bank = llama
     decoding = decoder(bank, transformer=transformer, cost=CHEAP)
     torch.manual_seed(0)
@@ -218,9 +218,9 @@ def test_sampled_tokens_after_guesses_are_distributed_as_the_model_says(llama):
             transformer, decoding, ids=PROMPT[:, :3], max_new_tokens=3, do_sample=True,
             temperature=0.3,
         )  # fmt: skip
-        tried += decoding.accounts[0].right
+        tried += decoding.stats[0].accepted
         third.append(ids[0, 3:5].tolist())
-    assert tried > 0  # else no guess was put to the test
+    assert tried > 0  # else no draft was tested
     scores = transformer.model(PROMPT[:, :3]).logits[0, -1] / 0.3
     first = scores.softmax(-1)
     likely = int(first.argmax())
@@ -233,7 +233,7 @@ def test_sampled_tokens_after_guesses_are_distributed_as_the_model_says(llama):
     assert (seen - p).abs().le(allowed).all()
 
 
-def test_in_a_narrow_dtype_strict_is_identical_and_says_so():
+def test_in_a_narrow_dtype_strict_is_identical_and_reported_as_exact():
     model = build("llama").bfloat16()
     model.generation_config.eos_token_id = None
     transformer = Transformer.wrap(model)
@@ -241,19 +241,19 @@ def test_in_a_narrow_dtype_strict_is_identical_and_says_so():
     loose = decoder(None, transformer=transformer, cost=CHEAP)
     expected = model.generate(PROMPT, max_new_tokens=N, do_sample=False)
     assert torch.equal(write(transformer, strict), expected)
-    assert (strict.accounts[0].exactness, strict.accounts[0].tried) == ("exact", 0)
+    assert (strict.stats[0].exactness, strict.stats[0].drafts) == ("exact", 0)
     write(transformer, loose)
-    assert loose.accounts[0].exactness == "rounded"
+    assert loose.stats[0].exactness == "rounded"
 
 
 @pytest.mark.parametrize("how", ["autocast", "cast", "mixed"])
-def test_strict_asks_at_every_call_how_products_are_made(how):
+def test_strict_checks_the_precision_at_every_call(how):
     model = build("llama")
     model.generation_config.eos_token_id = None
     transformer = Transformer.wrap(model)
     strict = decoder(None, transformer=transformer, cost=CHEAP, strict=True)
     write(transformer, strict)
-    assert strict.accounts[0].tried > 0  # float32: guesses do no harm
+    assert strict.stats[0].drafts > 0  # float32: drafts are safe
     if how == "cast":
         model.bfloat16()
     elif how == "mixed":  # as quantisers leave some parts in another dtype than the model's
@@ -263,7 +263,7 @@ def test_strict_asks_at_every_call_how_products_are_made(how):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
         expected = model.generate(PROMPT, max_new_tokens=N, do_sample=False)
         assert torch.equal(write(transformer, strict), expected)
-    assert (strict.accounts[0].exactness, strict.accounts[0].tried) == ("exact", 0)
+    assert (strict.stats[0].exactness, strict.stats[0].drafts) == ("exact", 0)
 
 
 def test_early_drafts_never_try_a_token_that_the_embedding_does_not_know():
@@ -272,7 +272,7 @@ def test_early_drafts_never_try_a_token_that_the_embedding_does_not_know():
     known, width = model.lm_head.weight.shape
     head = torch.nn.Linear(width, known + 64, bias=False)
     head.weight.data[:known] = model.lm_head.weight.data
-    head.weight.data[known:] = 3.0  # far the loudest
+    head.weight.data[known:] = 3.0  # by far the largest logits
     model.lm_head = head
     transformer = Transformer.wrap(model)
     only_known = [lambda _, scores: scores.index_fill(1, torch.arange(known, known + 64), -1e9)]
@@ -289,7 +289,7 @@ def test_early_drafts_never_try_a_token_that_the_embedding_does_not_know():
         ({"cache_implementation": "static"}, "StaticCache"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(llama, options, said):
+def test_unsupported_options_are_refused(llama, options, said):
     transformer, bank = llama
     decoding = decoder(bank, transformer=transformer, cost=CHEAP)
     with pytest.raises(BadSettings, match=said):
@@ -366,12 +366,12 @@ def test_a_bank_or_rule_of_another_model_is_refused(llama):
     "options",
     [
         {"policy": "forget"}, {"drafts": ("oracle",)}, {"drafts": ("early",)},
-        {"policy": "shortcut"}, {"most_nodes": 0}, {"rule": Oracle()},
+        {"policy": "shortcut"}, {"max_nodes": 0}, {"rule": Oracle()},
         {"head": "half"}, {"rule": Fixed(2), "head": "shortlist"},
         {"shortlist": [3, 4], "head": "shortlist"},
     ],
 )  # fmt: skip
-def test_settings_without_meaning_are_refused_at_once(options):
+def test_invalid_settings_are_refused_at_once(options):
     with pytest.raises(BadSettings):
         decoder(None, **options)
 
@@ -393,14 +393,14 @@ def test_after_an_error_model_and_config_are_as_before(llama):
     assert ([set(module.__dict__) for module in model.modules()], model.config.to_dict()) == before
 
 
-def test_without_a_wrapped_model_it_wraps_by_itself(llama):
+def test_a_decoder_without_a_wrapped_model_wraps_it(llama):
     transformer, bank = llama
     decoding = decoder(bank, cost=CHEAP)
     assert torch.equal(write(transformer, decoding), write(transformer, None))
 
 
 def made_probe(transformer):
-    """A probe of random weights, trained on nothing: enough to say something of every state."""
+    """A probe of random weights, trained on nothing: enough to score every state."""
     g = torch.Generator().manual_seed(0)
     width = transformer.d_model
     weights = Softmax(
@@ -413,7 +413,7 @@ def made_probe(transformer):
 
 
 @pytest.mark.parametrize("checks", [None, (2, 4)])
-def test_a_task_probe_asked_live_exits_where_replay_says(llama, checks):
+def test_a_task_probe_exits_live_where_replay_does(llama, checks):
     transformer, bank = llama
     probe = made_probe(transformer)
     rule = Task(0.6, probe)
@@ -422,11 +422,11 @@ def test_a_task_probe_asked_live_exits_where_replay_says(llama, checks):
     places = range(PROMPT.shape[1] - 1, len(ids) - 1)
     batch = collate(transformer, [Example(0, tuple(ids), tuple(places))])
     lens = Lens(transformer, bank)
-    seen = Evidence.of(score(transformer, {"mat": lens}, [batch]), "mat")
+    seen = Evidence.from_scores(score(transformer, {"mat": lens}, [batch]), "mat")
     states = transformer.capture(batch.inputs, keep=batch.keep).states
     seen = replace(seen, extra=probe.evidence(states))
     wanted = replay(rule, seen.at(range(1, 5) if checks is None else checks)).layer.tolist()
-    assert decoding.accounts[0].layers[1:] == wanted[1:]
+    assert decoding.stats[0].layers[1:] == wanted[1:]
     assert 2 <= min(wanted[1:]) < 5
     assert len(set(wanted[1:])) > 1
 
@@ -443,7 +443,7 @@ def test_a_probe_of_another_model_is_refused(llama):
         write(llama[0], decoder(llama[1], rule=rule, transformer=llama[0]))
 
 
-def test_what_is_left_to_run_at_the_end_is_on_the_clock(llama, monkeypatch):
+def test_time_after_the_last_token_is_counted(llama, monkeypatch):
     transformer, bank = llama
     slow = Cursor.run
 
@@ -455,19 +455,19 @@ def test_what_is_left_to_run_at_the_end_is_on_the_clock(llama, monkeypatch):
     monkeypatch.setattr(Cursor, "run", run)
     early = decoder(bank, rule=Fixed(2), transformer=transformer)
     write(transformer, early)
-    assert early.accounts[0].seconds >= 0.3
+    assert early.stats[0].seconds >= 0.3
 
 
 def test_a_saved_task_rule_leaves_its_probe_out(llama):
     rule = Task(0.25, made_probe(llama[0]))
     assert rule.to_dict() == {"name": "task", "threshold": 0.25}
-    assert from_dict(rule.to_dict()) == rule
+    assert rule_from_dict(rule.to_dict()) == rule
 
 
 def test_line_ends_show_their_colour_and_only_the_last_of_several_ends_a_line():
-    pieces = ["a\n", "\n", "", "\n", "b", "\nc\n"]
-    account = {"n_layers": 4, "layers": [1] * 6, "guessed": [False] * 6}
-    page = coloured({"pieces": pieces, "account": account, "prompt": "p\nq", "says": "six"})
+    tokens = ["a\n", "\n", "", "\n", "b", "\nc\n"]
+    stats = {"n_layers": 4, "layers": [1] * 6, "drafted": [False] * 6}
+    page = generation_html({"tokens": tokens, "stats": stats, "prompt": "p\nq", "summary": "six"})
     shown = re.findall(r'<span title="[^"]*" style="[^"]*">([^<]*)</span>', page)
     assert shown == ["a⏎", "⏎", "", "⏎\n", "b", "⏎\nc⏎\n"]
     assert ">p\nq</span>" in page

@@ -1,4 +1,4 @@
-"""Guesses: what followed before, what follows a token, and which of them are worth a pass."""
+"""Drafts: prompt lookup, the draft table, and which drafts are worth a pass."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 
 FREE = PassCost((1, MOST), (1.0, 1.0001))
-DEAR = PassCost((1, 2), (1.0, 2.0))
+EXPENSIVE = PassCost((1, 2), (1.0, 2.0))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_row_of_the_table_is_the_reading_of_layer_0(lens):
     assert p == pytest.approx(reading.values.tolist(), rel=1e-5)
 
 
-def test_rows_are_made_once_and_kept_in_a_file(lens, tmp_path):
+def test_rows_are_computed_once_and_saved_in_a_file(lens, tmp_path):
     table = DraftTable(lens, width=4)
     table.fill()
     assert table.known.all()
@@ -69,14 +69,14 @@ def test_rows_are_made_once_and_kept_in_a_file(lens, tmp_path):
         other.load(tmp_path / "none.safetensors")
 
 
-def test_where_tokens_are_free_the_tree_is_full_and_where_they_are_dear_it_is_a_root(lens):
+def test_cheap_tokens_fill_the_tree_and_expensive_ones_leave_a_root(lens):
     table = DraftTable(lens)
     free = Drafter(FREE, table)
     free.begin([5, 6, 5, 6])
     assert len(free.draw(7, room=10).tree) == MOST
-    dear = Drafter(DEAR, table)
-    dear.begin([5, 6, 5, 6])
-    assert dear.draw(7, room=10).tree.ids == (7,)
+    expensive = Drafter(EXPENSIVE, table)
+    expensive.begin([5, 6, 5, 6])
+    assert expensive.draw(7, room=10).tree.ids == (7,)
 
 
 def test_nodes_are_no_deeper_than_there_is_room(lens):
@@ -94,16 +94,16 @@ def test_without_branches_the_tree_is_a_chain(lens):
     assert tree.is_chain
 
 
-def test_no_guess_is_made_twice_after_the_same_node(lens):
+def test_no_draft_occurs_twice_after_the_same_node(lens):
     drafter = Drafter(FREE, DraftTable(lens))
     follower = DraftTable(lens).of(7)[0][0]
-    drafter.begin([9, 7, follower, 3, 9, 7])  # the lookup says what the table says
+    drafter.begin([9, 7, follower, 3, 9, 7])  # the lookup drafts what the table drafts
     tree = drafter.draw(7, room=10).tree
     pairs = list(zip(tree.parents, tree.ids, strict=True))
     assert len(set(pairs)) == len(pairs)
 
 
-def test_chances_follow_what_was_right(lens):
+def test_chances_follow_what_was_accepted(lens):
     drafter = Drafter(FREE, DraftTable(lens))
     drafter.begin([5, 6])
     drafted = drafter.draw(7, room=3)
@@ -116,15 +116,15 @@ def test_chances_follow_what_was_right(lens):
     assert chances.of(("table", 3), 0.25) == pytest.approx(0.25)
 
 
-def test_what_the_model_said_after_a_wrong_guess_is_tried_when_its_words_come_up_again(lens):
+def test_the_models_answer_after_a_rejected_draft_is_drafted_when_its_words_come_up_again(lens):
     drafter = Drafter(FREE)  # nothing but the text itself
     drafter.begin([5, 6])
     assert drafter.draw(6, room=3).tree.ids == (6,)
     tried = Draft(Tree((6, 30), (-1, 0)), (None, ("table", 0)), (1.0, 0.5))
     drafter.learn(tried, [0], [40, 50], [])
-    drafter.note(40)
+    drafter.add(40)
     assert drafter.draw(40, room=3).tree.ids == (40,)
-    drafter.note(30)  # after which the model had said 50, though it was not its turn
+    drafter.add(30)  # after which the model answered 50, though for a rejected draft
     assert drafter.draw(30, room=3).tree.ids[:2] == (30, 50)
     drafter.begin([5, 30])  # another text by the same model
     assert drafter.draw(30, room=3).tree.ids[:2] == (30, 50)
@@ -152,14 +152,14 @@ def test_the_cost_of_sizes_in_between_lies_between():
 @pytest.mark.parametrize(
     ("sizes", "seconds"), [((), ()), ((2,), (1.0,)), ((1, 1), (1.0, 2.0)), ((1,), (0.0,))]
 )
-def test_costs_without_meaning_are_refused(sizes, seconds):
+def test_invalid_costs_are_refused(sizes, seconds):
     with pytest.raises(BadSettings):
         PassCost(sizes, seconds)
 
 
 def test_passes_are_measured_once_and_not_for_long(lens, monkeypatch):
     monkeypatch.setattr(pass_cost, "BUDGET", 0.0)
-    assert measure_passes(lens.transformer, repeats=9).repeats == 1  # somebody is waiting
+    assert measure_passes(lens.transformer, repeats=9).repeats == 1  # the user is waiting
     pass_cost._MEASURED.clear()
     first = measure_passes(lens.transformer, repeats=1)
     assert first is measure_passes(lens.transformer, repeats=1)
@@ -173,7 +173,7 @@ def test_a_shortlist_gives_the_numbers_of_the_whole_head(lens):
     torch.testing.assert_close(short.logits(h), lens.transformer.logits(h)[:, [3, 11, 40]])
 
 
-def test_a_shortlist_of_common_tokens_and_ones_that_make_no_sense(lens):
+def test_a_shortlist_of_common_tokens_and_invalid_ones(lens):
     short = Shortlist.common(lens.transformer, [[5, 5, 7], [7, 5, 9]], 2)
     assert short.ids.tolist() == [5, 7]
     for ids in ([1], [-1, 3], [3, 61]):

@@ -1,4 +1,4 @@
-"""Evidence: what it checks, and what follows from it."""
+"""Evidence: validation, derived values and splits."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def tops(*rows: list[int], layers: tuple[int, ...] | None = None) -> Evidence:
     top = torch.tensor(rows)
     layers = tuple(range(top.shape[1])) if layers is None else layers
     zero = torch.zeros(len(rows), dtype=torch.long)
-    return Evidence.known(layers, zero, zero, top=top, final=top[:, -1])
+    return Evidence.partial(layers, zero, zero, top=top, final=top[:, -1])
 
 
 def test_a_streak_counts_from_layer_one_and_starts_again_with_another_token():
@@ -25,7 +25,7 @@ def test_agreement_is_with_the_models_own_token():
 
 
 def test_agreement_that_is_not_known_yet_is_an_error():
-    live = Evidence.known((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[3, 3]]))
+    live = Evidence.partial((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[3, 3]]))
     with pytest.raises(BadSettings, match="model's own answer"):
         _ = live.agrees
 
@@ -63,14 +63,14 @@ def test_rows_can_be_taken_by_number_or_mask():
         ({"p1": torch.zeros(10, 3)}, "'p1' has shape"),
         ({"position": torch.zeros(9)}, "for 9 rows"),
         ({"final": torch.zeros(4)}, "'final' has shape"),
-        ({"layers": (0, 2, 1, 3, 4, 5, 6)}, "rising"),
-        ({"layers": (-1, 0, 1, 2, 3, 4, 5)}, "rising"),
-        ({"p1": torch.full((10, 7), 1.5)}, "values from 0 to 1"),
+        ({"layers": (0, 2, 1, 3, 4, 5, 6)}, "expected ascending layers"),
+        ({"layers": (-1, 0, 1, 2, 3, 4, 5)}, "expected ascending layers"),
+        ({"p1": torch.full((10, 7), 1.5)}, "expected values from 0 to 1"),
         ({"p2": torch.ones(10, 7)}, "p2 is above p1"),
-        ({"cosine": torch.full((10, 7), -2.0)}, "values from -1 to 1"),
+        ({"cosine": torch.full((10, 7), -2.0)}, "expected values from -1 to 1"),
         ({"entropy": torch.full((10, 7), -1.0)}, "'entropy'"),
         ({"extra": {"norm": torch.zeros(10)}}, "'norm' has shape"),
-        ({"extra": {"p1": torch.zeros(10, 7)}}, "may not be called 'p1'"),
+        ({"extra": {"p1": torch.zeros(10, 7)}}, "the name 'p1' is taken"),
     ],
 )
 def test_evidence_of_a_wrong_shape_or_range_is_refused(change, words):
@@ -78,13 +78,13 @@ def test_evidence_of_a_wrong_shape_or_range_is_refused(change, words):
         Evidence(**{**vars(made(10)), **change})
 
 
-def test_a_made_up_column_is_refused():
+def test_an_unknown_column_is_refused():
     with pytest.raises(BadSettings, match="'norm'"):
-        Evidence.known((1,), torch.zeros(1), torch.zeros(1), norm=torch.zeros(1, 1))
+        Evidence.partial((1,), torch.zeros(1), torch.zeros(1), norm=torch.zeros(1, 1))
 
 
 @pytest.mark.parametrize("by", ["document", "row"])
-def test_parts_of_a_split_are_disjoint_and_of_the_shares_asked_for(by):
+def test_parts_of_a_split_are_disjoint_and_of_the_fractions_asked_for(by):
     evidence = made(120, documents=40)
     marked = Evidence(**{**vars(evidence), "position": torch.arange(120)})
     parts = split(marked, (0.5, 0.25, 0.25), by=by, seed=3)
@@ -92,9 +92,9 @@ def test_parts_of_a_split_are_disjoint_and_of_the_shares_asked_for(by):
     assert sorted(rows.tolist()) == list(range(120))
     assert [len(part) for part in parts] == [60, 30, 30]
     if by == "document":
-        seen = [set(part.document.tolist()) for part in parts]
-        assert not seen[0] & seen[1]
-        assert not seen[1] & seen[2]
+        documents = [set(part.document.tolist()) for part in parts]
+        assert not documents[0] & documents[1]
+        assert not documents[1] & documents[2]
 
 
 def test_a_split_depends_on_its_seed_only():
@@ -104,16 +104,16 @@ def test_a_split_depends_on_its_seed_only():
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("shares", [(), (0.5, 0.6), (0.5, 0.0), (1.2,)])
-def test_shares_that_are_no_shares_are_refused(shares):
-    with pytest.raises(BadSettings, match="shares"):
-        split(made(10), shares)
+@pytest.mark.parametrize("fractions", [(), (0.5, 0.6), (0.5, 0.0), (1.2,)])
+def test_invalid_fractions_are_refused(fractions):
+    with pytest.raises(BadSettings, match="fractions"):
+        split(made(10), fractions)
 
 
 def test_too_few_documents_for_a_split_are_refused():
     with pytest.raises(BadSettings, match="too few"):
         split(made(10, documents=1), (0.5, 0.5))
-    with pytest.raises(BadSettings, match="neither"):
+    with pytest.raises(BadSettings, match="unknown by='text'"):
         split(made(10), (0.5,), by="text")
 
 

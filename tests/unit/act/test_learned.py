@@ -1,4 +1,4 @@
-"""The learned rule: what it looks at, what it needs, and that it learns."""
+"""The learned rule: its features, its requirements, and that it learns."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from layerleap.act.exits.evidence import Evidence, split
 from layerleap.act.exits.families import family
 from layerleap.act.exits.learned import FEATURES, Learned, features
 from layerleap.act.exits.replay import replay
-from layerleap.act.exits.rules import TopProbability, from_dict
+from layerleap.act.exits.rules import TopProbability, rule_from_dict
 from layerleap.act.exits.savings import saved_at
 from layerleap.errors import BadSettings, BadText, NotFinite
 
@@ -71,7 +71,7 @@ def test_a_learned_rule_saves_more_than_one_number_can():
     assert learned.low > plain.high
 
 
-def test_its_mean_probability_is_the_share_that_agreed():
+def test_its_mean_probability_is_the_fraction_that_agreed():
     """The score equation of the intercept, which is not penalised."""
     train = made(2000, seed=4)
     p = Learned.train(train).at(0.5).models.probability(train)[:, 1:-1]
@@ -127,7 +127,7 @@ def test_unread_layers_are_refused_in_training_and_in_use():
         Learned.train(evidence).at(0.5).stops(broken)
 
 
-def test_settings_without_meaning_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(BadSettings, match="strength"):
         Learned.train(made(100), strength=0.0)
     with pytest.raises(BadSettings, match="probability"):
@@ -140,9 +140,9 @@ def test_settings_without_meaning_are_refused():
     ids=["shape", "intercepts", "nan"],
 )
 def test_damaged_numbers_are_refused(change):
-    said = Learned.train(made(100)).at(0.5).to_dict()
+    saved = Learned.train(made(100)).at(0.5).to_dict()
     with pytest.raises(BadSettings):
-        from_dict({**said, **change})
+        rule_from_dict({**saved, **change})
 
 
 def test_applying_a_saved_rule_needs_no_scikit_learn(tmp_path):
@@ -151,10 +151,10 @@ def test_applying_a_saved_rule_needs_no_scikit_learn(tmp_path):
     evidence = made(3)
     code = (
         "import sys, json, torch\n"
-        "from layerleap.act.exits.rules import from_dict\n"
+        "from layerleap.act.exits.rules import rule_from_dict\n"
         "from layerleap.act.exits.evidence import Evidence\n"
-        f"rule = from_dict(json.load(open({str(tmp_path / 'rule.json')!r})))\n"
-        "e = Evidence.known((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[1, 1]]),\n"
+        f"rule = rule_from_dict(json.load(open({str(tmp_path / 'rule.json')!r})))\n"
+        "e = Evidence.partial((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[1, 1]]),\n"
         "    **{k: torch.full((1, 2), 0.4) for k in ('p1', 'p2', 'entropy', 'cosine')})\n"
         "rule.stops(e)\n"
         "print([m for m in ('sklearn', 'scipy.stats') if m in sys.modules])\n"

@@ -38,7 +38,7 @@ def test_evidence_that_does_not_reach_the_last_layer_is_not_replayed():
         replay(Never(), made(50).rows(torch.zeros(50, dtype=torch.bool)))
 
 
-def test_only_some_layers_may_have_been_looked_at():
+def test_evidence_of_some_layers_is_enough():
     evidence = made(50)
     some = [0, 2, 5, 6]
     cut = {k: getattr(evidence, k)[:, some] for k in ("top", "p1", "p2", "entropy", "cosine")}
@@ -55,8 +55,8 @@ def test_a_curve_has_a_row_per_rule_with_its_intervals():
     for rule, row in zip(rules, rows, strict=True):
         exits = replay(rule, evidence)
         assert row["rule"] == rule.name
-        assert row["layers"] == pytest.approx(exits.layers)
-        assert row["saved"] == pytest.approx(6 - exits.layers)
+        assert row["layers"] == pytest.approx(exits.mean_layer)
+        assert row["saved"] == pytest.approx(6 - exits.mean_layer)
         assert row["agreement"] == pytest.approx(exits.agreement)
         assert row["flops"] == COST.of(exits, rule)
         assert row["low"] <= row["agreement"] <= row["high"]
@@ -67,7 +67,7 @@ def test_a_curve_has_a_row_per_rule_with_its_intervals():
     assert rows[3]["low"] == rows[3]["high"] == 1
 
 
-def test_a_curve_without_costs_or_documents_says_so():
+def test_a_curve_without_costs_or_documents_has_none():
     row = curve([Gap(0.4, 12.0)], made(30, documents=1))[0]
     assert row["flops"] is row["low"] is row["high"] is None
     with pytest.raises(BadSettings, match="no rule"):
@@ -87,7 +87,7 @@ def tried(chosen, evidence: Evidence) -> list[tuple[float, float]]:
     scores, offset = chosen.parts(evidence)
     at = ((scores - offset[:, None]) / chosen.kind.slope).flatten()
     at = at[at.isfinite()].unique()
-    knobs = at - 1 if chosen.kind.whole else torch.cat([at - 1e-7, at + 1e-7])
+    knobs = at - 1 if chosen.kind.is_integer else torch.cat([at - 1e-7, at + 1e-7])
     fit = knobs[(knobs >= chosen.kind.least) & (knobs <= chosen.kind.most)].tolist()
     exits = [replay(chosen.at(knob), evidence) for knob in fit]
     return [(0.0, 1.0), *((e.saved, e.agreement) for e in exits)]
@@ -176,12 +176,12 @@ def test_the_paper_way_is_close_to_the_exact_one():
         ({"knobs": [0.5]}, "knobs are for method 'curve'"),
     ],
 )
-def test_savings_refuse_what_has_no_meaning(change, words):
+def test_savings_refuse_invalid_settings(change, words):
     with pytest.raises(BadSettings, match=words):
         saved_at(family(Entropy), made(20), **change)
 
 
-def test_a_sweep_refuses_a_knob_without_meaning():
+def test_a_sweep_refuses_an_invalid_knob():
     with pytest.raises(BadSettings, match="a probability"):
         sweep(family(TopProbability), made(20), [0.5, 1.5])
 

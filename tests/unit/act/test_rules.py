@@ -1,4 +1,4 @@
-"""Exit rules by hand, and what they refuse."""
+"""Exit rules computed by hand, and what they refuse."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from layerleap.act.exits.rules import (
     Patience,
     Similarity,
     TopProbability,
-    from_dict,
+    rule_from_dict,
 )
 from layerleap.errors import BadSettings, NotFinite
 
@@ -24,7 +24,7 @@ def one_row(layers: tuple[int, ...] | None = None, position: int = 0, **columns)
     n = next(iter(values.values())).shape[1]
     where = torch.tensor([position])
     final = values.pop("final", None)
-    found = Evidence.known(layers or tuple(range(n)), where, torch.zeros(1), **values)
+    found = Evidence.partial(layers or tuple(range(n)), where, torch.zeros(1), **values)
     return found if final is None else Evidence(**{**vars(found), "final": final[:, 0]})
 
 
@@ -41,11 +41,11 @@ def test_the_gap_must_pass_the_papers_threshold_strictly():
     # 0.9 * 0 + 0.1 exp(0): a gap of exactly 0.1 is not above it.
     double = {"p1": [[0.0, 0.1, 0.2]], "p2": [[0.0, 0.0, 0.0]]}
     exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in double.items()}
-    evidence = Evidence.known((0, 1, 2), torch.zeros(1), torch.zeros(1), **exact)
+    evidence = Evidence.partial((0, 1, 2), torch.zeros(1), torch.zeros(1), **exact)
     assert first(Gap(0.0, 8.0), evidence) == 2
 
 
-def test_the_temperature_says_how_fast_the_bar_falls():
+def test_the_temperature_decides_how_fast_the_bar_falls():
     evidence = one_row(p1=[0.0, 0.05], p2=[0.0, 0.0], position=8)
     assert first(Gap(0.0, 8.0, 4.0), evidence) == 1  # 0.1 exp(-4) = 0.002
     assert first(Gap(0.0, 8.0, 0.5), evidence) is None  # 0.1 exp(-0.5) = 0.06
@@ -68,7 +68,7 @@ def test_patience_counts_layers_in_a_row_and_not_layer_zero():
     assert [first(Patience(k), one_row(top=top)) for k in (1, 2, 3, 4)] == [1, 2, 5, None]
 
 
-def test_a_fixed_exit_takes_the_next_layer_that_is_looked_at():
+def test_a_fixed_exit_takes_the_next_checked_layer():
     assert first(Fixed(3), one_row(top=[1, 1, 1], layers=(2, 4, 8))) == 4
     assert first(Fixed(9), one_row(top=[1, 1, 1], layers=(2, 4, 8))) is None
 
@@ -91,13 +91,13 @@ def test_the_oracle_takes_the_first_layer_that_agrees_but_not_layer_zero():
 )
 def test_a_rule_refuses_evidence_without_what_it_needs(rule, need):
     assert rule.needs == need
-    blank = Evidence.known((0, 1, 2), torch.zeros(2), torch.zeros(2))
+    blank = Evidence.partial((0, 1, 2), torch.zeros(2), torch.zeros(2))
     with pytest.raises(NotFinite, match=f"needs a {need} at layer 1"):
         rule.stops(blank)
 
 
 def test_rules_that_need_nothing_work_without_readings():
-    blank = Evidence.known((0, 1, 2), torch.zeros(2), torch.zeros(2))
+    blank = Evidence.partial((0, 1, 2), torch.zeros(2), torch.zeros(2))
     assert Fixed(2).stops(blank).tolist() == [[False, False, True]] * 2
     assert not Never().stops(blank).any()
 
@@ -105,7 +105,7 @@ def test_rules_that_need_nothing_work_without_readings():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Fixed(0), "layer 0 of rule 'fixed' is not a layer from 1 on"),
+        (lambda: Fixed(0), "rule 'fixed' got layer 0; expected a layer from 1 on"),
         (lambda: Fixed(1.5), "layer 1.5"),
         (lambda: Fixed(True), "layer True"),
         (lambda: Gap(float("nan"), 3.0), "any finite number"),
@@ -119,7 +119,7 @@ def test_rules_that_need_nothing_work_without_readings():
         (lambda: Patience(0), "a number of layers from 1 on"),
     ],
 )
-def test_a_setting_outside_its_meaning_is_refused_and_the_meaning_said(make, words):
+def test_a_setting_out_of_range_is_refused_with_its_range(make, words):
     with pytest.raises(BadSettings, match=words):
         make()
 
@@ -131,34 +131,34 @@ def test_the_papers_lambdas_may_be_any_finite_number():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"name": "psychic"}, "no rule is called 'psychic'; there are: fixed"),
-        ({}, "no rule is called None"),
-        ({"name": "fixed"}, "not the fields of rule 'fixed'"),
-        ({"name": "fixed", "layer": 2, "mood": 1}, "not the fields of rule 'fixed'"),
+        ({"name": "psychic"}, "unknown rule 'psychic'; expected one of: fixed"),
+        ({}, "unknown rule None"),
+        ({"name": "fixed"}, "wrong fields for rule 'fixed'"),
+        ({"name": "fixed", "layer": 2, "mood": 1}, "wrong fields for rule 'fixed'"),
         ({"name": "fixed", "layer": 0}, "a layer from 1 on"),
-        ({"name": "learned", "threshold": 0.5}, "not the fields of rule 'learned'"),
+        ({"name": "learned", "threshold": 0.5}, "wrong fields for rule 'learned'"),
     ],
 )
-def test_a_description_of_no_rule_is_refused(data, words):
+def test_an_invalid_description_is_refused(data, words):
     with pytest.raises(BadSettings, match=words):
-        from_dict(data)
+        rule_from_dict(data)
 
 
-def test_a_family_turns_its_knob_and_says_which_way_it_works():
+def test_a_family_turns_its_knob_and_knows_the_direction():
     assert family(Gap, length=9.0).at(0.25) == Gap(0.25, 9.0)
     assert family(Patience).at(3.0) == Patience(3)
     assert family(TopProbability).direction == "later"
     assert family(Entropy).direction == "earlier"
 
 
-def test_a_family_that_cannot_be_is_refused():
-    with pytest.raises(BadSettings, match="no knob"):
+def test_an_invalid_family_is_refused():
+    with pytest.raises(BadSettings, match="has no knob"):
         family(Never)
     with pytest.raises(BadSettings, match="leave it out"):
         family(Fixed, layer=2)
-    with pytest.raises(BadSettings, match="do not make a rule"):
+    with pytest.raises(BadSettings, match="wrong fields for rule 'gap'"):
         family(Gap)
-    with pytest.raises(BadSettings, match="no two ends"):
+    with pytest.raises(BadSettings, match="a grid of 1 knobs is too small"):
         family(Entropy).grid(1, 5)
     with pytest.raises(BadSettings, match="a number of layers"):
         family(Patience).at(2.5)

@@ -15,7 +15,7 @@ from layerleap.act.decode.batched import KEYS, groups
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.draft_tree import Drafter, SharedPass
 from layerleap.act.decode.pass_cost import PassCost
-from layerleap.act.decode.request import is_placed
+from layerleap.act.decode.request import depends_on_place
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
@@ -123,9 +123,9 @@ def chunked(lay, value, query, key):
 
 def test_models_that_look_in_chunks_are_decoded_one_by_one():
     config = build("llama").config
-    assert not is_placed(config)
+    assert not depends_on_place(config)
     config.attention_chunk_size = 24
-    assert is_placed(config)
+    assert depends_on_place(config)
 
 
 def test_texts_go_together_as_long_as_there_is_room():
@@ -161,11 +161,11 @@ def test_a_batch_takes_fewer_passes_than_its_texts_and_more_texts_than_go_at_onc
         ours = model.generate(ids, attention_mask=mask, custom_generate=custom, **options)
     finally:
         hook.remove()
-    passes = [account.passes for account in custom.accounts]
+    passes = [stats.passes for stats in custom.stats]
     assert len(calls) == 3 + max(passes[:2]) + passes[2]
-    assert all(account.exactness == "exact" for account in custom.accounts)
-    assert [account.abreast for account in custom.accounts] == [2, 2, 1]
-    assert "shared by 2 texts" in str(custom.accounts[0])
+    assert all(stats.exactness == "exact" for stats in custom.stats)
+    assert [stats.texts_per_pass for stats in custom.stats] == [2, 2, 1]
+    assert "shared by 2 texts" in str(custom.stats[0])
     for row, skip in ((0, 0), (1, 4), (2, 0)):
         alone = model.generate(ids[row : row + 1, skip:], **options)
         assert torch.equal(ours[row, skip:], alone[0])
@@ -219,7 +219,7 @@ def test_a_pass_that_is_full_already_gets_fewer_guesses():
     drafter = Drafter(cost)
     drafter.begin([1, 2, 3, 4, 5, 6, 7, 1, 2])
     alone = drafter.draw(2, room=20)
-    beside = drafter.draw(2, room=20, beside=SharedPass(7, 7.0))
+    beside = drafter.draw(2, room=20, shared=SharedPass(7, 7.0))
     assert len(alone.tree) > 3
     assert len(beside.tree) == 1
 
@@ -233,8 +233,8 @@ def test_passes_that_take_longer_than_thought_get_fewer_guesses():
     before = twin.draw(2, room=20)
     assert len(before.tree) > 3
     for _ in range(20):
-        twin.took(len(before.tree), 8.0)
-        twin.took(2, 1.0)
+        twin.record_time(len(before.tree), 8.0)
+        twin.record_time(2, 1.0)
     assert len(other.draw(2, room=20).tree) < 3  # all twins know
     assert drafter.draw(2, room=20).tree == before.tree  # passes of one text are another matter
 
@@ -249,7 +249,7 @@ def test_twins_share_what_they_learn_but_not_their_text():
     drafter.learn(drawn, [0], [9] * len(drawn.tree), [9])
     assert drafter.lookup.ids[-1] == 9
     assert other.chances is drafter.chances
-    other.note(2)
+    other.add(2)
     assert 9 in other.draw(2, room=3).tree.ids  # what the model said after 2 elsewhere
 
 
@@ -259,13 +259,13 @@ def test_a_pass_never_holds_more_than_it_may(llama):
         lambda _, args, kwargs: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     ids, mask = batch(3)
-    custom = decoder(transformer=llama, cost=CHEAP, most_nodes=5)
+    custom = decoder(transformer=llama, cost=CHEAP, max_nodes=5)
     options = {"attention_mask": mask, "max_new_tokens": 16, "do_sample": False}
     try:
         llama.model.generate(ids, custom_generate=custom, **options)
     finally:
         hook.remove()
-    passes = max(account.passes for account in custom.accounts)
+    passes = max(stats.passes for stats in custom.stats)
     assert 3 < max(sizes[-passes:]) <= 5
 
 

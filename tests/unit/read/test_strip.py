@@ -12,8 +12,10 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.maps.fit import fit_bank
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import Saturation
-from layerleap.read.strip import Strip, ink, marks, shade
-from layerleap.show.cli.strips import strip_table, write_strip
+from layerleap.read.strip import Strip
+from layerleap.show.cli.strips import strip_table
+from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
+from layerleap.show.html.strip import write_strip
 
 TEXT = "the cat sat on the mat"
 
@@ -33,7 +35,7 @@ def test_a_strip_has_a_row_per_position_and_rank(llama):
         assert [one["rank"] for one in row["ranks"]] == [1, 2, 3, 4, 5]
         for one in row["ranks"]:
             assert one["saturates"] == (one["layer"] < 3)
-            assert one["right"] == (None if row["next"] is None else one["token"] == row["next"])
+            assert one["is_next"] == (None if row["next"] is None else one["token"] == row["next"])
     found = json.loads(json.dumps(strip.to_dict(), allow_nan=False))
     assert found["saturation"] == rows
     assert (found["k"], found["n_layers"]) == (5, 3)
@@ -58,7 +60,7 @@ def test_a_bank_adds_a_track_and_positions_can_be_chosen(llama):
     frame = strip.to_pandas()
     assert len(frame) == 2 * 2 * 2
     assert list(frame.columns) == [
-        "map", "position", "token", "rank", "rank_token", "layer", "saturates", "right",
+        "map", "position", "token", "rank", "rank_token", "layer", "saturates", "is_next",
     ]  # fmt: skip
 
 
@@ -76,16 +78,16 @@ def test_what_cannot_be_read_is_refused(llama):
 
 
 def test_the_earlier_the_darker_and_never_has_no_colour():
-    shades = [shade(layer, 30) for layer in range(30)]
+    shades = [saturation_colour(layer, 30) for layer in range(30)]
     light = [sum(colours) for colours in shades]
     assert light == sorted(light)
     assert len(set(light)) == 30
-    assert shade(30, 30) is None
-    assert (ink(shades[0]), ink(shades[-1])) == ("#ffffff", "#111111")
-    assert shade(0, 1) == shades[0]
-    assert marks(30)[0] == 0
-    assert marks(30)[-1] == 29
-    assert marks(2) == [0, 1]
+    assert saturation_colour(30, 30) is None
+    assert (text_colour(shades[0]), text_colour(shades[-1])) == ("#ffffff", "#111111")
+    assert saturation_colour(0, 1) == shades[0]
+    assert legend_layers(30)[0] == 0
+    assert legend_layers(30)[-1] == 29
+    assert legend_layers(2) == [0, 1]
 
 
 def hostile():
@@ -111,8 +113,8 @@ def test_a_page_is_self_contained_and_escapes_what_it_shows(tmp_path):
     cells = [cell for cell in page.all("li") if "background" in cell.get("style", "")]
     assert len(cells) == 6
     assert [cell["style"] for cell in cells].count("background:transparent") == 3
-    assert [cell.get("class") for cell in cells].count("right") == 1
-    assert "only from the last layer on" in cells[2]["title"]
+    assert [cell.get("class") for cell in cells].count("next") == 1
+    assert "only at the last layer" in cells[2]["title"]
 
 
 def test_a_notebook_shows_the_same_strip():
@@ -128,8 +130,8 @@ def test_the_terminal_shows_layers_and_tokens_as_they_are(width):
         console.print(strip_table(hostile()))
     assert all(len(line) <= width for line in console.export_text(clear=False).splitlines())
     said = capture.get()
-    red, green, blue = shade(0, 4)
+    red, green, blue = saturation_colour(0, 4)
     assert f"48;2;{red};{green};{blue}m 0 " in said
     if width > 40:
         assert "[red]x" in said
-    assert "settled for good" in " ".join(said.split())
+    assert "keeps its rank from layer" in " ".join(said.split())

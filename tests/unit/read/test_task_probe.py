@@ -59,7 +59,7 @@ def real(tmp_path_factory):
         ),
     )["id"]  # fmt: skip
     writer.finish()
-    evidence = Evidence.of(score(model(), {"id": Lens(model())}, batches()), "id")
+    evidence = Evidence.from_scores(score(model(), {"id": Lens(model())}, batches()), "id")
     return found, file.open(), evidence
 
 
@@ -281,7 +281,7 @@ def test_replay_sweep_curve_and_calibration_take_the_rule_as_any_other(real):
     swept = sweep(kind, attached, n=12)
     for index, knob in enumerate(swept.knobs):
         assert torch.equal(swept.exits(index).layer, replay(kind.at(knob), attached).layer)
-    assert swept.exits(0).layers == 6
+    assert swept.exits(0).mean_layer == 6
     boldest = swept.exits(len(swept.knobs) - 1).layer
     assert (boldest == min(found.layers)).all()  # 0 lets every row go where the probe speaks
     cost = Cost((100.0,) * 6, 500.0, (0.0,) * 7, 24, 10)
@@ -309,7 +309,7 @@ def test_a_live_run_exits_where_the_replay_does(real):
     left = torch.full((60,), 6)
     for layer in range(6, 0, -1):
         seen = {upto: states[:, upto] for upto in range(1, layer + 1)}
-        known = Evidence.known(
+        known = Evidence.partial(
             tuple(seen), torch.zeros(60), torch.zeros(60), extra=found.evidence(seen)
         )
         left[rule.stops(known)[:, -1]] = layer
@@ -318,5 +318,5 @@ def test_a_live_run_exits_where_the_replay_does(real):
 
 
 def test_without_a_probe_the_rule_says_what_it_needs():
-    with pytest.raises(BadSettings, match="needs extra evidence 'task'"):
+    with pytest.raises(BadSettings, match="needs the extra evidence 'task'"):
         replay(Task(0.5), made(10))

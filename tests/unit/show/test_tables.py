@@ -4,11 +4,11 @@ import io
 import re
 
 import pytest
+from layerleap.show.cli.exit_tables import claims_table, exits_table
 from rich.cells import cell_len
 from rich.console import Console
 from studies import make_study
 
-from layerleap.show.cli.exit_tables import claims_table, exits_table
 from layerleap.show.cli.tables import (
     inventory_table,
     laws_table,

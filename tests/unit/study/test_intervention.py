@@ -81,7 +81,7 @@ def pass_over(name: str):
         [lens.logits(states[:, layer], layer).softmax(-1) for layer in range(model.n_layers + 1)], 1
     )
     best = p.topk(2).values
-    evidence = Evidence.known(
+    evidence = Evidence.partial(
         tuple(range(model.n_layers + 1)), of.positions, of.documents, final=of.tokens[:, 0],
         top=p.argmax(-1), p1=best[..., 0], p2=best[..., 1],
     )  # fmt: skip

@@ -2,19 +2,19 @@
 
 import torch
 
-from layerleap.act.decode.account import Account
+from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.study.saturation.live_exits import _row
 
 
-def account(seconds: float) -> Account:
-    made = Account(4, "approximate", 3)
+def stats(seconds: float) -> DecodingStats:
+    made = DecodingStats(4, "approximate", 3)
     made.seconds, made.layers, made.compared, made.agreed = seconds, [4, 4, 4], 2, 2
     return made
 
 
-def sides(n: int, generator: torch.Generator) -> list[list[Account]]:
+def sides(n: int, generator: torch.Generator) -> list[list[DecodingStats]]:
     noise = 1 + 0.05 * torch.randn(2, n, generator=generator)
-    return [[account(float(value)) for value in row] for row in noise]
+    return [[stats(float(value)) for value in row] for row in noise]
 
 
 def test_the_fastest_of_ten_equal_rules_is_seldom_called_faster():
@@ -35,8 +35,8 @@ def test_intervals_of_four_texts_hold_the_truth():
 
 def test_a_rule_twice_as_fast_is_called_faster_and_one_text_says_nothing():
     fast, slow = (
-        [account(1.0 + n / 99) for n in range(4)],
-        [account(2.0 - n / 99) for n in range(4)],
+        [stats(1.0 + n / 99) for n in range(4)],
+        [stats(2.0 - n / 99) for n in range(4)],
     )
     row = _row("mat", "rule", fast, slow, 10)
     assert row["is_faster"]

@@ -1,16 +1,17 @@
-"""A decoder for `generate`: exact and several tokens to a pass, or leaving early by a rule.
+"""A decoder for `generate`: exact speculative decoding, or early exit by a rule.
 
-In: a bank of shortcuts (or none), perhaps an exit rule. Out: a callable for
+In: a bank of shortcuts (or none), and optionally an exit rule or plan. Out: a callable for
 
     model.generate(..., custom_generate=layerleap.decoder(bank))
 
-which honours generation config, processors, criteria, streamers, masks and seeds. `accounts` then
-says of each text of the last call what was done and how exact it is.
+which supports generation config, processors, criteria, streamers, masks and seeds. Afterwards
+`stats` has one `DecodingStats` for each text of the last call.
 """
 
 import sys
 from collections.abc import Collection, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,25 +19,26 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from layerleap.act.decode.account import Account, Exactness
-from layerleap.act.decode.batched import groups, share
+from layerleap.act.decode.batched import groups, speculate_batch
+from layerleap.act.decode.decoding_stats import DecodingStats, Exactness
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, Drafter
-from layerleap.act.decode.early import POLICIES, Policy, adapt, agreements
+from layerleap.act.decode.early import POLICIES, Policy, agreements, decode_early
 from layerleap.act.decode.live import LiveChecks
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
 from layerleap.act.decode.request import (
-    check,
+    check_batch,
+    check_options,
     check_positions,
-    check_rows,
-    ends,
-    is_placed,
+    depends_on_place,
+    end_tokens,
     padding,
     result,
 )
 from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.act.decode.speculative import begin, speculate, speculate_early
+from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
@@ -52,24 +54,25 @@ from layerleap.stream.examples import longest_input
 
 Drafts = Literal["table", "lookup", "early"]
 Head = Literal["whole", "shortlist"]
-WIDE = (torch.float32, torch.float64)  # in which passes of several tokens round alike enough
+WIDE = (torch.float32, torch.float64)  # precise enough that passes of any size choose alike
 
 
 class Decoder:
-    """What `decoder` returns."""
+    """A way of decoding, to pass to `generate` as `custom_generate`."""
 
     def __init__(
         self,
-        bank: ShortcutBank | None = None,
+        bank: ShortcutBank | str | Path | None = None,
         *,
         rule: Rule | None = None,
         checks: Collection[int] | None = None,
+        plan: ExitPlan | str | Path | None = None,
         policy: Policy = "recompute",
         shortlist: Collection[int] | None = None,
         head: Head = "whole",
         drafts: Sequence[Drafts] = ("table", "lookup"),
         draft_layer: int | None = None,
-        most_nodes: int = MOST,
+        max_nodes: int = MOST,
         strict: bool = False,
         packed: bool = True,
         compare: bool = False,
@@ -77,88 +80,104 @@ class Decoder:
         cost: PassCost | None = None,
         table: DraftTable | None = None,
     ) -> None:
-        """Decode exactly, or by a rule if one is given.
+        """Decode exactly, or exit early if there is a rule or a plan.
 
         Args:
-            bank: shortcuts of the model that will be decoded; None reads states as they are, and
-                drafts then come from the text alone.
-            rule: when a token has been carried far enough; None decodes exactly.
-            checks: layers at which the rule is asked; all below the last when None.
-            policy: what is done about layers that a token skips: recompute, propagate, shortcut.
-            shortlist: tokens that a rule's readings are restricted to; all when None.
-            head: what a token that leaves early is read with: the "whole" head, or the "shortlist"
-                alone, which in a small model of many tokens saves more than the layers do. A
-                token at full depth is always read with the whole head, and so is one that could
-                be none of the list. The tokens that end a text are always on the list.
-            drafts: where exact decoding takes its guesses from: "table" (what follows a token by
-                itself, through the bank), "lookup" (what followed the same tokens earlier in the
-                text), or "early" alone (what layer `draft_layer` reads, its work being shared).
-            draft_layer: for "early".
-            most_nodes: tokens that a pass may hold, those of several texts together.
-            strict: in dtypes narrower than float32, where passes over several tokens round
-                otherwise, take one token at a time: identical, and no faster.
-            packed: where it is quicker, hold a second copy of the weights, laid out for passes
-                over a few tokens (float32 on CPUs, if memory allows).
-            compare: afterwards, hold every token against the full model (one more pass over the
-                text), so that the account tells the agreement.
-            transformer: the wrapped model, if there is one already; wrapping takes a second.
-            cost: of passes; measured when None.
-            table: of followers; made as tokens come when None.
+            bank: shortcuts of the model that will be decoded, or their folder or hub name. Without
+                a bank, states are read with the logit lens and drafts come from the text alone.
+            rule: when a token may exit; None decodes exactly.
+            checks: layers at which the rule is checked; None is all layers below the last.
+            plan: an exit plan or its file: rule, checks and bank in one. A `bank` passed as well
+                replaces the plan's own, for instance if that has moved.
+            policy: how keys and values of skipped layers are made: recompute, propagate, shortcut.
+            shortlist: tokens that the rule's readings are restricted to; None is all tokens.
+            head: what reads a token that exits early: the "whole" head, or the "shortlist" alone,
+                which in a small model with a large vocabulary saves more than the layers do. A
+                token at full depth is always read with the whole head, and so is one for which
+                processors rule out the whole list. The end-of-text tokens are always on the list.
+            drafts: where exact decoding takes its drafts from: "table" (what follows a token,
+                through the bank), "lookup" (what followed the same tokens earlier in the text), or
+                "early" alone (what `draft_layer` predicts; its computation is reused).
+            draft_layer: the layer for "early" drafts.
+            max_nodes: maximum number of tokens per pass, for all texts together.
+            strict: decode one token at a time in dtypes narrower than float32, where passes over
+                several tokens round differently: identical text, but no faster.
+            packed: hold a second copy of the weights, packed for passes over a few tokens, where
+                that is faster (float32 on CPUs, if memory allows).
+            compare: after an early-exit run, compare every token with the full model (one more
+                pass over the text), so that the stats include the agreement.
+            transformer: the wrapped model, if there already is one; wrapping takes a second.
+            cost: cost of passes; measured when None.
+            table: draft table; built on the way when None.
         """
-        self.bank, self.rule, self.policy = bank, rule, policy
+        if plan is not None:
+            plan = plan if isinstance(plan, ExitPlan) else ExitPlan.load(plan)
+            if rule is not None:
+                raise BadSettings("a rule and a plan were passed; a plan has its own rule")
+            if plan.rule is None:
+                raise BadSettings(
+                    "this plan is to never exit, as no rule passed; decode exactly, without a plan"
+                )
+            rule, checks = plan.rule, plan.layers if checks is None else checks
+            bank = None if plan.bank is None else plan.bank if bank is None else bank
+        self.bank = ShortcutBank.from_pretrained(bank) if isinstance(bank, str | Path) else bank
+        self.rule, self.policy = rule, policy
         self.checks, self.shortlist_ids, self.head = checks, shortlist, head
-        self.drafts, self.draft_layer, self.most_nodes = tuple(drafts), draft_layer, most_nodes
+        self.drafts, self.draft_layer, self.max_nodes = tuple(drafts), draft_layer, max_nodes
         self.strict, self.packed, self.compare = strict, packed, compare
-        self.accounts: list[Account] = []
-        self.writing: Account | None = None  # of the text under way
+        self.stats: list[DecodingStats] = []
+        self.current: DecodingStats | None = None  # of the text that is being generated
         self._cost, self._table = cost, table
-        self._prepared: _Ready | None = None
+        self._prepared: _Prepared | None = None
         self._transformer = transformer
         self._check_settings()
 
     def _check_settings(self) -> None:
         if self.bank is not None and not isinstance(self.bank, ShortcutBank):
             raise BadSettings(
-                f"the bank is of type {type(self.bank).__name__}; ShortcutBank.from_pretrained "
-                "makes one of a folder or a name"
+                f"the bank has type {type(self.bank).__name__}; expected a ShortcutBank, or "
+                "the folder or hub name of one"
             )
         if self.policy not in POLICIES:
             raise BadSettings(
-                f"policy {self.policy!r} is unknown; there are: {', '.join(POLICIES)}"
+                f"unknown policy {self.policy!r}; expected one of: {', '.join(POLICIES)}"
             )
         if unknown := set(self.drafts) - {"table", "lookup", "early"}:
             raise BadSettings(
-                f"no drafts are called {sorted(unknown)[0]!r}; there are: table, lookup, early"
+                f"unknown drafts {sorted(unknown)[0]!r}; expected table, lookup or early"
             )
         if "early" in self.drafts and (len(self.drafts) > 1 or self.draft_layer is None):
-            raise BadSettings("drafts 'early' stand alone, and need a draft_layer")
+            raise BadSettings(
+                "drafts 'early' need a draft_layer, and cannot be combined with others"
+            )
         if self.policy == "shortcut" and (self.bank is None or self.bank.is_final_only):
             raise BadSettings(
-                "policy 'shortcut' needs maps between all pairs of layers: fit the bank with "
+                "policy 'shortcut' needs maps between all pairs of layers; fit the bank with "
                 "pairs='all'"
             )
-        if self.most_nodes < 1:
-            raise BadSettings(f"most_nodes {self.most_nodes}; a pass holds at least one token")
+        if self.max_nodes < 1:
+            raise BadSettings(f"max_nodes {self.max_nodes} is too small; expected at least 1")
         self._check_rule()
 
     def _check_rule(self) -> None:
         if self.rule is not None and not hasattr(self.rule, "stops"):
             raise BadSettings(
-                f"the rule is of type {type(self.rule).__name__}; an exit rule "
-                "was wanted, such as Similarity(0.98)"
+                f"the rule has type {type(self.rule).__name__}; expected an exit rule, such as "
+                "ll.exits.Similarity(0.98)"
             )
         if self.head not in ("whole", "shortlist"):
-            raise BadSettings(f"head {self.head!r} is unknown; there are: whole, shortlist")
+            raise BadSettings(f"unknown head {self.head!r}; expected 'whole' or 'shortlist'")
         if self.head == "shortlist" and (self.shortlist_ids is None or self.rule is None):
             raise BadSettings(
-                "head 'shortlist' needs a shortlist (ids of likely tokens) and a rule: it is for "
-                "tokens that leave early"
+                "head 'shortlist' reads tokens that exit early; pass a rule and a shortlist too"
             )
         if self.rule is not None and self.rule.name == "oracle":
-            raise BadSettings("the oracle knows the answer beforehand, so it can only be replayed")
+            raise BadSettings(
+                "the oracle has to know the answer, so it cannot run live; replay it instead"
+            )
         is_task = self.rule is not None and self.rule.name == "task"
-        if is_task and not getattr(self.rule, "watches", None):
-            raise BadSettings("rule 'task' asks a probe; TaskProbe.rule gives one that has it")
+        if is_task and not getattr(self.rule, "live_extra", None):
+            raise BadSettings("rule 'task' needs its probe to run live; get it from TaskProbe.rule")
 
     def __call__(
         self,
@@ -171,129 +190,141 @@ class Decoder:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Called by `generate`, once it has prepared everything."""
-        ready = self._ready(model)  # first: it says best why a model cannot be decoded at all
-        caller = sys._getframe(1)  # `generate` hands these two on to its own loops only
+        """Decode; `generate` calls this once it has prepared everything."""
+        ready = self._prepare(model)  # first: it has the best error if a model is not supported
+        caller = sys._getframe(1)  # `generate` passes these two on to its own loops only
         dropped = caller.f_locals if caller.f_code.co_name == "generate" else {}
         streamer = streamer if streamer is not None else dropped.get("streamer")
-        check(generation_config, model_kwargs, synced_gpus or bool(dropped.get("synced_gpus")))
+        is_synced = synced_gpus or bool(dropped.get("synced_gpus"))
+        check_options(generation_config, model_kwargs, is_synced)
         skips = padding(input_ids, generation_config, model_kwargs)
-        check_rows(skips, generation_config, model_kwargs, streamer, logits_processor,
-                   stopping_criteria)  # fmt: skip
+        check_batch(skips, generation_config, model_kwargs, streamer, logits_processor,
+                    stopping_criteria)  # fmt: skip
         config, cache = generation_config, model_kwargs.get("past_key_values")
-        self.accounts, choices, walk = [], [], None
+        self.stats, choosers, cursor = [], [], None
         for ids, skip in zip(input_ids.split(1), skips, strict=True):
-            choice = TokenChooser(
-                # Copies, for some remember what they have seen, and a text is as if alone.
+            chooser = TokenChooser(
+                # Copies: some have a memory, and each text is decoded as if it were alone.
                 ids, skip=skip, processor=deepcopy(logits_processor),
                 criteria=stopping_criteria if len(skips) == 1 else deepcopy(stopping_criteria),
                 sample=config.do_sample, streamer=streamer,
                 keep_scores=bool(config.return_dict_in_generate and config.output_scores),
                 keep_logits=bool(config.return_dict_in_generate and config.output_logits),
             )  # fmt: skip
-            choices.append(choice)
-        most = self.most_nodes if self._may_share(ready, cache) else 1
-        for group in groups(choices, config.max_length, most=most):
+            choosers.append(chooser)
+        most = self.max_nodes if self._can_share_passes(ready, cache) else 1
+        for group in groups(choosers, config.max_length, most=most):
             if len(group) > 1:
-                self._write_all(ready, group, config.max_length)
+                self._write_batch(ready, group, config.max_length)
             else:
-                walk = self._write(ready, group[0], config.max_length, cache, logits_processor)
+                cursor = self._write(ready, group[0], config.max_length, cache, logits_processor)
         if streamer is not None:
             streamer.end()
-        return result(input_ids, choices, walk, config, cache)
+        return result(input_ids, choosers, cursor, config, cache)
 
-    def _ready(self, model: PreTrainedModel) -> "_Ready":
+    def _prepare(self, model: PreTrainedModel) -> "_Prepared":
         if self._prepared is None or self._prepared.transformer.model is not model:
-            self._prepared = _Ready(self, model)
+            self._prepared = _Prepared(self, model)
         return self._prepared
 
-    def _begin(self, ready: "_Ready", choice: TokenChooser, max_length: int) -> Account:
-        """The account of a text; refuses one that is too long."""
-        transformer, n_prompt = ready.transformer, len(choice.text)
+    def _new_stats(
+        self, ready: "_Prepared", chooser: TokenChooser, max_length: int
+    ) -> DecodingStats:
+        """Empty stats for a text; refuses a text that is too long."""
+        transformer, n_prompt = ready.transformer, len(chooser.text)
         limit = longest_input(transformer)
         if n_prompt > limit:
-            raise BadText(f"the prompt has {n_prompt} tokens; this model reads at most {limit}")
+            raise BadText(f"the prompt has {n_prompt} tokens; this model takes at most {limit}")
         check_positions(transformer.model.config, n_prompt, max_length)
-        return Account(
-            transformer.n_layers, self._exactness(transformer), max_length - choice.ids.shape[1],
+        return DecodingStats(
+            transformer.n_layers, self._exactness(transformer), max_length - chooser.ids.shape[1],
             None if self.rule is None else self.policy,
         )  # fmt: skip
 
-    def _may_share(self, ready: "_Ready", cache: Cache | None) -> bool:
-        """True if texts can share their passes: exactly, and from their beginnings."""
-        is_begun = cache is not None and bool(cache.get_seq_length())
+    def _can_share_passes(self, ready: "_Prepared", cache: Cache | None) -> bool:
+        """True if texts can share passes: exact decoding of new texts only."""
+        has_begun = cache is not None and bool(cache.get_seq_length())
         is_other = self.rule is not None or "early" in self.drafts
-        if is_begun or is_other or self._one_by_one(ready.transformer):
+        if has_begun or is_other or self._one_by_one(ready.transformer):
             return False
-        return ready.axes.abreast and not is_placed(ready.transformer.model.config)
+        return ready.axes.abreast and not depends_on_place(ready.transformer.model.config)
 
-    def _write_all(self, ready: "_Ready", choices: Sequence[TokenChooser], max_length: int) -> None:
-        """Several texts, whose prompts are read one by one."""
+    def _write_batch(
+        self, ready: "_Prepared", choosers: Sequence[TokenChooser], max_length: int
+    ) -> None:
+        """Generate several texts in shared passes; their prompts are read one by one."""
         transformer = ready.transformer
-        both = BatchCursor(transformer, ready.axes, packed=ready.packed)
-        drafters, accounts = [ready.drafter.twin() for _ in choices], list[Account]()
+        batch = BatchCursor(transformer, ready.axes, packed=ready.packed)
+        drafters, stats = [ready.drafter.twin() for _ in choosers], list[DecodingStats]()
         with torch.inference_mode():
-            for n, (choice, drafter) in enumerate(zip(choices, drafters, strict=True)):
-                accounts.append(self._begin(ready, choice, max_length))
-                with Cursor(transformer, ready.axes, packed=ready.packed) as walk:
-                    begin(walk, choice, drafter, accounts[n])
-                if not choice.is_finished:
-                    both.join(n, walk)
-            for account in accounts:
-                account.share(len(choices))
-            with both:
-                share(both, choices, drafters, accounts, most_length=longest_input(transformer))
-        self.accounts += accounts
+            for n, (chooser, drafter) in enumerate(zip(choosers, drafters, strict=True)):
+                stats.append(self._new_stats(ready, chooser, max_length))
+                with Cursor(transformer, ready.axes, packed=ready.packed) as cursor:
+                    begin(cursor, chooser, drafter, stats[n])
+                if not chooser.is_finished:
+                    batch.join(n, cursor)
+            for own in stats:
+                own.start_sharing(len(choosers))
+            limit = longest_input(transformer)
+            with batch:
+                speculate_batch(batch, choosers, drafters, stats, most_length=limit)
+        self.stats += stats
 
     def _write(
         self,
-        ready: "_Ready",
-        choice: TokenChooser,
+        ready: "_Prepared",
+        chooser: TokenChooser,
         max_length: int,
         cache: Cache | None,
         processor: Any,
     ) -> Cursor:
-        transformer, n_prompt = ready.transformer, len(choice.text)
-        self.writing = account = self._begin(ready, choice, max_length)
-        walk = Cursor(transformer, ready.axes, packed=ready.packed)
+        """Generate one text."""
+        transformer, n_prompt = ready.transformer, len(chooser.text)
+        self.current = stats = self._new_stats(ready, chooser, max_length)
+        cursor = Cursor(transformer, ready.axes, packed=ready.packed)
         if cache is not None and (held := cache.get_seq_length()):
-            walk.take(choice.text[:held], cache)
+            cursor.take(chooser.text[:held], cache)
             if held >= n_prompt:
-                walk.cut(n_prompt - 1)  # the last token is run again: its logits are wanted
-        with walk, torch.inference_mode():  # a tenth faster than without gradients alone
-            self._decode(ready, walk, choice, account, longest_input(transformer))
-        if self.compare and self.rule is not None and not choice.sample:
-            found = agreements(transformer, choice, deepcopy(processor))
-            account.compare(sum(found), len(found))
-        self.accounts.append(account)
-        return walk
+                cursor.cut(n_prompt - 1)  # the last token runs again: its logits are needed
+        with cursor, torch.inference_mode():  # a tenth faster than no_grad
+            self._decode(ready, cursor, chooser, stats, longest_input(transformer))
+        if self.compare and self.rule is not None and not chooser.sample:
+            agrees = agreements(transformer, chooser, deepcopy(processor))
+            stats.record_agreement(sum(agrees), len(agrees))
+        self.stats.append(stats)
+        return cursor
 
     def _decode(
-        self, ready: "_Ready", walk: Cursor, choice: TokenChooser, account: Account, limit: int
+        self,
+        ready: "_Prepared",
+        cursor: Cursor,
+        chooser: TokenChooser,
+        stats: DecodingStats,
+        limit: int,
     ) -> None:
         if self.rule is not None:
             rule = self.rule
-            looks = lambda position: LiveChecks(  # noqa: E731
+            checks_at = lambda position: LiveChecks(  # noqa: E731
                 ready.lens, rule, position, shortlist=ready.shortlist,
-                extra=getattr(rule, "watches", None),
+                extra=getattr(rule, "live_extra", None),
             )  # fmt: skip
-            adapt(
-                walk, choice, looks, account, lens=ready.lens, checks=ready.checks,
+            decode_early(
+                cursor, chooser, checks_at, stats, lens=ready.lens, checks=ready.checks,
                 policy=self.policy, shortlist=ready.shortlist if self.head != "whole" else None,
             )  # fmt: skip
         elif "early" in self.drafts and not self._one_by_one(ready.transformer):
             assert self.draft_layer is not None
             speculate_early(
-                walk, choice, ready.lens, self.draft_layer, account, most=self.most_nodes - 1,
+                cursor, chooser, ready.lens, self.draft_layer, stats, most=self.max_nodes - 1,
                 most_length=limit,
             )  # fmt: skip
         else:
             is_single = self._one_by_one(ready.transformer)
-            drafter = _no_guesses() if is_single else ready.drafter
-            speculate(walk, choice, drafter, account, most_length=limit)
+            drafter = _no_drafts() if is_single else ready.drafter
+            speculate(cursor, chooser, drafter, stats, most_length=limit)
 
     def _one_by_one(self, transformer: Transformer) -> bool:
-        """Asked at every call: a model may be cast, and autocast be entered, in between."""
+        """Checked at every call: the model may be cast, or autocast entered, in between."""
         return self.strict and not _is_wide(transformer)
 
     def _exactness(self, transformer: Transformer) -> Exactness:
@@ -304,48 +335,50 @@ class Decoder:
 
 
 def _is_wide(transformer: Transformer) -> bool:
-    """True if products are made so precisely that passes of any size choose the same tokens."""
+    """True if the model is precise enough that passes of any size choose the same tokens."""
     model = transformer.model
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     return dtypes <= set(WIDE) and not torch.is_autocast_enabled(model.device.type)
 
 
-def _no_guesses() -> Drafter:
-    """One token to a pass."""
+def _no_drafts() -> Drafter:
+    """A drafter for one token per pass."""
     return Drafter(PassCost((1,), (1.0,)), lookup=False, most=1)
 
 
-class _Ready:
+class _Prepared:
     """What is prepared once per model."""
 
     def __init__(self, decoder: Decoder, model: PreTrainedModel) -> None:
-        known = decoder._transformer
-        is_own = known is not None and known.model is model
-        self.transformer = known if known is not None and is_own else Transformer.wrap(model)
-        self.axes = find_axes(self.transformer)  # refuses what cannot be walked
+        own = decoder._transformer
+        is_own = own is not None and own.model is model
+        self.transformer = own if own is not None and is_own else Transformer.wrap(model)
+        self.axes = find_axes(self.transformer)  # refuses models that cannot run over a cursor
         self.lens = Lens(self.transformer, decoder.bank)  # refuses a bank of another model
         probe = getattr(decoder.rule, "probe", None)
         if isinstance(probe, TaskProbe):
             probe.check_model(self.transformer)
         last = self.transformer.n_layers
-        wanted = range(1, last) if decoder.checks is None else sorted(set(decoder.checks))
-        if wanted and not 1 <= min(wanted) <= max(wanted) < last:
-            raise BadSettings(f"layers {list(wanted)} cannot be checked; wanted 1 to {last - 1}")
+        layers = range(1, last) if decoder.checks is None else sorted(set(decoder.checks))
+        if layers and not 1 <= min(layers) <= max(layers) < last:
+            raise BadSettings(f"cannot check layers {list(layers)}; expected 1 to {last - 1}")
         if decoder.draft_layer is not None and not 1 <= decoder.draft_layer < last:
-            raise BadSettings(f"draft_layer {decoder.draft_layer} is not in 1 to {last - 1}")
-        is_asked = decoder.rule is not None and decoder.rule.name != "never"
-        self.checks = tuple(wanted) if is_asked else ()
-        short = decoder.shortlist_ids
-        if short is not None:
-            short = {*short, *ends(model)}
-        self.shortlist = None if short is None else Shortlist(self.transformer, short)
+            raise BadSettings(
+                f"draft_layer {decoder.draft_layer} is out of range; expected 1 to {last - 1}"
+            )
+        has_checks = decoder.rule is not None and decoder.rule.name != "never"
+        self.checks = tuple(layers) if has_checks else ()
+        ids = decoder.shortlist_ids
+        self.shortlist = None
+        if ids is not None:
+            self.shortlist = Shortlist(self.transformer, {*ids, *end_tokens(model)})
         self.packed = Packed.of(model) if decoder.packed else None
         self.drafter = self._drafter(decoder)
 
     def _drafter(self, decoder: Decoder) -> Drafter:
         is_single = decoder._one_by_one(self.transformer)
-        if decoder.rule is not None or is_single or decoder.most_nodes == 1:
-            return _no_guesses()
+        if decoder.rule is not None or is_single or decoder.max_nodes == 1:
+            return _no_drafts()
         table = None
         if "table" in decoder.drafts and decoder.bank is not None:
             table = decoder._table or DraftTable(self.lens)
@@ -353,7 +386,7 @@ class _Ready:
         return Drafter(
             cost, table,
             lookup="lookup" in decoder.drafts, branches=self.axes.branches,
-            most=decoder.most_nodes, d_vocab=vocabulary_size(self.transformer.model),
+            most=decoder.max_nodes, d_vocab=vocabulary_size(self.transformer.model),
         )  # fmt: skip
 
 

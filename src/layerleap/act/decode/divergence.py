@@ -1,10 +1,11 @@
-"""Where two texts part, and how near a tie that was.
+"""Where two texts diverge, and how close to a tie that was.
 
-In: a prompt and what two ways of decoding wrote after it. Out: nothing if they are the same; else
-the first token that differs, and how far apart the two candidates' scores were for the full model.
+In: a prompt and what two ways of decoding wrote after it. Out: None if they are the same; else the
+first token that differs, and the full model's gap between the two candidates.
 
-In narrow dtypes a pass over several tokens rounds otherwise than one over a single token. Where
-two tokens are nearly tied, that can decide: a gap of a few roundings is a tie, a large one is not.
+In narrow dtypes a pass over several tokens rounds differently from a one-token pass. Where two
+tokens are nearly tied, rounding can decide: a gap of a few rounding steps is a tie, a large one is
+not.
 """
 
 from collections.abc import Sequence
@@ -19,16 +20,16 @@ from layerleap.models.transformer import Transformer
 class Divergence:
     """The first token that differs."""
 
-    place: int  # among the new tokens, from 0
+    place: int  # index among the new tokens, from 0
     ours: int
     theirs: int
-    gap: float  # between the logits of the two, as one pass over the text gives them
-    rounding: float  # what one rounding of the larger of them amounts to
+    gap: float  # between the logits of the two candidates in one pass over the text
+    rounding: float  # one rounding step of the larger logit
 
     def __str__(self) -> str:
         return (
-            f"first differs at new token {self.place + 1}, where the two candidates' logits lie "
-            f"{self.gap:.2g} apart ({self.gap / self.rounding:.1f} roundings)"
+            f"first differs at new token {self.place + 1}, where the logits of the two candidates "
+            f"are {self.gap:.2g} apart ({self.gap / self.rounding:.1f} rounding steps)"
         )
 
 
@@ -36,12 +37,12 @@ class Divergence:
 def divergence(
     transformer: Transformer, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
 ) -> Divergence | None:
-    """Where `ours` leaves `theirs`; None if one of them goes on where the other has ended.
+    """Where `ours` first differs from `theirs`; None if one of them is a prefix of the other.
 
     Args:
         transformer: the model.
-        prompt: token ids that both follow.
-        ours: new tokens.
+        prompt: token ids that both texts continue.
+        ours: new tokens of one text.
         theirs: new tokens of the other text.
     """
     pairs = list(zip(ours, theirs, strict=False))

@@ -1,12 +1,12 @@
-"""What follows a token by itself: the layer-0 shortcut, read once and kept.
+"""The draft table: what follows each token, read through the layer-0 shortcut and cached.
 
-In: a lens with a shortcut from layer 0. Out: for a token its likeliest followers, with their
-probabilities as the lens gives them.
+In: a lens with a shortcut from layer 0. Out: for a token its most likely followers, with the
+probabilities that the lens gives.
 
-Without positions in it, h[0] depends on the current token alone, and so does its reading: a table
-with one row per token says everything. Rows are made when first wanted, several at a time, for one
-row costs as much as a look through the head. Models that add positions to h[0] are read at one
-place; the table is then a guess, as drafts are anyway.
+If h[0] contains no positions it depends on the current token alone, and so does its reading: a
+table with one row per token is complete. Rows are computed on first use, several at a time, since
+each costs a reading of the head. Models that add positions to h[0] are read at one position; the
+table is then an approximation, which is good enough for drafts.
 """
 
 import json
@@ -26,59 +26,62 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens, chunks
 
-PLACE = 8  # where tokens are read if positions matter
+PLACE = 8  # the position that tokens are read at if positions matter
 FORMAT = 1
 
 
 class DraftTable:
-    """Followers of tokens; `known` says which rows have been made."""
+    """Followers of tokens; `known` marks the rows that have been computed."""
 
     def __init__(self, lens: Lens, *, width: int = 8) -> None:
-        """No row yet.
+        """Start with no rows.
 
         Args:
-            lens: of the model that is decoded, with a map from layer 0.
-            width: followers kept per token.
+            lens: a lens of the model that is decoded, with a map from layer 0.
+            width: followers per token.
         """
         if not 1 <= width <= lens.transformer.d_vocab:
-            raise BadSettings(f"a draft table of width {width}; 1 or more followers were wanted")
+            raise BadSettings(
+                f"width {width} of the draft table is out of range; expected 1 to "
+                f"{lens.transformer.d_vocab}"
+            )
         self.lens, self.width = lens, width
         size = lens.transformer.d_vocab
-        # Heads are often padded, and some embeddings are: only what both know can follow.
+        # Heads are often padded, and so are some embeddings: only tokens of both can follow.
         self.size = min(size, vocabulary_size(lens.transformer.model))
         self.ids = torch.zeros(size, width, dtype=torch.int32)
         self.p = torch.zeros(size, width)
         self.known = torch.zeros(size, dtype=torch.bool)
-        self._places = 1 if _is_placeless(lens.transformer) else PLACE + 1
+        self._length = 1 if _ignores_positions(lens.transformer) else PLACE + 1
 
     def need(self, tokens: Iterable[int]) -> None:
-        """Make the rows of these tokens, if they are missing."""
+        """Compute the rows of these tokens that are missing."""
         missing = sorted({t for t in tokens if t < self.size and not self.known[t]})
         if missing:
-            self._make(torch.tensor(missing))
+            self._compute(torch.tensor(missing))
 
     def of(self, token: int) -> tuple[list[int], list[float]]:
-        """The followers of one token, the likeliest first, and their probabilities."""
+        """The followers of one token, most likely first, and their probabilities."""
         if token >= self.size:
             return [], []
         self.need([token])
         return self.ids[token].tolist(), self.p[token].tolist()
 
     def fill(self, progress: Progress = silent) -> None:
-        """Make every row that is missing."""
+        """Compute every row that is missing."""
         missing = (~self.known[: self.size]).nonzero()[:, 0]
         for rows in chunks(len(missing), self.lens.transformer.d_vocab):
-            self._make(missing[rows])
+            self._compute(missing[rows])
             progress("drafting", rows.stop, len(missing), "tokens")
 
     @torch.no_grad()
-    def _make(self, tokens: Tensor) -> None:
+    def _compute(self, tokens: Tensor) -> None:
         transformer = self.lens.transformer
-        inputs = tokens[:, None].expand(-1, self._places)
+        inputs = tokens[:, None].expand(-1, self._length)
         keep = torch.zeros(inputs.shape, dtype=torch.bool)
         keep[:, -1] = True
-        seen = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0])
-        logits = self.lens.logits(seen.states[0], 0).float()
+        h = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0]).states[0]
+        logits = self.lens.logits(h, 0).float()
         best = logits[:, : self.size].topk(self.width)
         self.ids[tokens] = best.indices.cpu().int()
         self.p[tokens] = (best.values - logits.logsumexp(-1, keepdim=True)).exp().cpu()
@@ -86,36 +89,37 @@ class DraftTable:
 
     @property
     def fingerprint(self) -> str:
-        """Of what the rows follow from: the model and the map."""
+        """A fingerprint of the model and the map that the rows come from."""
         digest = blake2b(self.lens.transformer.identity.fingerprint.encode(), digest_size=16)
-        found = self.lens.map(0)
-        for name, value in sorted(getattr(found, "tensors", dict)().items()):
+        for name, value in sorted(getattr(self.lens.map(0), "tensors", dict)().items()):
             digest.update(name.encode() + value.cpu().float().numpy().tobytes())
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the rows made so far into one file."""
+        """Write the rows computed so far into one file."""
         tensors = {"ids": self.ids, "p": self.p, "known": self.known}
         about = {"format": FORMAT, "fingerprint": self.fingerprint, "width": self.width}
         with whole_file(path) as temporary:
             save_file(tensors, temporary, metadata={"layerleap.drafts": json.dumps(about)})
 
     def load(self, path: Path) -> None:
-        """Take over rows that were saved for the same model, map and width."""
+        """Load rows that were saved for the same model, map and width."""
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads(file.metadata()["layerleap.drafts"])
                 tensors = {name: file.get_tensor(name) for name in ("ids", "p", "known")}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise BadArtifact(f"{path} is missing, damaged or no draft table ({error})") from error
-        wanted = {"format": FORMAT, "fingerprint": self.fingerprint, "width": self.width}
-        if about != wanted:
-            raise BadArtifact(f"{path} was made for another model, bank or width; delete it")
+            raise BadArtifact(
+                f"{path} is missing, damaged or not a draft table ({error}); delete it"
+            ) from error
+        expected = {"format": FORMAT, "fingerprint": self.fingerprint, "width": self.width}
+        if about != expected:
+            raise BadArtifact(f"{path} belongs to another model, bank or width; delete it")
         self.ids, self.p, self.known = tensors["ids"], tensors["p"], tensors["known"]
 
 
-def _is_placeless(transformer: Transformer) -> bool:
-    """True if h[0] is the same wherever a token stands."""
+def _ignores_positions(transformer: Transformer) -> bool:
+    """True if h[0] of a token is the same at every position."""
     inputs = torch.full((1, PLACE + 1), 1)
     keep = torch.ones_like(inputs, dtype=torch.bool)
     h = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0]).states[0]

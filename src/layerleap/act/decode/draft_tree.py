@@ -1,11 +1,11 @@
-"""Which tokens to try next, as a tree sized by what tokens cost and how often they are right.
+"""Draft trees: which tokens to try next, given what they cost and how often they are accepted.
 
-In: the text so far, sources of guesses, what a pass over n tokens costs.
-Out: a tree whose first node is the token that is certain, the others guesses after it.
+In: the text so far, sources of drafts, the cost of a pass over n tokens.
+Out: a tree whose root is the last token of the text and whose other nodes are draft tokens.
 
-Each guess has a chance of being right, learned from the guesses of its kind so far; a node's chance
-is the product along its path. The likeliest nodes are taken, as many as make tokens per second
-largest: (1 + sum of their chances) / seconds of a pass over them.
+Each draft has a chance of acceptance, learned from earlier drafts of its kind; a node's chance is
+the product along its path. The most likely nodes are taken, as many as maximise tokens per second:
+(1 + sum of their chances) / seconds of a pass over them.
 """
 
 import heapq
@@ -21,38 +21,38 @@ from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.decode.prompt_lookup import Lookup
 from layerleap.models.cursor.tree import Tree
 
-MOST = 32  # nodes at most, beyond which passes were not measured
-WEIGHT = 4.0  # guesses that the chance assumed at first is worth
-LEARN = 0.3  # of what a pass took otherwise than thought
-DEEPEST = 10  # tokens that a lookup is followed for
-LOOKED_UP = {2: 0.35, 3: 0.5, 4: 0.6}  # chance assumed at first, by tokens that matched
-REMEMBERED_AT_MOST = 200_000  # such answers: some tens of megabytes
-REMEMBERED = {1: 0.3, 2: 0.5}  # the same, of what the model said after such tokens before
+MOST = 32  # maximum number of nodes; larger passes are not measured
+WEIGHT = 4.0  # weight of the prior chance, in drafts
+LEARN = 0.3  # learning rate of pass times
+DEEPEST = 10  # maximum length of a lookup draft
+LOOKUP_PRIOR = {2: 0.35, 3: 0.5, 4: 0.6}  # prior chance by number of matched tokens
+ANSWERS_AT_MOST = 200_000  # remembered answers: some tens of megabytes
+ANSWER_PRIOR = {1: 0.3, 2: 0.5}  # prior chance of the model's earlier answer, by context length
 
-Kind = tuple[str, int]  # a source, and how sure it is of the guess
+Kind = tuple[str, int]  # a source, and a level of confidence
 
 
 @dataclass
 class AcceptanceRates:
-    """How often guesses of each kind were right, counted as they are tried."""
+    """How often drafts of each kind were accepted so far."""
 
-    right: dict[Kind, float] = field(default_factory=dict)
-    tried: dict[Kind, int] = field(default_factory=dict)
+    accepted: dict[Kind, float] = field(default_factory=dict)
+    drafts: dict[Kind, int] = field(default_factory=dict)
 
-    def of(self, kind: Kind, at_first: float) -> float:
-        """The chance of a guess, drawn towards what was assumed at first."""
-        tried = self.tried.get(kind, 0)
-        return (self.right.get(kind, 0.0) + WEIGHT * at_first) / (tried + WEIGHT)
+    def of(self, kind: Kind, prior: float) -> float:
+        """The estimated chance of a draft, shrunk towards the prior."""
+        drafts = self.drafts.get(kind, 0)
+        return (self.accepted.get(kind, 0.0) + WEIGHT * prior) / (drafts + WEIGHT)
 
-    def note(self, kind: Kind, was_right: bool) -> None:
-        """One guess was tried, its parent being right."""
-        self.right[kind] = self.right.get(kind, 0.0) + was_right
-        self.tried[kind] = self.tried.get(kind, 0) + 1
+    def record(self, kind: Kind, was_accepted: bool) -> None:
+        """Record a draft whose parent was accepted."""
+        self.accepted[kind] = self.accepted.get(kind, 0.0) + was_accepted
+        self.drafts[kind] = self.drafts.get(kind, 0) + 1
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A tree, and for each node the kind of guess that it is; the first is none."""
+    """A tree, with the kind (None for the root) and the chance of each node."""
 
     tree: Tree
     kinds: tuple[Kind | None, ...]
@@ -60,26 +60,26 @@ class Draft:
 
 
 @dataclass(order=True)
-class _Guess:
+class _Candidate:
     order: float
     chance: float = field(compare=False)
     parent: int = field(compare=False)
     token: int = field(compare=False)
     kind: Kind = field(compare=False)
-    rest: Sequence[int] = field(compare=False, default=())  # what the same lookup says follows
+    rest: Sequence[int] = field(compare=False, default=())  # the rest of the same lookup
     matched: int = field(compare=False, default=0)
 
 
 @dataclass
 class SharedPass:
-    """What else a pass holds: tokens of other texts, and how many of them are expected to stay."""
+    """What else a pass holds: nodes of other texts, and the tokens expected from them."""
 
     nodes: int = 0
     expected: float = 0.0
 
 
 class Drafter:
-    """Draws trees for one text after another, and learns which guesses are right."""
+    """Draws draft trees for one text after another and learns which drafts are accepted."""
 
     def __init__(
         self,
@@ -91,207 +91,211 @@ class Drafter:
         most: int = MOST,
         d_vocab: int | None = None,
     ) -> None:
-        """Nothing learned yet.
+        """Start with nothing learned.
 
         Args:
-            cost: of passes.
+            cost: cost of passes.
             table: followers of tokens.
-            lookup: also look for what followed the same tokens earlier in the text.
-            branches: False if the model cannot look at several guesses for one place.
-            most: nodes at most, the certain one included.
-            d_vocab: tokens that the model can be given; some heads have more.
+            lookup: also draft what followed the same tokens earlier in the text.
+            branches: False if the model cannot run several drafts for one position.
+            most: maximum number of nodes, including the root.
+            d_vocab: number of tokens in the embedding; some heads have more.
         """
         self._d_vocab = d_vocab or sys.maxsize
         self.cost, self.table, self.chances = cost, table, AcceptanceRates()
-        self.branches, self.most, self._looks = branches, most, lookup
+        self.branches, self.most, self._uses_lookup = branches, most, lookup
         self._seconds = [cost.of(n) for n in range(1, most + 1)]
-        self._shared = list(self._seconds)  # of passes that texts share; learned from them
+        self._shared_seconds = list(self._seconds)  # of passes shared by texts, learned from them
         self.lookup = Lookup()
-        self._said: dict[tuple[int, ...], int] = {}  # after one token or two: the model's choice
+        self._answers: dict[tuple[int, ...], int] = {}  # the model's choice after 1 or 2 tokens
 
     def begin(self, ids: Sequence[int]) -> None:
-        """A new text, as far as it is known; what the model said in others is remembered."""
+        """Start a new text; the model's answers in earlier texts are kept."""
         self.lookup = Lookup()
-        if self._looks:
+        if self._uses_lookup:
             self.lookup.extend(list(ids))
 
-    def note(self, token: int) -> None:
-        """One more token of the text."""
-        if self._looks:
+    def add(self, token: int) -> None:
+        """Append a token to the text."""
+        if self._uses_lookup:
             self.lookup.add(token)
 
     def twin(self) -> "Drafter":
-        """For one of several texts at a time; what either learns, all know."""
+        """A drafter for one text of a batch; all twins share what they learn."""
         other = copy(self)
-        other.lookup, other._seconds = Lookup(), self._shared
+        other.lookup, other._seconds = Lookup(), self._shared_seconds
         return other
 
-    def took(self, nodes: int, seconds: float) -> None:
-        """A pass was timed, drafts and choices and all: what it and its like cost is corrected.
+    def record_time(self, nodes: int, seconds: float) -> None:
+        """Correct the cost of passes of about this size, including drafting and choosing.
 
         Args:
-            nodes: that the pass held.
-            seconds: that it took.
+            nodes: number of nodes in the pass.
+            seconds: how long it took.
         """
         n = min(nodes, len(self._seconds))
-        # One slow moment must not decide it.
-        wrong = min(2.0, max(0.5, seconds / self._seconds[n - 1]))
+        # The correction is clipped, so that one slow moment does not decide.
+        ratio = min(2.0, max(0.5, seconds / self._seconds[n - 1]))
         for size in range(1, len(self._seconds) + 1):
-            likeness = min(size, n) / max(size, n)
-            self._seconds[size - 1] *= wrong ** (LEARN * likeness)
+            similarity = min(size, n) / max(size, n)
+            self._seconds[size - 1] *= ratio ** (LEARN * similarity)
 
-    def draw(self, token: int, room: int, beside: SharedPass | None = None) -> Draft:
-        """A tree after the text so far.
+    def draw(self, token: int, room: int, shared: SharedPass | None = None) -> Draft:
+        """A draft tree after the text so far.
 
         Args:
-            token: the last one of the text, which is certain but has not been run.
-            room: how many more tokens the text may get after it.
-            beside: what the pass holds already.
+            token: the last token of the text, which has not been run.
+            room: how many more tokens may follow it.
+            shared: what the pass already holds.
         """
-        beside = beside or SharedPass()
-        seconds = self._seconds[beside.nodes :]
+        shared = shared or SharedPass()
+        seconds = self._seconds[shared.nodes :]
         ids, parents, chances = [token], [-1], [1.0]
         kinds: list[Kind | None] = [None]
         depth, has_child = [0], [False]
-        waiting: list[_Guess] = []
-        found, matched = self.lookup.find(min(DEEPEST, room)) if self._looks else ([], 0)
-        if found:
-            self._look(waiting, 0, 1.0, found, matched)
+        waiting: list[_Candidate] = []
+        match = self.lookup.find(min(DEEPEST, room)) if self._uses_lookup else ([], 0)
+        if match[0]:
+            self._push_lookup(waiting, 0, 1.0, *match)
         before = self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
-        self._follow(waiting, 0, 1.0, token, before)
+        self._push_followers(waiting, 0, 1.0, token, before)
         taken: dict[tuple[int, int], int] = {}
-        expected = beside.expected + 1.0  # tokens
+        expected = shared.expected + 1.0  # tokens
         fastest = expected / seconds[0]  # tokens per second
         while waiting and len(ids) < len(seconds):
             if not _may_pay(seconds[len(ids) :], expected, waiting[0].chance, fastest):
                 break
-            guess = heapq.heappop(waiting)
-            if (node := taken.get((guess.parent, guess.token))) is not None:
-                if guess.rest:  # the same guess from elsewhere: only what follows is news
-                    self._look(waiting, node, chances[node], guess.rest, guess.matched)
+            best = heapq.heappop(waiting)
+            if (node := taken.get((best.parent, best.token))) is not None:
+                if best.rest:  # the same draft from another source: only its rest is new
+                    self._push_lookup(waiting, node, chances[node], best.rest, best.matched)
                 continue
-            if depth[guess.parent] + 1 > room or (has_child[guess.parent] and not self.branches):
+            if depth[best.parent] + 1 > room or (has_child[best.parent] and not self.branches):
                 continue
             size = len(ids)
-            taken[guess.parent, guess.token] = size
-            has_child[guess.parent] = True
-            ids.append(guess.token)
-            parents.append(guess.parent)
-            kinds.append(guess.kind)
-            chances.append(guess.chance)
-            depth.append(depth[guess.parent] + 1)
+            taken[best.parent, best.token] = size
+            has_child[best.parent] = True
+            ids.append(best.token)
+            parents.append(best.parent)
+            kinds.append(best.kind)
+            chances.append(best.chance)
+            depth.append(depth[best.parent] + 1)
             has_child.append(False)
-            expected += guess.chance
+            expected += best.chance
             fastest = max(fastest, expected / seconds[size])
-            if guess.rest:
-                self._look(waiting, size, guess.chance, guess.rest, guess.matched)
-            self._follow(waiting, size, guess.chance, guess.token, ids[guess.parent])
-        best = _worth(
-            chances, beside.expected, seconds
-        )  # likelier nodes came first, so any beginning is a tree
-        return _in_rows(ids[:best], parents[:best], kinds[:best], chances[:best])
+            if best.rest:
+                self._push_lookup(waiting, size, best.chance, best.rest, best.matched)
+            self._push_followers(waiting, size, best.chance, best.token, ids[best.parent])
+        # More likely nodes came first, so any prefix is a tree.
+        size = _best_size(chances, shared.expected, seconds)
+        return _depth_first(ids[:size], parents[:size], kinds[:size], chances[:size])
 
-    def _look(
-        self, waiting: list[_Guess], parent: int, chance: float, found: Sequence[int], matched: int
+    def _push_lookup(
+        self,
+        waiting: list[_Candidate],
+        parent: int,
+        chance: float,
+        tokens: Sequence[int],
+        matched: int,
     ) -> None:
         kind = ("lookup", min(matched, 8))
-        own = chance * self.chances.of(kind, LOOKED_UP.get(matched, 0.7))
-        guess = _Guess(-own, own, parent, found[0], kind, found[1:], matched + 1)
-        heapq.heappush(waiting, guess)
+        own = chance * self.chances.of(kind, LOOKUP_PRIOR.get(matched, 0.7))
+        candidate = _Candidate(-own, own, parent, tokens[0], kind, tokens[1:], matched + 1)
+        heapq.heappush(waiting, candidate)
 
-    def _follow(
-        self, waiting: list[_Guess], parent: int, chance: float, token: int, before: int
+    def _push_followers(
+        self, waiting: list[_Candidate], parent: int, chance: float, token: int, before: int
     ) -> None:
-        """What may come after a token: what the model said there before, and the table."""
+        """Push what may follow a token: the model's earlier answers there, and the table."""
         for run in ((before, token), (token,)):
-            if (said := self._said.get(run)) is not None:
-                self._push(waiting, parent, chance, said, ("said", len(run)), REMEMBERED[len(run)])
+            if (answer := self._answers.get(run)) is not None:
+                kind, prior = ("answer", len(run)), ANSWER_PRIOR[len(run)]
+                self._push(waiting, parent, chance, answer, kind, prior)
         if self.table is None:
             return
-        if (
-            token < self.table.size and not self.table.known[token]
-        ):  # with those that may come next: they cost hardly more
-            self.table.need([token, *(guess.token for guess in waiting[: self.most])])
+        if token < self.table.size and not self.table.known[token]:
+            # Together with tokens that may come next: these cost hardly more.
+            self.table.need([token, *(other.token for other in waiting[: self.most])])
         for follower, p in zip(*self.table.of(token), strict=True):
             self._push(waiting, parent, chance, follower, ("table", _level(p)), p)
 
     def _push(
         self,
-        waiting: list[_Guess],
+        waiting: list[_Candidate],
         parent: int,
         chance: float,
         token: int,
         kind: Kind,
-        at_first: float,
+        prior: float,
     ) -> None:
-        own = chance * self.chances.of(kind, at_first)
-        heapq.heappush(waiting, _Guess(-own, own, parent, token, kind))
+        own = chance * self.chances.of(kind, prior)
+        heapq.heappush(waiting, _Candidate(-own, own, parent, token, kind))
 
     def learn(
         self,
-        drafted: Draft,
+        draft: Draft,
         path: Sequence[int],
-        said: Sequence[int],
+        answers: Sequence[int],
         new: Sequence[int],
     ) -> None:
-        """Which guesses were right, and what the model would have said after all of them.
+        """Learn which drafts were accepted, and the model's answer after each of them.
 
         Args:
-            drafted: the tree that was tried.
-            path: the nodes that were right, the certain one first.
-            said: by node, the likeliest token after it. After a wrong guess it is an answer to
-                another text, but often the same words come up again, and then it is at hand.
-            new: the tokens that the text was given by it.
+            draft: the tree that was verified.
+            path: the accepted nodes, the root first.
+            answers: by node, the most likely token after it. After a rejected draft it answers
+                another text, but the same words often come up again.
+            new: the tokens that were added to the text.
         """
-        if self._looks:
-            self._remember(drafted.tree, said)
+        if self._uses_lookup:
+            self._remember(draft.tree, answers)
         for node in path:
-            right = next((n for n in path if drafted.tree.parents[n] == node), None)
-            for child, parent in enumerate(drafted.tree.parents):
-                kind = drafted.kinds[child]
+            accepted = next((n for n in path if draft.tree.parents[n] == node), None)
+            for child, parent in enumerate(draft.tree.parents):
+                kind = draft.kinds[child]
                 if parent == node and kind is not None:
-                    self.chances.note(kind, child == right)
+                    self.chances.record(kind, child == accepted)
         for token in new:
-            self.note(token)
+            self.add(token)
 
-    def _remember(self, tree: Tree, said: Sequence[int]) -> None:
-        if len(self._said) > REMEMBERED_AT_MOST:
-            self._said.clear()
+    def _remember(self, tree: Tree, answers: Sequence[int]) -> None:
+        if len(self._answers) > ANSWERS_AT_MOST:
+            self._answers.clear()
         before = self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
-        for token, parent, answer in zip(tree.ids, tree.parents, said, strict=True):
+        for token, parent, answer in zip(tree.ids, tree.parents, answers, strict=True):
             if answer >= self._d_vocab:
                 continue
-            self._said[token,] = answer
-            self._said[tree.ids[parent] if parent >= 0 else before, token] = answer
+            self._answers[token,] = answer
+            self._answers[tree.ids[parent] if parent >= 0 else before, token] = answer
 
 
 def _may_pay(seconds: Sequence[float], expected: float, likeliest: float, fastest: float) -> bool:
-    """False if no larger tree can be faster, even if all its nodes were that likely.
+    """False if no larger tree can be faster, even if all its nodes were this likely.
 
     Args:
         seconds: of passes with one node more, two more, ...
-        expected: tokens that the pass gives so far.
+        expected: expected tokens of the pass so far.
         likeliest: the chance of the next node.
         fastest: tokens per second of the best size so far.
     """
     return any(
-        expected + more * likeliest > fastest * took for more, took in enumerate(seconds, start=1)
+        expected + more * likeliest > fastest * time for more, time in enumerate(seconds, start=1)
     )
 
 
-def _worth(chances: Sequence[float], others: float, seconds: Sequence[float]) -> int:
-    """How many nodes make tokens per second largest."""
-    rates = [(others + own) / took for own, took in zip(accumulate(chances), seconds, strict=False)]
+def _best_size(chances: Sequence[float], others: float, seconds: Sequence[float]) -> int:
+    """The number of nodes that maximises tokens per second."""
+    rates = [(others + own) / time for own, time in zip(accumulate(chances), seconds, strict=False)]
     return rates.index(max(rates)) + 1
 
 
-def _in_rows(
+def _depth_first(
     ids: Sequence[int],
     parents: Sequence[int],
     kinds: Sequence[Kind | None],
     chances: Sequence[float],
 ) -> Draft:
-    """Each path in one piece, the likeliest first: if that is right, the cache is in order."""
+    """Nodes depth first, most likely first: if that path is accepted, the cache is in order."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)
@@ -305,5 +309,5 @@ def _in_rows(
 
 
 def _level(p: float) -> int:
-    """Probabilities by halvings: 0 for above one half, 1 for above a quarter, ..."""
+    """Probabilities in powers of two: 0 above one half, 1 above a quarter, ..."""
     return min(9, int(-math.log2(max(p, 1e-9))))

@@ -1,15 +1,15 @@
-"""Adaptive decoding: each token is carried as far as a rule wants it.
+"""Early-exit decoding: each token runs through as many layers as a rule asks for.
 
-In: a walk over the model, a chooser, a lens, a rule. Out: tokens read where the rule stopped.
+In: a cursor over the model, a token chooser, a lens, a rule. Out: tokens read where the rule stops.
 
-What later tokens need of the layers that a token did not see is made by a policy:
+Later tokens need keys and values from the layers that a token skipped. A policy makes them:
 
-    recompute   computed by those layers themselves, along with the next token that gets there:
+    recompute   computed by those layers themselves, together with the next token that gets there:
                 keys and values are exact, so exits are those of a replay on the same text
-    propagate   made from the state at the exit, as if the layers above had changed nothing
-    shortcut    made from what the bank's map predicts the state would be at each layer above
+    propagate   computed from the state at the exit, as if the layers above changed nothing
+    shortcut    computed from the bank's prediction of the state at each layer above
 
-Whatever the policy, a token that leaves early is read early: the text is an approximation.
+Under every policy, a token that exits early is read early: the text is an approximation.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from layerleap.act.decode.account import Account
+from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.live import LiveChecks
 from layerleap.act.decode.sampling import Processor, TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
@@ -30,13 +30,13 @@ from layerleap.read.lens import Lens, chunks
 Policy = Literal["recompute", "propagate", "shortcut"]
 POLICIES = {
     "recompute": "skipped layers are run later, with the next token that needs them: exact",
-    "propagate": "skipped layers take the state at the exit for their own: an approximation",
-    "shortcut": "skipped layers take what the bank predicts for them: an approximation",
+    "propagate": "skipped layers take the state at the exit as theirs: an approximation",
+    "shortcut": "skipped layers take the state that the bank predicts: an approximation",
 }
 
 
 def carry_of(policy: Policy, lens: Lens) -> Carry | None:
-    """How a state gets to layers that are skipped; None if they are run later."""
+    """How a state gets to the layers it skips; None if they are run later."""
     if policy == "recompute":
         return None
     bank = lens.bank
@@ -46,78 +46,79 @@ def carry_of(policy: Policy, lens: Lens) -> Carry | None:
 
 
 @torch.no_grad()
-def adapt(
-    walk: Cursor,
-    choice: TokenChooser,
-    looks: Callable[[int], LiveChecks],
-    account: Account,
+def decode_early(
+    cursor: Cursor,
+    chooser: TokenChooser,
+    checks_at: Callable[[int], LiveChecks],
+    stats: DecodingStats,
     *,
     lens: Lens,
     checks: Sequence[int],
     policy: Policy = "recompute",
     shortlist: Shortlist | None = None,
 ) -> None:
-    """Write until the chooser is finished; the prompt is run in full.
+    """Generate until the chooser is finished; the prompt runs through all layers.
 
     Args:
-        walk: inside its `with`.
-        choice: the text so far, of which at least one token has not been run.
-        looks: from a position to what will look at it.
-        account: notes every token.
-        lens: reads a state where it leaves.
-        checks: layers at which the rule is asked.
-        policy: what is done about layers that a token skips.
-        shortlist: what a token that leaves early is chosen from; None reads the whole head.
+        cursor: inside its `with`.
+        chooser: the text so far, with at least one token that has not been run.
+        checks_at: from a position to the checks of that position.
+        stats: updated after every token.
+        lens: reads a state where it exits.
+        checks: layers at which the rule is checked.
+        policy: how keys and values of skipped layers are made.
+        shortlist: the tokens that an early exit chooses from; None reads the whole head.
     """
-    carry, transformer = carry_of(policy, lens), walk.transformer
-    ran = walk.run(choice.text[walk.length :])
-    account.reading = ran.layer
-    token = choice(transformer.logits(ran.h[-1:])[0])
-    account.passed(tokens=1, layer=ran.layer, is_prompt=True)
-    while not choice.is_finished:
-        look = looks(walk.length)
-        ran = walk.run([token], watch=look, checks=checks, carry=carry)
-        account.reading = ran.layer
-        read = partial(_logits, lens, look, ran.h[-1:], ran.layer)
-        token = choice(read(shortlist), None if shortlist is None else partial(read, None))
-        account.passed(tokens=1, layer=ran.layer)
-    if walk.waiting:
-        walk.run([])  # so that the cache is whole, whoever uses it next
-        account.closed()
+    carry, transformer = carry_of(policy, lens), cursor.transformer
+    ran = cursor.run(chooser.text[cursor.length :])
+    stats.current_layer = ran.layer
+    token = chooser(transformer.logits(ran.h[-1:])[0])
+    stats.record_pass(tokens=1, layer=ran.layer, is_prompt=True)
+    while not chooser.is_finished:
+        live = checks_at(cursor.length)
+        ran = cursor.run([token], watch=live, checks=checks, carry=carry)
+        stats.current_layer = ran.layer
+        read = partial(_logits, lens, live, ran.h[-1:], ran.layer)
+        token = chooser(read(shortlist), None if shortlist is None else partial(read, None))
+        stats.record_pass(tokens=1, layer=ran.layer)
+    if cursor.waiting:
+        cursor.run([])  # completes the cache for its next user
+        stats.record_end()
 
 
 def _logits(
-    lens: Lens, look: LiveChecks, h: Tensor, layer: int, shortlist: Shortlist | None
+    lens: Lens, live: LiveChecks, h: Tensor, layer: int, shortlist: Shortlist | None
 ) -> Tensor:
     if layer == lens.transformer.n_layers:
         return lens.transformer.logits(h)[0]
     if shortlist is not None:
-        few = look.few if look.few is not None else shortlist.logits(lens.map(layer)(h))
-        return shortlist.spread(few)[0]
-    if look.logits is not None:
-        return look.logits[0]
+        logits = live.shortlist_logits
+        return shortlist.expand(shortlist.logits(lens.map(layer)(h)) if logits is None else logits)[
+            0
+        ]
+    if live.logits is not None:
+        return live.logits[0]
     return lens.logits(h, layer)[0]
 
 
 @torch.no_grad()
-def agreements(transformer: Transformer, choice: TokenChooser, processor: Processor) -> list[bool]:
-    """Of each token chosen: is it what the full model chooses after the same text?
+def agreements(transformer: Transformer, chooser: TokenChooser, processor: Processor) -> list[bool]:
+    """For each chosen token: is it what the full model chooses after the same text?
 
     Args:
         transformer: the model.
-        choice: the text, finished.
-        processor: as it was before the text; some of them remember what they have seen.
+        chooser: the finished text.
+        processor: a copy from before the text; some processors remember what they have seen.
     """
-    text = torch.tensor([choice.text])
+    text = torch.tensor([chooser.text])
     keep = torch.zeros_like(text, dtype=torch.bool)
-    keep[:, -len(choice.chosen) - 1 : -1] = True
+    keep[:, -len(chooser.chosen) - 1 : -1] = True
     last = transformer.n_layers
     h = transformer.capture({"input_ids": text}, keep=keep, layers=[last]).states[last]
-    found: list[bool] = []
+    agrees: list[bool] = []
     for rows in chunks(len(h), transformer.d_vocab):
         for logits in transformer.logits(h[rows]):
-            place = choice.ids.shape[1] - len(choice.chosen) + len(found)
-            shown = logits.float()[None].to(choice.ids.device)
-            scores = processor(choice.ids[:, :place], shown)
-            found.append(int(scores.argmax()) == int(choice.ids[0, place]))
-    return found
+            place = chooser.ids.shape[1] - len(chooser.chosen) + len(agrees)
+            scores = processor(chooser.ids[:, :place], logits.float()[None].to(chooser.ids.device))
+            agrees.append(int(scores.argmax()) == int(chooser.ids[0, place]))
+    return agrees

@@ -1,39 +1,56 @@
-"""A text written by a model: the tokens, where each was read, and the account of the run.
+"""Generate text: the tokens, the layer each was read at, and statistics of the run.
 
-In: a wrapped model, a prompt, a decoder.
-Out: `Generation`, as text or as HTML in which every token is coloured by its exit layer.
+In: a wrapped model and a prompt; optionally a bank, an exit rule or plan, or a decoder.
+Out: `Generation`; a notebook shows it with every token coloured by its exit layer.
 """
 
-import html
-import importlib
-from collections.abc import Callable, Mapping, Sequence
-from colorsys import hls_to_rgb
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
-from layerleap.act.decode.account import Account
 from layerleap.act.decode.decoder import Decoder
+from layerleap.act.decode.decoding_stats import DecodingStats
+from layerleap.act.decode.early import Policy
+from layerleap.act.exits.plan import ExitPlan
+from layerleap.act.exits.rules import Rule
 from layerleap.errors import BadSettings, BadText
+from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, silent
 from layerleap.stream.examples import longest_input, require_text
+
+Decode = Callable[[list[int]], str]
+OnToken = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """What was written after a prompt."""
+    """A generated text."""
 
     prompt: str
-    pieces: list[str]  # one per token
+    tokens: list[str]  # the new tokens
     ids: list[int]
-    account: Account
+    stats: DecodingStats
     prompt_ids: list[int] = field(default_factory=list)
 
     @property
+    def continuation(self) -> str:
+        """The new text, without the prompt."""
+        return "".join(self.tokens)
+
+    @property
     def text(self) -> str:
-        """The prompt and what follows."""
-        return self.prompt + "".join(self.pieces)
+        """The prompt and the new text."""
+        return self.prompt + self.continuation
+
+    @property
+    def exit_layers(self) -> list[int]:
+        """The layer at which each new token was read."""
+        return self.stats.layers
 
     def __str__(self) -> str:
         return self.text
@@ -41,209 +58,223 @@ class Generation:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "prompt": self.prompt, "text": "".join(self.pieces), "ids": self.ids,
-            "pieces": self.pieces, "account": self.account.to_dict(), "says": str(self.account),
+            "prompt": self.prompt, "continuation": self.continuation, "ids": self.ids,
+            "tokens": self.tokens, "stats": self.stats.to_dict(), "summary": str(self.stats),
         }  # fmt: skip
 
+    def to_pandas(self) -> Any:
+        """A data frame with one line per new token."""
+        import pandas
+
+        return pandas.DataFrame(
+            {
+                "token": self.tokens, "id": self.ids, "exit_layer": self.exit_layers,
+                "drafted": self.stats.drafted,
+            }
+        )  # fmt: skip
+
     def _repr_html_(self) -> str:
-        """Every token on the colour of its layer; guessed ones are underlined."""
-        return coloured(self.to_dict())
+        from layerleap.show.html.generation import generation_html
+
+        return generation_html(self.to_dict())
 
 
-def coloured(written: Mapping[str, Any]) -> str:
-    """What `Generation.to_dict` holds, as HTML that needs no style sheet."""
-    account = written["account"]
-    n = account["n_layers"]
-    spans = []
-    for piece, layer, guessed in zip(
-        _marked(written["pieces"]), account["layers"], account["guessed"], strict=True
-    ):
-        title = f"layer {layer} of {n}" + (", guessed" if guessed else "")
-        line = "border-bottom:2px solid #555;" if guessed else ""
-        spans.append(
-            f'<span title="{title}" style="background:{colour(layer, n)};{line}">'
-            f"{html.escape(piece)}</span>"
-        )
-    return (
-        '<div style="font:15px/1.9 system-ui,sans-serif;max-width:46em;color:#1a1a1a;'
-        'background:#fff;padding:12px 16px;border-radius:6px">'
-        f'<div style="white-space:pre-wrap"><span style="color:#666">'
-        f"{html.escape(written['prompt'])}</span>{''.join(spans)}</div>"
-        f'<div style="margin-top:10px;font-size:13px;color:#555">{_scale(n)} '
-        f"{html.escape(written['says'])}.</div></div>"
-    )
+class _Streamer:
+    """A streamer that reports each token as soon as it is final, in whole characters."""
 
-
-def _marked(pieces: Sequence[str]) -> list[str]:
-    """Line ends are seen, so that their colour is; of several in a row only the last ends a line.
-
-    A model that leaves too early may write nothing else.
-    """
-    text = "".join(pieces)
-    marked, place = [], 0
-    for piece in pieces:
-        shown = ""
-        for character in piece:
-            place += 1
-            is_last = text[place : place + 1] != "\n"
-            shown += ("\u23ce\n" if is_last else "\u23ce") if character == "\n" else character
-        marked.append(shown)
-    return marked
-
-
-def colour(layer: int, n_layers: int) -> str:
-    """From warm (left early) to white (ran to the end), as pages and terminals read it."""
-    share = layer / n_layers
-    rgb = hls_to_rgb((20 + 30 * share) / 360, 0.62 + 0.38 * share, 0.9)
-    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
-
-
-def _scale(n_layers: int) -> str:
-    steps = [round(n_layers * part / 6) for part in range(1, 7)]
-    boxes = "".join(
-        f'<span style="background:{colour(layer, n_layers)};padding:0 6px">{layer}</span>'
-        for layer in dict.fromkeys(steps)
-    )
-    return f'<span style="border:1px solid #ddd">{boxes}</span> layers;'
-
-
-class _Teller:
-    """A streamer that says each token as soon as it is certain, whole characters at a time."""
-
-    def __init__(self, decode: Callable[[list[int]], str], tell: Callable[[str], None]) -> None:
-        self.decode, self.tell = decode, tell
+    def __init__(self, decode: Decode, report: Callable[[str, list[int]], None]) -> None:
+        self.decode, self.report = decode, report
         self.ids: list[int] = []
-        self.said, self.is_prompt = "", True
+        self.reported, self.is_prompt = "", True
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt first, then tokens."""
+        """Receive the prompt first, then tokens."""
         if self.is_prompt:
             self.is_prompt = False
             return
         self.ids += value.flatten().tolist()
         text = self.decode(self.ids)
-        piece = "" if text.endswith("\ufffd") else text[len(self.said) :]  # half a character
-        self.said += piece
-        self.tell(piece)
+        # Bytes of an incomplete character are held back until it is complete.
+        piece = "" if text.endswith("\ufffd") else text[len(self.reported) :]
+        self.reported += piece
+        self.report(piece, self.ids)
 
     def end(self) -> None:
-        """What was held back, half a character, comes as it is."""
-        rest = self.decode(self.ids)[len(self.said) :]
+        """Report what was held back, as it is."""
+        rest = self.decode(self.ids)[len(self.reported) :]
         if rest:
-            self.tell(rest)
+            self.report(rest, self.ids)
 
 
-class _Display:
-    """Shows a text in a notebook while it is written."""
+class _LiveGeneration:
+    """Shows a text in a notebook while it is generated."""
 
-    def __init__(self, prompt: str, decoder: Decoder, decode: Callable[[list[int]], str]) -> None:
-        try:
-            display = importlib.import_module("IPython.display").display
-        except ImportError as error:
-            raise BadSettings("live needs a notebook: IPython is not installed") from error
-        self.prompt, self.decoder, self.decode = prompt, decoder, decode
-        self.ids: list[int] = []
-        self._handle = display(Generation(prompt, [], [], _blank()), display_id=True)
+    def __init__(self, prompt: str, decode: Decode) -> None:
+        from layerleap.show.html.generation import live_display
 
-    def __call__(self, piece: str) -> None:
-        account = self.decoder.writing
-        if account is None or self._handle is None:
-            return
-        n = min(len(self.ids), len(account.layers))  # the last token is noted a moment later
-        shown = replace(account, layers=account.layers[:n], guessed=account.guessed[:n])
-        pieces = _pieces(self.decode, self.ids[:n])
-        self._handle.update(Generation(self.prompt, pieces, self.ids[:n], shown))
+        self.prompt, self.decode = prompt, decode
+        empty = DecodingStats(n_layers=1, exactness="exact", max_tokens=0)
+        self._output = live_display(Generation(prompt, [], [], empty))
 
-    def end(self, written: Generation) -> None:
-        """All of it, with the last token and the closing line."""
-        if self._handle is not None:
-            self._handle.update(written)
+    def update(self, ids: list[int], stats: DecodingStats) -> None:
+        """Show the tokens whose layer is known; the last one's is recorded a moment later."""
+        n = min(len(ids), len(stats.layers))
+        stats = replace(stats, layers=stats.layers[:n], drafted=stats.drafted[:n])
+        self.show(Generation(self.prompt, _split(self.decode, ids[:n]), ids[:n], stats))
 
-
-def _blank() -> Account:
-    return Account(n_layers=1, exactness="exact", most_tokens=0)
+    def show(self, generation: Generation) -> None:
+        """Replace what is shown."""
+        if self._output is not None:
+            self._output.update(generation)
 
 
 def generate(
     transformer: Transformer,
     prompt: str,
-    decoder: Decoder | None = None,
     *,
+    bank: ShortcutBank | str | Path | None = "default",
+    rule: Rule | None = None,
+    checks: Collection[int] | None = None,
+    plan: ExitPlan | str | Path | None = None,
+    policy: Policy = "recompute",
+    strict: bool = False,
+    compare: bool = True,
+    decoder: Decoder | Literal["transformers"] | None = None,
     max_new_tokens: int = 60,
     chat: bool = False,
     live: bool = False,
-    tell: Callable[[str], None] | None = None,
+    on_token: OnToken | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
     **options: Any,
 ) -> Generation:
-    """Let the model go on from `prompt`.
+    """Continue `prompt`: exactly, with speculative decoding, or exiting early by a rule or a plan.
+
+        ll.generate(model, "Once upon a time")  # exactly what the model writes, but faster
+        ll.generate(model, "Once upon a time", rule=ll.exits.Similarity(0.98))  # early exit
+        ll.generate(model, "Once upon a time", plan="plan.json")  # from `ll.suitability`
 
     Args:
-        transformer: a decoder with a tokenizer.
-        prompt: not empty.
-        decoder: how; the library's own loop when None.
-        max_new_tokens: tokens at most.
-        chat: put the prompt into the tokenizer's chat template, as a user's turn.
+        transformer: a causal language model with a tokenizer.
+        prompt: the text to continue.
+        bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
+            cache, fitted on first use; None uses the logit lens and drafts from the text alone.
+        rule: when a token may exit; None decodes exactly.
+        checks: layers at which the rule is checked; None is all layers below the last.
+        plan: an exit plan or its file: rule, checks and bank in one.
+        policy: how keys and values of skipped layers are made: recompute, propagate, shortcut.
+        strict: decode one token at a time in dtypes narrower than float32.
+        compare: after an early exit run, measure the agreement with the full model.
+        decoder: an `ll.decoder` with further settings, instead of all arguments from `bank` on;
+            "transformers" is the library's own loop.
+        max_new_tokens: maximum number of new tokens.
+        chat: put the prompt into the tokenizer's chat template, as a user message.
         live: in a notebook, show the coloured text as it grows.
-        tell: given each piece of text as it comes; an empty one if it is half a character.
-        **options: of `generate`, such as do_sample and temperature.
+        on_token: called with each piece of new text and the layer it was read at. The piece is
+            empty while a character is incomplete.
+        tell: called with a message before something slow starts.
+        progress: called while the default bank is fitted.
+        **options: options of transformers' `generate`, such as do_sample and temperature.
     """
-    require_text(transformer)
-    tokenizer: Any = transformer.tokenizer
-    if tokenizer is None:
-        raise BadText(f"{transformer.identity.name} has no tokenizer; call generate with token ids")
     if max_new_tokens < 1:
-        raise BadSettings(f"max_new_tokens {max_new_tokens}; at least one token was wanted")
-    ids = _encode(tokenizer, prompt, chat)
-    limit = longest_input(transformer)
-    if len(ids) >= limit:
-        raise BadText(f"the prompt has {len(ids)} tokens; this model reads at most {limit}")
+        raise BadSettings(f"max_new_tokens is {max_new_tokens}; expected at least 1")
+    ids = _encode(transformer, prompt, chat)
+    if decoder is None:
+        decoder = Decoder(
+            _default_bank(transformer, bank, plan, tell, progress), rule=rule, checks=checks,
+            plan=plan, policy=policy, strict=strict, compare=compare, transformer=transformer,
+        )  # fmt: skip
+    elif rule is not None or plan is not None:
+        raise BadSettings("pass a rule or a plan to the decoder, or leave out the decoder")
+    custom = None if decoder == "transformers" else decoder
+    decode = partial(transformer.tokenizer.decode, skip_special_tokens=True)  # type: ignore[union-attr]
+    shown = _LiveGeneration(prompt, decode) if live else None
+
+    def report(piece: str, new: list[int]) -> None:
+        stats = None if custom is None else custom.current
+        if on_token is not None:
+            layer = None if stats is None else stats.current_layer
+            on_token(piece, layer or transformer.n_layers)
+        if shown is not None and stats is not None:
+            shown.update(new, stats)
+
     device = transformer.model.device
     entry = torch.tensor([ids], device="cpu" if device.type == "meta" else device)
-    decode = lambda some: tokenizer.decode(some, skip_special_tokens=True)  # noqa: E731
-    if live and decoder is not None:
-        tell = _Display(prompt, decoder, decode)
-    streamer = _Teller(decode, tell or (lambda piece: None))
-    if isinstance(tell, _Display):
-        tell.ids = streamer.ids
-    # The model's own settings for sampling hold only if sampling is asked for.
+    # The model's own settings for sampling only apply if sampling is asked for.
     options = {"do_sample": False, **options}
     if not options["do_sample"]:
         options = {"temperature": None, "top_p": None, "top_k": None, **options}
-    found: Any = transformer.model.generate(
-        entry, attention_mask=torch.ones_like(entry), custom_generate=decoder, streamer=streamer,
-        max_new_tokens=min(max_new_tokens, limit - len(ids)), **options,
+    output: Any = transformer.model.generate(
+        entry, attention_mask=torch.ones_like(entry), custom_generate=custom,
+        streamer=_Streamer(decode, report),
+        max_new_tokens=min(max_new_tokens, longest_input(transformer) - len(ids)), **options,
     )  # fmt: skip
-    new = found[0, len(ids) :].tolist()
-    if decoder is None:
-        layers = [transformer.n_layers] * len(new)
-        account = Account(transformer.n_layers, "exact", len(new), layers=layers)
-        account.guessed = [False] * len(new)
-    else:
-        account = decoder.accounts[0]
-    written = Generation(prompt, _pieces(decode, new), new, account, ids)
-    if isinstance(tell, _Display):
-        tell.end(written)
-    return written
+    new = output[0, len(ids) :].tolist()
+    stats = _plain_stats(transformer, len(new)) if custom is None else custom.stats[0]
+    generation = Generation(prompt, _split(decode, new), new, stats, ids)
+    if shown is not None:
+        shown.show(generation)
+    return generation
 
 
-def _encode(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
+def _default_bank(
+    transformer: Transformer,
+    bank: ShortcutBank | str | Path | None,
+    plan: ExitPlan | str | Path | None,
+    tell: Callable[[str], None],
+    progress: Progress,
+) -> ShortcutBank | str | Path | None:
+    """The bank to decode with; a plan brings its own unless another one is named."""
+    if bank != "default":
+        return bank
+    if plan is not None:
+        return None
+    from layerleap.maps.fit import default_bank
+
+    return default_bank(transformer, tell=tell, progress=progress)
+
+
+def _encode(transformer: Transformer, prompt: str, chat: bool) -> list[int]:
+    """The token ids of the prompt; refuses one that the model cannot continue."""
+    require_text(transformer)
+    tokenizer: Any = transformer.tokenizer
+    if tokenizer is None:
+        raise BadText(
+            f"{transformer.identity.name} has no tokenizer; pass one to load, or call "
+            "model.generate with token ids"
+        )
     if not prompt.strip():
-        raise BadText("the prompt is empty; at least one word was wanted")
-    if not chat:
-        return list(tokenizer(prompt)["input_ids"])
-    if not getattr(tokenizer, "chat_template", None):
+        raise BadText("the prompt is empty; expected at least one word")
+    if chat and not getattr(tokenizer, "chat_template", None):
         raise BadSettings("this tokenizer has no chat template; leave out chat")
-    turn = [{"role": "user", "content": prompt}]
-    found = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
-    return list(found["input_ids"])
+    if chat:
+        messages = [{"role": "user", "content": prompt}]
+        encoded = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True
+        )
+    else:
+        encoded = tokenizer(prompt)
+    ids, limit = list(encoded["input_ids"]), longest_input(transformer)
+    if len(ids) >= limit:
+        raise BadText(f"the prompt has {len(ids)} tokens; this model takes at most {limit}")
+    return ids
 
 
-def _pieces(decode: Callable[[list[int]], str], ids: list[int]) -> list[str]:
-    """What each token adds to the text; half a character belongs to the token that ends it."""
-    pieces, said = [], ""
+def _plain_stats(transformer: Transformer, tokens: int) -> DecodingStats:
+    """The stats of the library's own loop: every token ran through all layers."""
+    layers = [transformer.n_layers] * tokens
+    return DecodingStats(
+        transformer.n_layers, "exact", tokens, layers=layers, drafted=[False] * tokens
+    )
+
+
+def _split(decode: Decode, ids: list[int]) -> list[str]:
+    """The text that each token adds; a split character belongs to the token that completes it."""
+    pieces, text_so_far = [], ""
     for n in range(1, len(ids) + 1):
         text = decode(ids[:n])
-        piece = "" if text.endswith("\ufffd") and n < len(ids) else text[len(said) :]
-        said += piece
+        is_incomplete = text.endswith("\ufffd") and n < len(ids)
+        piece = "" if is_incomplete else text[len(text_so_far) :]
+        text_so_far += piece
         pieces.append(piece)
     return pieces

@@ -1,7 +1,7 @@
-"""The next token, chosen as the library's own `generate` chooses it.
+"""The next token, chosen the way transformers' own `generate` chooses it.
 
 In: logits of a position, and what `generate` has prepared: processors, criteria, a streamer.
-Out: tokens, one at a time, each as soon as it is certain.
+Out: tokens, one at a time, each as soon as it is final.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 class TokenChooser:
-    """One text as it grows. Random numbers are drawn once per token, in the order of tokens."""
+    """One growing text. Random numbers are drawn once per token, in the order of tokens."""
 
     def __init__(
         self,
@@ -28,17 +28,17 @@ class TokenChooser:
         keep_scores: bool = False,
         keep_logits: bool = False,
     ) -> None:
-        """Nothing chosen yet.
+        """Start with nothing chosen.
 
         Args:
-            ids: (1, n) the text so far, padding included: processors are shown it too.
-            skip: tokens at its beginning that are padding.
+            ids: (1, n) the text so far, including padding, which processors see too.
+            skip: number of padding tokens at its beginning.
             processor: from (1, n) and float32 (1, d_vocab) to scores.
-            criteria: says after each token whether the text is finished.
-            sample: draw from the scores instead of taking the best.
-            streamer: given each token.
-            keep_scores: remember the scores of each token.
-            keep_logits: remember its logits too.
+            criteria: decides after each token whether the text is finished.
+            sample: sample from the scores instead of taking the best.
+            streamer: receives each token.
+            keep_scores: keep the scores of each token.
+            keep_logits: keep the logits of each token.
         """
         self.ids, self.skip, self.processor, self.criteria = ids, skip, processor, criteria
         self.sample, self.streamer = sample, streamer
@@ -53,13 +53,14 @@ class TokenChooser:
         return self.ids[0, self.skip :].tolist()
 
     def __call__(self, logits: Tensor, whole: Callable[[], Tensor] | None = None) -> int:
-        """The token that follows; it is appended.
+        """Choose the next token and append it.
 
         Args:
-            logits: of the position before it.
-            whole: gives better ones, should processors leave none of these a chance.
+            logits: logits of the position before it.
+            whole: returns the logits of the whole head, used if processors rule out every token
+                of `logits`.
         """
-        # Processors, criteria and streamers are other people's: they get plain tensors.
+        # Processors, criteria and streamers may be the user's own: they get normal tensors.
         with torch.inference_mode(False), torch.no_grad():
             return self._choose(logits, whole)
 
@@ -79,7 +80,7 @@ class TokenChooser:
         self.ids = torch.cat([self.ids, token[None]], 1)
         if self.streamer is not None:
             self.streamer.put(token.cpu())
-        shown = None if self.scores is None else tuple(self.scores)
-        self.is_finished = bool(self.criteria(self.ids, shown).all())
+        scores_so_far = None if self.scores is None else tuple(self.scores)
+        self.is_finished = bool(self.criteria(self.ids, scores_so_far).all())
         self.chosen.append(int(token))
         return self.chosen[-1]

@@ -1,11 +1,11 @@
-"""Exact decoding, several tokens to a pass: guess cheaply, let the full model judge.
+"""Exact speculative decoding: draft cheaply, verify several tokens in one pass.
 
-In: a walk over the model, a chooser, a drafter. Out: the tokens that the full model chooses, one
-pass for several of them; what was tried and what was right.
+In: a cursor over the model, a token chooser, a drafter. Out: the tokens that the full model
+chooses, often several per pass; and how many drafts were accepted.
 
-Every token is chosen from the full model's own logits, given exactly the text before it. A guess
-only decides whether the logits that follow it are at hand already. So the text is the one that the
-model alone would write, sampled or not, up to how a pass over several tokens is rounded.
+Every token is chosen from the full model's own logits, given exactly the text before it. A draft
+only decides whether the logits after it are already available. So the text is the one that the
+model writes without drafts, sampled or not, up to the rounding of passes over several tokens.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from layerleap.act.decode.account import Account
+from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.draft_tree import Drafter
 from layerleap.act.decode.sampling import TokenChooser
 from layerleap.models.cursor.cursor import Cursor, PassEnd
@@ -24,101 +24,108 @@ from layerleap.read.lens import Lens
 
 @torch.no_grad()
 def speculate(
-    walk: Cursor, choice: TokenChooser, drafter: Drafter, account: Account, *, most_length: int
+    cursor: Cursor,
+    chooser: TokenChooser,
+    drafter: Drafter,
+    stats: DecodingStats,
+    *,
+    most_length: int,
 ) -> None:
-    """Write until the chooser is finished.
+    """Generate until the chooser is finished.
 
     Args:
-        walk: inside its `with`; it holds nothing but what was computed of the text before.
-        choice: the text so far, of which at least one token has not been run.
-        drafter: where guesses come from.
-        account: notes every pass.
-        most_length: positions that the model has.
+        cursor: inside its `with`; it holds only positions of the text before.
+        chooser: the text so far, with at least one token that has not been run.
+        drafter: proposes the drafts.
+        stats: updated after every pass.
+        most_length: number of positions that the model has.
     """
-    begin(walk, choice, drafter, account)
-    while not choice.is_finished:
-        room = max(0, min(account.room(len(choice.chosen)), most_length - walk.length - 1))
-        drafted = drafter.draw(choice.chosen[-1], room)
-        ran = walk.run(drafted.tree)
-        path, said = judge(walk, choice, ran, drafted.tree, account)
-        drafter.learn(drafted, path, said, choice.chosen[-len(path) :])
+    begin(cursor, chooser, drafter, stats)
+    while not chooser.is_finished:
+        room = min(stats.draft_room(len(chooser.chosen)), most_length - cursor.length - 1)
+        draft = drafter.draw(chooser.chosen[-1], max(0, room))
+        ran = cursor.run(draft.tree)
+        path, answers = verify(cursor, chooser, ran, draft.tree, stats)
+        drafter.learn(draft, path, answers, chooser.chosen[-len(path) :])
 
 
-def begin(walk: Cursor, choice: TokenChooser, drafter: Drafter, account: Account) -> None:
-    """Read the text so far, and choose the first token."""
-    drafter.begin(choice.text)
-    ran = walk.run(choice.text[walk.length :])
-    drafter.note(_choose(walk, choice, ran, account))
+def begin(cursor: Cursor, chooser: TokenChooser, drafter: Drafter, stats: DecodingStats) -> None:
+    """Read the text so far and choose the first token."""
+    drafter.begin(chooser.text)
+    ran = cursor.run(chooser.text[cursor.length :])
+    drafter.add(_choose(cursor, chooser, ran, stats))
 
 
-def judge(
-    walk: Cursor, choice: TokenChooser, ran: PassEnd, tree: Tree, account: Account
+def verify(
+    cursor: Cursor, chooser: TokenChooser, ran: PassEnd, tree: Tree, stats: DecodingStats
 ) -> tuple[list[int], list[int]]:
-    """Choose along the tree as long as guesses are right; only what is right stays in the cache.
+    """Accept drafts along the tree as long as they are right, and cut the rest from the cache.
 
-    Returns the nodes that were right, and by node the token that is likeliest after it.
+    Returns:
+        The accepted nodes, and for every node the most likely token after it.
     """
-    logits = walk.transformer.logits(ran.h[len(ran.h) - len(tree) :])
-    path = follow(choice, logits, tree)
-    walk.keep(path, tree)
-    account.passed(tokens=len(path), tried=len(tree) - 1, layer=ran.layer)
+    logits = cursor.transformer.logits(ran.h[len(ran.h) - len(tree) :])
+    path = follow(chooser, logits, tree)
+    cursor.keep(path, tree)
+    stats.record_pass(tokens=len(path), drafts=len(tree) - 1, layer=ran.layer)
     return path, logits.argmax(-1).tolist()
 
 
-def follow(choice: TokenChooser, logits: Tensor, tree: Tree) -> list[int]:
-    """Choose from the logits of node after node, as long as what is chosen is a node itself."""
+def follow(chooser: TokenChooser, logits: Tensor, tree: Tree) -> list[int]:
+    """Choose a token after node after node, as long as the chosen token is itself a node."""
     path = [0]
     while True:
-        token = choice(logits[path[-1]])
+        token = chooser(logits[path[-1]])
         child = tree.children(path[-1]).get(token)
-        if choice.is_finished or child is None:
+        if chooser.is_finished or child is None:
             return path
         path.append(child)
 
 
-def _choose(walk: Cursor, choice: TokenChooser, ran: PassEnd, account: Account) -> int:
-    token = choice(walk.transformer.logits(ran.h[-1:])[0])
-    account.passed(tokens=1, layer=ran.layer, is_prompt=True)
+def _choose(cursor: Cursor, chooser: TokenChooser, ran: PassEnd, stats: DecodingStats) -> int:
+    token = chooser(cursor.transformer.logits(ran.h[-1:])[0])
+    stats.record_pass(tokens=1, layer=ran.layer, is_prompt=True)
     return token
 
 
 @torch.no_grad()
 def speculate_early(
-    walk: Cursor,
-    choice: TokenChooser,
+    cursor: Cursor,
+    chooser: TokenChooser,
     lens: Lens,
     layer: int,
-    account: Account,
+    stats: DecodingStats,
     *,
     most: int = 4,
     least_p: float = 0.4,
     most_length: int,
 ) -> None:
-    """The same, with guesses that an early layer makes; its work serves the judgement too.
+    """The same with drafts read from an early layer, whose computation the verification reuses.
 
     Args:
-        walk: inside its `with`.
-        choice: the text so far.
+        cursor: inside its `with`.
+        chooser: the text so far.
         lens: reads the early layer.
-        layer: where tokens wait while guesses follow one another.
-        account: notes every pass.
-        most: guesses in a row.
-        least_p: a guess less likely than this is not followed.
-        most_length: positions that the model has.
+        layer: where tokens wait while drafts follow one another.
+        stats: updated after every pass.
+        most: maximum number of drafts in a row.
+        least_p: a draft less likely than this is not followed.
+        most_length: number of positions that the model has.
     """
-    known = vocabulary_size(walk.transformer.model)  # some heads have more
-    token = _choose(walk, choice, walk.run(choice.text[walk.length :]), account)
+    d_vocab = vocabulary_size(cursor.transformer.model)  # some heads have more rows
+    token = _choose(cursor, chooser, cursor.run(chooser.text[cursor.length :]), stats)
     stop: Callable[..., bool] = lambda *_: True  # noqa: E731
-    while not choice.is_finished:
-        guesses = [token]
-        room = max(0, min(most, account.room(len(choice.chosen)), most_length - walk.length - 1))
+    while not chooser.is_finished:
+        drafts = [token]
+        left = min(stats.draft_room(len(chooser.chosen)), most_length - cursor.length - 1)
+        room = max(0, min(most, left))
         while True:
-            ran = walk.run(guesses[-1:], watch=stop, checks=[layer])
-            if len(guesses) > room:
+            ran = cursor.run(drafts[-1:], watch=stop, checks=[layer])
+            if len(drafts) > room:
                 break
-            p, best = lens.logits(ran.h[-1:], layer)[0].float().softmax(-1)[:known].max(0)
+            p, best = lens.logits(ran.h[-1:], layer)[0].float().softmax(-1)[:d_vocab].max(0)
             if p < least_p:
                 break
-            guesses.append(int(best))
-        judge(walk, choice, walk.run([]), Tree.chain(guesses), account)
-        token = choice.chosen[-1]
+            drafts.append(int(best))
+        verify(cursor, chooser, cursor.run([]), Tree.chain(drafts), stats)
+        token = chooser.chosen[-1]

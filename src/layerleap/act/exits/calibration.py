@@ -1,17 +1,17 @@
-"""Calibration: the boldest rule of a family whose disagreement is kept below a tolerance.
+"""Calibration: the boldest rule of a family that keeps disagreement below a tolerance.
 
-In: a family, `Evidence` set aside for calibration, a tolerance. Out: `Calibrated`: a rule with
-its guarantee, or none, which means: exit nowhere. `verify` then tries it on fresh rows.
+In: a family, `Evidence` set aside for calibration, a tolerance. Out: `Calibrated`: a rule with its
+guarantee, or no rule, which means "never exit". `verify` then tests it on fresh rows.
 
 "ltt"   Learn-then-test (Angelopoulos et al., arXiv 2110.01052): with probability 1 - delta over
-        the calibration rows, the share of rows that disagree is at most the tolerance. Knobs are
-        tested from the safest to bolder ones by exact binomial tests, each at level delta, up to
-        the first that fails; in a fixed order that needs no correction for their number.
-"crc"   Conformal risk control (arXiv 2208.02814): the expected share is at most the tolerance,
+        the calibration rows, the fraction of rows that disagree is at most the tolerance. Knobs
+        are tested from safe to bold by exact binomial tests, each at level delta, up to the first
+        that fails. The fixed order makes a correction for multiple tests unnecessary.
+"crc"   Conformal risk control (arXiv 2208.02814): the expected fraction is at most the tolerance,
         on average over calibration sets, not for each of them.
 
 Both assume that calibration rows and later rows are exchangeable. Rows of one document are not
-independent, and another text may be harder: with several rows per document, or on other text, the
+independent, and other text may be harder: with several rows per document, or on other text, the
 guarantee is only as good as that assumption. The knobs must not come from the calibration rows.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import replay, sweep
-from layerleap.act.exits.rules import Never, Rule, from_dict
+from layerleap.act.exits.rules import Never, Rule, rule_from_dict
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 from layerleap.read.metrics import Bootstrap
@@ -36,16 +36,16 @@ Method = Literal["ltt", "crc"]
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A rule, and what is promised of it."""
+    """A rule with its guarantee."""
 
-    rule: Rule | None  # None: exit nowhere
-    tolerance: float  # largest share of rows that may leave with another top token
-    delta: float | None  # how often the promise may fail; None for an expectation ("crc")
+    rule: Rule | None  # None: never exit
+    tolerance: float  # largest fraction of rows that may exit with another top token
+    delta: float | None  # how often the guarantee may fail; None for an expectation ("crc")
     method: Method
     n: int  # calibration rows
-    observed: float  # their share of disagreement under the rule
+    observed: float  # their disagreement under the rule
     bound: float  # upper bound of the disagreement, at most the tolerance
-    note: str  # in words
+    note: str  # the guarantee in words
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -53,20 +53,22 @@ class Calibrated:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Calibrated":
-        """What `to_dict` gave."""
+        """The object that `to_dict` described."""
         try:
-            rule = None if data["rule"] is None else from_dict(data["rule"])
+            rule = None if data["rule"] is None else rule_from_dict(data["rule"])
             return cls(**{**data, "rule": rule})
         except (KeyError, TypeError, AttributeError) as error:
-            raise BadSettings(f"this does not describe a calibrated rule: {error}") from error
+            raise BadSettings(
+                f"not a calibrated rule: {error}; expected what Calibrated.to_dict returns"
+            ) from error
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A calibrated rule on rows it has not seen."""
+    """How a calibrated rule does on fresh rows."""
 
     disagreement: float
-    low: float  # 95 %, the wider of the exact binomial interval and of resampled documents
+    low: float  # 95 % interval, the wider of exact binomial and bootstrap over documents
     high: float
     layers: float  # mean blocks run
     saved: float
@@ -81,14 +83,16 @@ class Verified:
 
 
 def rows_needed(tolerance: float, delta: float | None, method: Method = "ltt") -> int:
-    """The fewest calibration rows with which any rule could pass: no error among so many."""
+    """The smallest number of calibration rows that can pass, if none of them disagrees."""
     if method == "crc":
         n = max(0, math.ceil(1 / tolerance) - 2)
         while 1 / (n + 1) > tolerance:
             n += 1
         return n
     assert delta is not None
-    return math.ceil(math.log(delta) / math.log1p(-tolerance) - 1e-9)  # rounding is no row
+    return math.ceil(
+        math.log(delta) / math.log1p(-tolerance) - 1e-9
+    )  # 1e-9: rounding must not add a row
 
 
 def calibrate(
@@ -101,25 +105,25 @@ def calibrate(
     knobs: Sequence[float] | None = None,
     n: int = 100,
 ) -> Calibrated:
-    """The boldest rule of `family` that keeps its promise.
+    """The boldest rule of `family` that keeps disagreement below the tolerance.
 
     Args:
         family: the rules to choose from.
         evidence: rows that neither the maps nor the rule were fitted on.
-        tolerance: largest share of rows that may leave with another top token than the model's.
-        delta: how often, over calibration sets, "ltt" may break its promise.
-        method: "ltt" for a promise that holds with confidence, "crc" for one on average.
-        knobs: the values to choose from, fixed without looking at these rows; the family's own
-            grid of `n` when None.
-        n: how many values that grid has.
+        tolerance: largest fraction of rows that may exit with a top token other than the model's.
+        delta: how often, over calibration sets, the "ltt" guarantee may fail.
+        method: "ltt" for a guarantee that holds with confidence, "crc" for one on average.
+        knobs: the values to choose from, fixed without looking at these rows; None takes the
+            family's grid of `n` values.
+        n: size of that grid.
     """
     _check(tolerance, delta, method)
     level = delta if method == "ltt" else None
     rows = len(evidence)
-    if rows < (wanted := rows_needed(tolerance, level, method)):
+    if rows < (needed := rows_needed(tolerance, level, method)):
         raise BadSettings(
-            f"{rows} calibration rows can prove no disagreement of at most {tolerance:g}; "
-            f"at least {wanted} are needed: give more, or allow more"
+            f"{rows} calibration rows are too few to prove a disagreement of at most "
+            f"{tolerance:g}; at least {needed} are needed: use more text, or a larger tolerance"
         )
     order = family.grid(n, evidence.layers[-1]) if knobs is None else list(knobs)
     order.sort(reverse=family.direction == "later")  # the safest first
@@ -130,7 +134,7 @@ def calibrate(
     else:
         index = int(risk_control(_envelope(wrong).sum(0), rows, tolerance))
     if index < 0 or swept.exits(index).saved == 0:
-        return _nowhere(tolerance, level, method, evidence)
+        return _never(tolerance, level, method, evidence)
     observed = swept.exits(index)
     errors = int(wrong[:, index].sum())
     bound = (
@@ -139,47 +143,45 @@ def calibrate(
         else (int(_envelope(wrong)[:, index].sum()) + 1) / (rows + 1)
     )
     rule = family.at(order[index])
-    promise = _promise(tolerance, level, evidence)
-    note = f"{rule}: saves {observed.saved:.3g} of {observed.n_layers} layers here; {promise}"
+    guarantee = _guarantee(tolerance, level, evidence)
+    note = f"{rule}: saves {observed.saved:.3g} of {observed.n_layers} layers here; {guarantee}"
     return Calibrated(rule, tolerance, level, method, rows, errors / rows, bound, note)
 
 
 def _check(tolerance: float, delta: float, method: str) -> None:
     if method not in ("ltt", "crc"):
-        raise BadSettings(f"method {method!r} is neither 'ltt' nor 'crc'")
+        raise BadSettings(f"unknown method {method!r}; expected 'ltt' or 'crc'")
     if not 0 < tolerance < 1:
-        raise BadSettings(f"tolerance {tolerance} is no share of rows between 0 and 1")
+        raise BadSettings(f"tolerance {tolerance} is out of range; expected between 0 and 1")
     if not 0 < delta < 1:
-        raise BadSettings(f"delta {delta} is no probability between 0 and 1")
+        raise BadSettings(f"delta {delta} is out of range; expected between 0 and 1")
 
 
-def _nowhere(
-    tolerance: float, delta: float | None, method: Method, evidence: Evidence
-) -> Calibrated:
+def _never(tolerance: float, delta: float | None, method: Method, evidence: Evidence) -> Calibrated:
     note = (
-        f"no rule that exits keeps its disagreement at most {tolerance:g} on {len(evidence)} rows: "
-        "exit nowhere"
+        f"no rule that exits keeps disagreement at most {tolerance:g} on {len(evidence)} rows: "
+        "never exit"
     )
     return Calibrated(None, tolerance, delta, method, len(evidence), 0.0, 0.0, note)
 
 
-def _promise(tolerance: float, delta: float | None, evidence: Evidence) -> str:
+def _guarantee(tolerance: float, delta: float | None, evidence: Evidence) -> str:
     documents = len(evidence.document.unique())
-    sure = "on average" if delta is None else f"with confidence {1 - delta:g}"
-    kept = f"disagreement at most {tolerance:g} {sure}, for rows exchangeable with these"
+    confidence = "on average" if delta is None else f"with confidence {1 - delta:g}"
+    text = f"disagreement at most {tolerance:g} {confidence}, for rows exchangeable with these"
     if documents == len(evidence):
-        return kept
+        return text
     return (
-        f"{kept}; these {len(evidence)} rows come from {documents} documents and are not "
-        "independent, so the promise is weaker than it looks"
+        f"{text}; these {len(evidence)} rows come from {documents} documents and are not "
+        "independent, so the guarantee is weaker than it looks"
     )
 
 
 def fixed_sequence(errors: Tensor, n: int, tolerance: float, delta: float) -> Tensor:
-    """The last knob before the first whose test fails, -1 if the first does: (..., knob) -> (...).
+    """The last knob before the first failing test, or -1: (..., knob) -> (...).
 
-    The test of a knob rejects "its risk is above the tolerance" if so few errors as were seen
-    among n have a probability of at most delta at the tolerance.
+    The test of a knob rejects "its risk is above the tolerance" if this few errors among n have a
+    probability of at most delta when the risk equals the tolerance.
     """
     binom = learn_library("scipy.stats").binom
     p = torch.from_numpy(binom.cdf(errors.numpy(), n, tolerance))
@@ -189,42 +191,42 @@ def fixed_sequence(errors: Tensor, n: int, tolerance: float, delta: float) -> Te
 def risk_control(errors: Tensor, n: int, tolerance: float) -> Tensor:
     """The boldest knob with (errors + 1) / (n + 1) <= tolerance, or -1: (..., knob) -> (...).
 
-    The errors must not fall from one knob to the next, bolder one: see `_envelope`.
+    Errors must not decrease from one knob to the next bolder one: see `_envelope`.
     """
     return ((errors + 1) / (n + 1) <= tolerance).int().cumprod(-1).sum(-1) - 1
 
 
 def _envelope(wrong: Tensor) -> Tensor:
-    """Wrong at this knob or a safer one: (row, knob), monotone as risk control demands.
+    """(row, knob): wrong at this knob or a safer one, so monotone, as risk control requires.
 
-    A row may be wrong at one layer and by luck right at an earlier one, so its plain loss is not.
+    The plain loss is not monotone: a row may be wrong at one layer and right at an earlier one.
     """
     return wrong.int().cummax(1).values
 
 
 def upper_bound(errors: int, n: int, delta: float) -> float:
-    """Exact (Clopper-Pearson) upper bound of a share, with confidence 1 - delta."""
+    """The exact (Clopper-Pearson) upper bound of a proportion, with confidence 1 - delta."""
     beta = learn_library("scipy.stats").beta
     return 1.0 if errors >= n else float(beta.ppf(1 - delta, errors + 1, n - errors))
 
 
 def verify(calibrated: Calibrated, evidence: Evidence, *, seed: int = 0) -> Verified:
-    """How the calibrated rule does on fresh rows."""
+    """Test the calibrated rule on fresh rows."""
     exits = replay(calibrated.rule or Never(), evidence)
     wrong = ~exits.agrees
     rows, errors = len(evidence), int(wrong.sum())
-    drawn = Bootstrap(evidence.document, seed=seed).estimates(wrong[:, None])[0]
-    # Without any error resampling shows none either, however few rows there are.
+    bootstrap = Bootstrap(evidence.document, seed=seed).estimates(wrong[:, None])[0]
+    # Without errors the bootstrap has an empty interval, however few rows there are.
     low = 1 - upper_bound(rows - errors, rows, 0.025)
     high = upper_bound(errors, rows, 0.025)
     return Verified(
         errors / rows,
-        low if drawn.low is None else min(low, drawn.low),
-        high if drawn.high is None else max(high, drawn.high),
-        exits.layers,
+        low if bootstrap.low is None else min(low, bootstrap.low),
+        high if bootstrap.high is None else max(high, bootstrap.high),
+        exits.mean_layer,
         exits.saved,
         calibrated.tolerance,
         errors / rows <= calibrated.tolerance,
         rows,
-        drawn.documents,
+        bootstrap.documents,
     )

@@ -1,61 +1,68 @@
-"""What an exit rule may look at: a few numbers per row and layer.
+"""Evidence: the few numbers per row and layer that an exit rule may use.
 
-In: plain tensors, from a pass over a text (replay) or from a run under way (live decoding).
-Out: `Evidence`, checked, with what follows from it: the gap, streaks, agreement.
+In: a model and a text; scores of a finished pass (replay); or tensors of a pass in progress (live).
+Out: `Evidence`, validated, with derived values: the gap, streaks, agreement.
 
-Columns are layers in rising order; live decoding may know only some of them. What is not known
-is NaN (-1 for tokens), and a rule that needs it says so instead of guessing.
+Columns are layers in ascending order; live decoding may know only some of them. Unknown values are
+NaN (-1 for tokens), and a rule that needs one raises an error.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings
+from layerleap.maps.bank import ShortcutBank
+from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, silent
+from layerleap.read.lens import Lens
 from layerleap.read.probes.task import EVIDENCE, States, TaskProbe
-from layerleap.read.scores import Scores
+from layerleap.read.scores import Scores, score
+from layerleap.stream.batches import batches_of
+from layerleap.stream.examples import Sampling
+from layerleap.stream.source import n_to_generate, resolve_text
 
 FIRST_EXIT = 1  # no rule exits at layer 0: nothing has been computed there
-CHUNK = 256  # rows whose states a probe is shown at a time
-SLACK = 1e-3  # probabilities and cosines of short floats may leave their range by so much
+CHUNK = 256  # rows per call of a probe
+SLACK = 1e-3  # rounding may take probabilities and cosines this far out of their range
 COLUMNS = ("top", "p1", "p2", "entropy", "cosine")
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Readings of every row at some layers; tensors are (row, layer) unless said otherwise."""
+    """Readings of every row at some layers; tensors are (row, layer) unless noted otherwise."""
 
     top: Tensor  # the reading's top token; -1 where there is no reading
     p1: Tensor  # probability of the top token
-    p2: Tensor  # probability of the second best
-    entropy: Tensor  # of the reading, nats
-    cosine: Tensor  # of h[layer] with h[layer - 1]; NaN where the latter does not exist
-    position: Tensor  # (row,) place in the text, from 0
+    p2: Tensor  # probability of the second best token
+    entropy: Tensor  # entropy of the reading, nats
+    cosine: Tensor  # cosine between h[layer] and h[layer - 1]; NaN at layer 0
+    position: Tensor  # (row,) position in the text, from 0
     document: Tensor  # (row,)
-    layers: tuple[int, ...]  # which layers the columns are
+    layers: tuple[int, ...]  # the layer of each column
     final: Tensor | None = None  # (row,) the model's own top token; None if not known yet
     extra: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         self._check_layers()
         rows, columns = self.position.shape[0] if self.position.dim() else -1, len(self.layers)
-        wanted: dict[str, tuple[int, ...]] = {
+        expected: dict[str, tuple[int, ...]] = {
             name: (rows, columns) for name in (*COLUMNS, *self.extra)
         }
-        wanted |= {"position": (rows,), "document": (rows,)} | (
+        expected |= {"position": (rows,), "document": (rows,)} | (
             {} if self.final is None else {"final": (rows,)}
         )
-        for name, shape in wanted.items():
-            found = self.extra[name] if name in self.extra else getattr(self, name)
-            if tuple(found.shape) != shape:
+        for name, shape in expected.items():
+            value = self.extra[name] if name in self.extra else getattr(self, name)
+            if tuple(value.shape) != shape:
                 raise BadSettings(
-                    f"evidence {name!r} has shape {tuple(found.shape)}; {shape} was wanted, "
-                    f"for {rows} rows" + (f" and {columns} layers" if len(shape) == 2 else "")
+                    f"evidence {name!r} has shape {tuple(value.shape)}; expected {shape} for "
+                    f"{rows} rows" + (f" and {columns} layers" if len(shape) == 2 else "")
                 )
         self._check_ranges()
 
@@ -63,9 +70,12 @@ class Evidence:
         layers = self.layers
         rising = all(a < b for a, b in pairwise(layers))
         if not layers or layers[0] < 0 or not rising:
-            raise BadSettings(f"layers {layers} of the evidence are not rising numbers from 0 on")
+            raise BadSettings(
+                f"layers {layers} of the evidence are not in order; expected ascending layers "
+                "from 0 on"
+            )
         if clash := {*COLUMNS, "position"} & set(self.extra):
-            raise BadSettings(f"extra evidence may not be called {sorted(clash)[0]!r}; rename it")
+            raise BadSettings(f"the name {sorted(clash)[0]!r} is taken; rename this extra evidence")
 
     def _check_ranges(self) -> None:
         ranges = {"p1": (0, 1), "p2": (0, 1), "cosine": (-1, 1), "entropy": (0, torch.inf)}
@@ -73,14 +83,16 @@ class Evidence:
             value = getattr(self, name)
             if ((value < low - SLACK) | (value > high + SLACK)).any():
                 raise BadSettings(
-                    f"evidence {name!r} reaches from {value.min().item():.4g} to "
-                    f"{value.max().item():.4g}; values from {low} to {high} were wanted"
+                    f"evidence {name!r} ranges from {value.min().item():.4g} to "
+                    f"{value.max().item():.4g}; expected values from {low} to {high}"
                 )
         if (self.p2 > self.p1).any():
-            raise BadSettings("evidence p2 is above p1 in some rows; the best two were wanted")
+            raise BadSettings(
+                "evidence p2 is above p1 in some rows; expected p1 to be the larger of the two"
+            )
 
     @classmethod
-    def known(
+    def partial(
         cls,
         layers: Sequence[int],
         position: Tensor,
@@ -90,9 +102,12 @@ class Evidence:
         extra: Mapping[str, Tensor] | None = None,
         **columns: Tensor,
     ) -> "Evidence":
-        """Evidence of which only `columns` are known, as in a live run that saves readings."""
+        """Evidence with some of the columns; the others are unknown."""
         if unknown := set(columns) - set(COLUMNS):
-            raise BadSettings(f"no evidence is called {sorted(unknown)[0]!r}; use extra for it")
+            raise BadSettings(
+                f"unknown column {sorted(unknown)[0]!r}; expected some of {', '.join(COLUMNS)}, "
+                "or use extra"
+            )
         shape = (len(position), len(layers))
         blank = {
             name: torch.full(shape, -1, device=position.device)
@@ -106,10 +121,10 @@ class Evidence:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, scores: Scores, lens: str) -> "Evidence":
-        """What one lens showed in a pass over a text.
+    def from_scores(cls, scores: Scores, lens: str) -> "Evidence":
+        """The evidence of one lens in a pass over a text.
 
-        Extra evidence is `size`, the logarithm of the length of the state handed to the tail.
+        The extra evidence `size` is the log norm of the state that goes into the tail.
         """
         columns = {name: getattr(scores, name)[lens] for name in COLUMNS if name != "cosine"}
         return cls(
@@ -127,7 +142,7 @@ class Evidence:
 
     @property
     def gap(self) -> Tensor:
-        """p1 - p2, in float64 as are all comparisons with thresholds."""
+        """p1 - p2, in float64 like all comparisons with thresholds."""
         return self.p1.double() - self.p2.double()
 
     @property
@@ -137,16 +152,16 @@ class Evidence:
 
     @property
     def repeats(self) -> Tensor:
-        """True where the top token is that of the column before; layer 0 does not count."""
+        """True where the top token equals that of the previous column; layer 0 does not count."""
         same = torch.zeros_like(self.top, dtype=torch.bool)
         same[:, 1:] = (self.top[:, 1:] == self.top[:, :-1]) & self.may_exit[:-1]
         return same
 
     @property
     def streak(self) -> Tensor:
-        """How many columns in a row, this one the last, have this top token; from layer 1 on.
+        """The number of consecutive columns, up to this one, with the same top token.
 
-        Layer 0 does not count: it is never an exit, so a live run need not read it.
+        Layer 0 does not count: it is never an exit, so live decoding does not read it.
         """
         index = torch.arange(len(self.layers), device=self.top.device).expand_as(self.top)
         start = torch.where(self.repeats, 0, index).cummax(1).values
@@ -157,41 +172,41 @@ class Evidence:
         """True where the top token is the model's own."""
         if self.final is None:
             raise BadSettings(
-                "this evidence does not hold the model's own answer, which is known only after "
-                "the last layer; use evidence of a finished pass"
+                "this evidence lacks the model's own answer, which is known only after the last "
+                "layer; use evidence of a finished pass"
             )
         return self.top == self.final[:, None]
 
     def rows(self, index: Tensor) -> "Evidence":
-        """Some of the rows, by number or by a mask."""
+        """Some of the rows, selected by index or by mask."""
         cut = {name: getattr(self, name)[index] for name in (*COLUMNS, "position", "document")}
         final = None if self.final is None else self.final[index]
         extra = {name: value[index] for name, value in self.extra.items()}
         return replace(self, **cut, final=final, extra=extra)
 
     def with_probe(self, probe: TaskProbe, states: States) -> "Evidence":
-        """The same evidence with a task probe's answers, for the rule `Task`.
+        """The same evidence plus a task probe's probabilities, for the rule `Task`.
 
         Args:
             probe: a fitted probe.
-            states: of the same rows in the same order.
+            states: the states of the same rows, in the same order.
         """
         if not torch.equal(self.document, states.documents):
             raise BadSettings(
-                f"evidence of {len(self)} rows does not belong to states of {len(states)} "
-                "rows; give both of the same rows in the same order"
+                f"evidence of {len(self)} rows does not match states of {len(states)} rows; pass "
+                "both for the same rows in the same order"
             )
         parts = []
         for start in range(0, len(states), CHUNK):
             rows = torch.arange(start, min(start + CHUNK, len(states)))
-            here = {
+            by_layer = {
                 layer: states.cells(rows, torch.full_like(rows, layer)) for layer in self.layers
             }
-            parts.append(probe.evidence(here)[EVIDENCE])
+            parts.append(probe.evidence(by_layer)[EVIDENCE])
         return replace(self, extra={**self.extra, EVIDENCE: torch.cat(parts)})
 
     def upto(self, column: int) -> "Evidence":
-        """The columns up to and including `column`: what a run knows when it gets there."""
+        """The columns up to and including `column`: what a live run knows at that point."""
         if not 0 <= column < len(self.layers):
             raise BadSettings(f"column {column} is not in 0 to {len(self.layers) - 1}")
         cut = {name: getattr(self, name)[:, : column + 1] for name in COLUMNS}
@@ -201,56 +216,88 @@ class Evidence:
     def at(self, layers: Sequence[int]) -> "Evidence":
         """The columns of `layers` and the last one: what a run knows that checks only there.
 
-        Streaks and the column before then count the columns that are left, not layers.
+        Streaks and "the previous column" then refer to the remaining columns, not to layers.
         """
         if missing := sorted(set(layers) - set(self.layers)):
             raise BadSettings(
                 f"layer {missing[0]} is not among the layers {self.layers} of the evidence"
             )
-        wanted = {*layers, self.layers[-1]}
-        columns = [n for n, layer in enumerate(self.layers) if layer in wanted]
+        chosen = {*layers, self.layers[-1]}
+        columns = [n for n, layer in enumerate(self.layers) if layer in chosen]
         cut = {name: getattr(self, name)[:, columns] for name in COLUMNS}
         extra = {name: value[:, columns] for name, value in self.extra.items()}
-        return replace(self, **cut, layers=tuple(sorted(wanted)), extra=extra)
+        return replace(self, **cut, layers=tuple(sorted(chosen)), extra=extra)
 
 
 class LiveEvidence(Evidence):
-    """Made at every look of a live run, from our own numbers: checking them would cost more."""
+    """Evidence of a live run, built at every check; validation would cost more than the check."""
 
     def __post_init__(self) -> None:
-        """Nothing is checked."""
+        """Skip validation."""
+
+
+def evidence(
+    transformer: Transformer,
+    bank: ShortcutBank | None = None,
+    text: Any = None,
+    sampling: Sampling | None = None,
+    *,
+    n_texts: int | None = None,
+    progress: Progress = silent,
+) -> Evidence:
+    """Read held-out text at every layer and return the evidence for exit rules.
+
+    Args:
+        transformer: the model.
+        bank: shortcuts to read through; None is the logit lens.
+        text: anything `fit_bank` accepts; None is the default text of the model.
+        sampling: how texts are cut and positions chosen. Its `held_out` and `seed` must be those
+            that the bank was fitted with, or documents that it was fitted on are read.
+        n_texts: stop after this many texts; None reads all of them.
+        progress: called after every batch.
+    """
+    sampling = sampling or Sampling()
+    n_generated = None if n_texts is None else n_to_generate(n_texts, sampling.held_out)
+    source, sampling = resolve_text(transformer, text, sampling, progress, n_generated=n_generated)
+    batches = batches_of(transformer, source, sampling, side="held-out", n_texts=n_texts)
+    lens = Lens(transformer, bank)
+    scores = score(transformer, {lens.name: lens}, batches, progress=progress, total=n_texts)
+    return Evidence.from_scores(scores, lens.name)
 
 
 def split(
     evidence: Evidence,
-    shares: Sequence[float],
+    fractions: Sequence[float],
     *,
     seed: int = 0,
     by: Literal["document", "row"] = "document",
 ) -> list[Evidence]:
-    """Disjoint random parts of the rows, for training, calibrating and verifying apart.
+    """Disjoint random parts of the rows, for training, calibration and verification.
 
     Args:
-        evidence: the rows to divide.
-        shares: the share of documents (or rows) of each part; at most 1 in all.
-        seed: the order they are drawn in.
-        by: whole documents, so that no two parts share one; or single rows, which are then
-            exchangeable between the parts, as calibration assumes.
+        evidence: the rows to split.
+        fractions: the fraction of documents (or rows) in each part; at most 1 in total.
+        seed: seed of the random order.
+        by: "document" puts all rows of a document into one part; "row" splits single rows, which
+            are then exchangeable between parts, as calibration assumes.
     """
     if by not in ("document", "row"):
-        raise BadSettings(f"by {by!r} is neither 'document' nor 'row'")
-    if not shares or not all(share > 0 for share in shares) or sum(shares) > 1 + 1e-9:
-        raise BadSettings(f"shares {tuple(shares)} are not positive numbers of at most 1 in all")
+        raise BadSettings(f"unknown by={by!r}; expected 'document' or 'row'")
+    if not fractions or not all(part > 0 for part in fractions) or sum(fractions) > 1 + 1e-9:
+        raise BadSettings(
+            f"fractions {tuple(fractions)} are not valid; expected positive numbers that add up "
+            "to at most 1"
+        )
     units = evidence.document if by == "document" else torch.arange(len(evidence))
     names, group = units.unique(return_inverse=True)
     place = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
-    ends = [round(sum(shares[:n]) * len(names)) for n in range(len(shares) + 1)]
+    ends = [round(sum(fractions[:n]) * len(names)) for n in range(len(fractions) + 1)]
     parts = []
     for low, high in pairwise(ends):
         part = (place[group] >= low) & (place[group] < high)
         if not part.any():
             raise BadSettings(
-                f"{len(names)} {by}s are too few for parts of {tuple(shares)}; give more rows"
+                f"{len(names)} {by}s are too few to split into {tuple(fractions)}; use more text"
             )
         parts.append(evidence.rows(part))
     return parts

@@ -1,11 +1,11 @@
-"""A learned rule: small models, one per layer, of how likely a reading is the final one.
+"""A learned rule: one small classifier per layer predicts whether the reading is already final.
 
-In: `Evidence` of a finished pass, to train on. Out: a family of `Learned` rules by threshold,
-which exit where the predicted probability of agreement is above it.
+In: `Evidence` of a finished pass, to train on. Out: a family of `Learned` rules by threshold, which
+exit where the predicted probability of agreement is above it.
 
-Models are logistic regressions on standardised features, fitted by scikit-learn and kept as plain
-arrays: applying or loading one needs neither scikit-learn nor a pickle. The predicted probability
-is no promise; train on some rows, calibrate the threshold on others (`evidence.split`).
+The classifiers are logistic regressions on standardised features, fitted by scikit-learn and stored
+as plain arrays, so applying or loading one needs neither scikit-learn nor a pickle. The predicted
+probability is not a guarantee: train on some rows and calibrate the threshold on others (`split`).
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from torch import Tensor
 from layerleap.act.exits.evidence import FIRST_EXIT, Evidence
 from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.replay import require_finished
-from layerleap.act.exits.rules import Needs, StoredRule, ThresholdRule, require
+from layerleap.act.exits.rules import Needs, StoredRule, ThresholdRule, check_knob
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 
@@ -26,15 +26,15 @@ FEATURES = (
     "logit of p1", "log of gap", "entropy", "cosine", "streak", "repeats", "logit of p1 before",
     "log of position",
 )  # fmt: skip
-CLOSEST = 1e-6  # probabilities and gaps are kept so far from 0 and 1 before logs are taken
+CLOSEST = 1e-6  # probabilities and gaps are clipped this far from 0 and 1 before taking logs
 ARRAYS = ("mean", "scale", "coefficients", "intercepts")
 
 
 def features(evidence: Evidence) -> Tensor:
     """(row, layer, feature), float64: `FEATURES`, then the extra evidence in order of name.
 
-    Causal: a column rests on itself and the one before. Layer 0 is nobody's column before, as it
-    is never checked; where there is none, the features that need it are 0. So is an unknown
+    Causal: a column depends on itself and the previous one. Layer 0 is never checked, so it does
+    not count as a previous column; without one, the features that need it are 0. So is an unknown
     cosine.
     """
     logit = evidence.p1.double().clamp(CLOSEST, 1 - CLOSEST).logit()
@@ -56,7 +56,7 @@ def features(evidence: Evidence) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """Logistic regressions of some layers; arrays are (layer, feature), intercepts (layer,)."""
+    """Logistic regressions, one per layer; arrays are (layer, feature), intercepts (layer,)."""
 
     layers: tuple[int, ...]  # from layer 1 on
     extra: tuple[str, ...]  # names of the extra evidence, sorted
@@ -69,22 +69,30 @@ class Models:
         shape = (len(self.layers), len(FEATURES) + len(self.extra))
         for name in ("mean", "scale", "coefficients"):
             if tuple(getattr(self, name).shape) != shape:
-                raise BadSettings(f"{name} of a learned rule is not {shape[0]} rows of {shape[1]}")
+                raise BadSettings(
+                    f"{name} of a learned rule has shape {tuple(getattr(self, name).shape)}; "
+                    f"expected {shape}"
+                )
         if tuple(self.intercepts.shape) != shape[:1]:
-            raise BadSettings(f"a learned rule of {shape[0]} layers needs as many intercepts")
+            raise BadSettings(
+                f"a learned rule of {shape[0]} layers has {self.intercepts.numel()} intercepts; "
+                "expected one per layer"
+            )
         if not all(getattr(self, name).isfinite().all() for name in ARRAYS):
-            raise BadSettings("a learned rule holds NaN or infinite numbers; train it again")
+            raise BadSettings("a learned rule contains NaN or infinite numbers; train it again")
 
     def probability(self, evidence: Evidence) -> Tensor:
-        """(row, layer): how likely the top token is the final one; NaN at layer 0."""
+        """(row, layer): probability that the top token is final; NaN at layer 0."""
         known = set(evidence.extra)
         if missing := [name for name in self.extra if name not in known]:
-            raise BadSettings(f"this learned rule needs extra evidence {missing[0]!r}; give it")
+            raise BadSettings(
+                f"this learned rule needs the extra evidence {missing[0]!r}; add it to the evidence"
+            )
         checked = [layer for layer in evidence.layers if layer >= FIRST_EXIT]
         if tuple(checked) != self.layers[: len(checked)]:
             raise BadSettings(
-                f"this learned rule was trained on layers {self.layers}, and streaks and the "
-                f"layer before mean something else on {tuple(checked)}; check the same layers"
+                f"this learned rule was trained on layers {self.layers}, but the evidence has "
+                f"layers {tuple(checked)}, where its features differ; check the same layers"
             )
         used = {name: evidence.extra[name] for name in self.extra}
         n, skipped = len(checked), len(evidence.layers) - len(checked)
@@ -98,7 +106,7 @@ class Models:
 class Learned(ThresholdRule):
     """Exit where the predicted probability of agreement is above `threshold`.
 
-    Made by `Learned.train`, so always trained.
+    Created by `Learned.train`, so it is always trained.
     """
 
     threshold: float
@@ -110,7 +118,7 @@ class Learned(ThresholdRule):
     most: ClassVar[float] = 1
 
     def __post_init__(self) -> None:
-        require(self, "a probability from 0 to 1")
+        check_knob(self, "a probability from 0 to 1")
 
     def score(self, evidence: Evidence) -> Tensor:
         """The predicted probability of agreement."""
@@ -120,32 +128,35 @@ class Learned(ThresholdRule):
         return f"exit if the predicted probability of agreement > {self.threshold:g}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; floats survive the way to JSON and back bit for bit."""
+        """Plain JSON types; floats survive the round trip through JSON unchanged."""
         arrays = {name: getattr(self.models, name).tolist() for name in ARRAYS}
-        said = {"layers": list(self.models.layers), "extra": list(self.models.extra)}
-        return {"name": self.name, "threshold": self.threshold, **said, **arrays}
+        columns = {"layers": list(self.models.layers), "extra": list(self.models.extra)}
+        return {"name": self.name, "threshold": self.threshold, **columns, **arrays}
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> StoredRule:
-        """What `to_dict` gave, without the name."""
+        """The rule with these fields: `to_dict` without the name."""
         arrays = {name: torch.tensor(values[name], dtype=torch.float64) for name in ARRAYS}
         models = Models(tuple(values["layers"]), tuple(values["extra"]), **arrays)
         return cls(values["threshold"], models)
 
     @classmethod
     def train(cls, evidence: Evidence, *, strength: float = 1.0) -> Family:
-        """Fit one model per layer; returns the family of rules by threshold.
+        """Train one classifier per layer and return the family of rules by threshold.
 
         Args:
-            evidence: rows of a finished pass; other rows are needed to calibrate.
-            strength: inverse of the penalty on coefficients, scikit-learn's C.
+            evidence: rows of a finished pass. Calibration needs other rows.
+            strength: inverse strength of the penalty, scikit-learn's C.
         """
         if not 0 < strength < float("inf"):
-            raise BadSettings(f"strength {strength} is not a number above 0")
+            raise BadSettings(f"strength {strength} is out of range; expected a number above 0")
         require_finished(evidence)
         x, agrees = features(evidence), evidence.agrees
         if not x[:, evidence.may_exit].isfinite().all():
-            raise BadText("NaN or infinite evidence cannot be learned from; read every layer")
+            raise BadText(
+                "the evidence contains NaN or infinite values, so no rule can be trained on it; "
+                "read every layer"
+            )
         fitted = []
         layers = tuple(layer for layer in evidence.layers if layer >= FIRST_EXIT)
         for column, layer in enumerate(evidence.layers):
@@ -157,11 +168,11 @@ class Learned(ThresholdRule):
 
 
 def _fit(x: Tensor, agrees: Tensor, strength: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, scale, coefficients and intercept of one layer's model."""
+    """Mean, scale, coefficients and intercept of one layer's classifier."""
     if agrees.all() or not agrees.any():  # one class: a constant, by the rule of succession
-        share = (agrees.double().sum() + 1) / (len(agrees) + 2)
+        rate = (agrees.double().sum() + 1) / (len(agrees) + 2)
         zeros = torch.zeros(x.shape[1], dtype=torch.float64)
-        return zeros, zeros + 1, zeros, share.logit()
+        return zeros, zeros + 1, zeros, rate.logit()
     linear, scaling = learn_library("sklearn.linear_model"), learn_library("sklearn.preprocessing")
     pipeline = learn_library("sklearn.pipeline").make_pipeline(
         scaling.StandardScaler(), linear.LogisticRegression(C=strength, max_iter=1000)

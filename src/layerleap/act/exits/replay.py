@@ -1,10 +1,10 @@
-"""Replay: where every row would have exited, exactly, without running the model again.
+"""Replay: where every row would exit, exactly, without running the model again.
 
-In: a rule (or a family of them) and `Evidence` of a finished pass.
+In: a rule (or a family of rules) and `Evidence` of a finished pass.
 Out: exit layers and agreement per row; curves with intervals over documents; sweeps.
 
-A row exits at the first layer that stops. One that never stops exits at the last layer, where it
-agrees by definition: the reading there is the model's own answer.
+A row exits at the first layer where the rule stops. A row that never stops exits at the last layer,
+where it agrees by definition: the reading there is the model's own answer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,31 +26,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Exits:
-    """Where rows left, and whether they left with the model's own top token."""
+    """Where rows exit, and whether they exit with the model's own top token."""
 
-    layer: Tensor  # (row,)
+    layer: Tensor  # (row,) exit layers
     agrees: Tensor  # (row,) bool
     n_layers: int
 
+    def __repr__(self) -> str:
+        return (
+            f"Exits({len(self.layer)} rows: {self.saved:.1f} of {self.n_layers} layers saved, "
+            f"{self.agreement:.1%} agreement)"
+        )
+
     @property
-    def layers(self) -> float:
+    def mean_layer(self) -> float:
         """Mean number of blocks run."""
         return self.layer.double().mean().item()
 
     @property
     def saved(self) -> float:
         """Mean number of blocks not run."""
-        return self.n_layers - self.layers
+        return self.n_layers - self.mean_layer
 
     @property
     def agreement(self) -> float:
-        """Share of rows that left with the model's own top token."""
+        """Fraction of rows that exit with the model's own top token."""
         return self.agrees.double().mean().item()
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """The exits of many knobs of one family: (row, knob)."""
+    """The exits of one family at many knobs; tensors are (row, knob)."""
 
     family: Family
     knobs: tuple[float, ...]
@@ -66,7 +72,7 @@ class Sweep:
 def require_finished(evidence: Evidence) -> None:
     """Refuse evidence that cannot be replayed: its last column must be the model's own answer."""
     if len(evidence) == 0:
-        raise BadSettings("the evidence has no rows; at least one was wanted")
+        raise BadSettings("the evidence has no rows; expected at least one")
     wrong = ~evidence.agrees[:, -1]
     if wrong.any():
         raise BadSettings(
@@ -77,11 +83,11 @@ def require_finished(evidence: Evidence) -> None:
 
 
 def replay(rule: Rule, evidence: Evidence) -> Exits:
-    """Where every row leaves under `rule`."""
+    """Where every row exits under `rule`."""
     require_finished(evidence)
     stops = rule.stops(evidence).clone()
-    stops[:, -1] = True  # who never stopped before leaves here
-    column = stops.int().argmax(1)  # the first of equal ones, as torch promises
+    stops[:, -1] = True  # rows that did not stop before
+    column = stops.int().argmax(1)  # argmax returns the first maximum
     return _exits(evidence, column)
 
 
@@ -94,21 +100,21 @@ def _exits(evidence: Evidence, column: Tensor) -> Exits:
 def sweep(
     family: Family, evidence: Evidence, knobs: Sequence[float] | None = None, *, n: int = 50
 ) -> Sweep:
-    """The exits of many knobs at once, each as `replay` gives them.
+    """The exits at many knobs at once, the same as `replay` gives for each.
 
-    A row exits at the first layer whose score is above the bar, so where the running maximum of
-    its scores passes it: one binary search per row and knob.
+    A row exits at the first layer whose score exceeds the bar, which is where the running maximum
+    of its scores exceeds it: one binary search per row and knob.
 
     Args:
-        family: which rules.
-        evidence: which rows.
-        knobs: which values; the family's own grid of `n` when None.
-        n: how many values that grid has.
+        family: the rules.
+        evidence: the rows.
+        knobs: values of the knob; None takes the family's grid of `n` values.
+        n: size of that grid.
     """
     require_finished(evidence)
     chosen = family.grid(n, evidence.layers[-1]) if knobs is None else list(knobs)
     for knob in chosen:
-        family.at(knob)  # refuses a knob without meaning
+        family.at(knob)  # refuses an invalid knob
     scores, offset = family.parts(evidence)
     values = torch.tensor(chosen, dtype=torch.float64)
     bars = family.kind.slope * values + offset[:, None]  # (row, knob)
@@ -128,30 +134,30 @@ def curve(
 ) -> list[dict[str, Any]]:
     """One row per rule: layers run and saved, FLOPs, agreement, with 95 % intervals.
 
-    `low` and `high` are of the agreement, `saved_low` and `saved_high` of the layers saved.
-    `flops` is the mean per token, checks included, or None without a cost.
+    `low` and `high` bound the agreement, `saved_low` and `saved_high` the layers saved. `flops` is
+    the mean per token including checks, or None without a cost.
     """
     rules = list(rules)
     if not rules:
-        raise BadSettings("no rule to replay; at least one was wanted")
-    exits = [replay(rule, evidence) for rule in rules]
+        raise BadSettings("no rule to replay; expected at least one")
+    all_exits = [replay(rule, evidence) for rule in rules]
     bootstrap = Bootstrap(evidence.document, resamples=resamples, seed=seed)
-    agreement = bootstrap.estimates(torch.stack([e.agrees for e in exits], 1))
-    saved = bootstrap.estimates(torch.stack([e.n_layers - e.layer for e in exits], 1))
+    agreement = bootstrap.estimates(torch.stack([e.agrees for e in all_exits], 1))
+    saved = bootstrap.estimates(torch.stack([e.n_layers - e.layer for e in all_exits], 1))
     return [
         {
             "rule": rule.name,
             "knob": getattr(rule, getattr(rule, "knob", ""), None),
-            "layers": left.layers,
-            "saved": left.saved,
+            "layers": exits.mean_layer,
+            "saved": exits.saved,
             "saved_low": finite(s.low),
             "saved_high": finite(s.high),
-            "flops": None if cost is None else cost.of(left, rule, evidence.layers),
+            "flops": None if cost is None else cost.of(exits, rule, evidence.layers),
             "agreement": a.value,
             "low": finite(a.low),
             "high": finite(a.high),
             "rows": a.rows,
             "documents": a.documents,
         }
-        for rule, left, a, s in zip(rules, exits, agreement, saved, strict=True)
+        for rule, exits, a, s in zip(rules, all_exits, agreement, saved, strict=True)
     ]

@@ -1,14 +1,14 @@
-"""Exit rules: when a row has been carried far enough.
+"""Exit rules: when to stop computing a row and read it.
 
-In: `Evidence`, of all layers (replay) or of those run so far (live decoding).
-Out: True at every (row, layer) at which the rule would stop; the first one counts.
+In: `Evidence` of all layers (replay) or of the layers run so far (live decoding).
+Out: True at every (row, layer) where the rule would stop; the first one counts.
 
-A rule is a small frozen value, and causal: what it says of a layer rests on that layer and those
-before. One object therefore serves replay and live decoding. No rule exits at layer 0. A row that
-never stops runs to the end.
+A rule is a small frozen value, and it is causal: its decision at a layer depends only on that layer
+and the ones before it. So one object serves both replay and live decoding. No rule exits at layer
+0. A row that never stops runs through all layers.
 
-Most rules exit where a score passes a bar, score > slope * knob + offset. Written like that, all
-thresholds of a rule can be swept at once and exactly: see `replay.sweep`.
+Most rules exit where a score exceeds a bar: score > slope * knob + offset. In this form all
+thresholds of a rule can be swept at once, exactly: see `replay.sweep`.
 """
 
 import math
@@ -27,25 +27,25 @@ Needs = Literal["nothing", "state", "reading"]  # what one check costs
 
 @runtime_checkable
 class Rule(Protocol):
-    """When to stop."""
+    """Decides at which layer a row stops."""
 
     @property
     def name(self) -> str:
-        """The word it is saved under."""
+        """The name it is saved under."""
 
     @property
     def needs(self) -> Needs:
-        """What has to be computed for a check: a reading, something of the state, or nothing."""
+        """What a check has to compute: a reading, a function of the state, or nothing."""
 
     def stops(self, evidence: Evidence) -> Tensor:
-        """(row, layer): True where it would stop; column l rests on columns up to l."""
+        """(row, layer): True where it would stop; column l depends on columns up to l only."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, for `from_dict`."""
+        """Plain JSON types, for `rule_from_dict`."""
 
 
 class StoredRule:
-    """A rule that is saved as its name and fields."""
+    """Base of rules that are saved as their name and fields."""
 
     name: ClassVar[str]
     needs: ClassVar[Needs]
@@ -57,61 +57,61 @@ class StoredRule:
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> "StoredRule":
-        """What `to_dict` gave, without the name."""
+        """The rule with these fields: `to_dict` without the name."""
         return cls(**values)
 
 
 class ThresholdRule(StoredRule):
-    """A rule that exits where score > slope * knob + offset, the comparison in float64."""
+    """Base of rules that exit where score > slope * knob + offset, compared in float64."""
 
     knob: ClassVar[str]  # the field that is swept
-    slope: ClassVar[float] = 1.0  # below 0, a larger knob means earlier exits
-    least: ClassVar[float] = -math.inf  # smallest and largest value that the knob may have
+    slope: ClassVar[float] = 1.0  # if negative, a larger knob means earlier exits
+    least: ClassVar[float] = -math.inf  # smallest and largest value of the knob
     most: ClassVar[float] = math.inf
-    whole: ClassVar[bool] = False  # the knob is a whole number
+    is_integer: ClassVar[bool] = False  # the knob is an integer
 
     def score(self, evidence: Evidence) -> Tensor:
-        """(row, layer), larger = readier to exit."""
+        """(row, layer): the higher, the sooner the row exits."""
         raise NotImplementedError
 
     def offset(self, evidence: Evidence) -> Tensor:
-        """(row,), what the bar is besides slope * knob."""
+        """(row,): the part of the bar besides slope * knob."""
         return torch.zeros(len(evidence), dtype=torch.float64, device=evidence.top.device)
 
     def scores(self, evidence: Evidence) -> Tensor:
-        """The score where an exit is possible and -inf elsewhere; unknown evidence is an error."""
+        """The score where a row may exit and -inf elsewhere; missing evidence is an error."""
         score = self.score(evidence).double()
         unknown = (score.isnan() & evidence.may_exit).any(0)
         if unknown.any():
             layer = evidence.layers[int(unknown.nonzero()[0, 0])]
             raise NotFinite(
-                f"rule {self.name!r} needs a {self.needs} at layer {layer}, and the evidence has "
-                "none, or NaN; compute it there, or leave the layer out"
+                f"rule {self.name!r} needs a {self.needs} at layer {layer}, but the evidence has "
+                "none there, or NaN; compute it, or leave that layer out"
             )
         return torch.where(evidence.may_exit, score, -torch.inf)
 
     def stops(self, evidence: Evidence) -> Tensor:
-        """(row, layer): True where the score passes the bar."""
+        """(row, layer): True where the score exceeds the bar."""
         bar = self.slope * getattr(self, self.knob) + self.offset(evidence)
         return self.scores(evidence) > bar[:, None]
 
 
 @dataclass(frozen=True)
 class Fixed(ThresholdRule):
-    """Exit at `layer`, or at the first one after it that is looked at."""
+    """Exit at `layer`, or at the first checked layer after it."""
 
     layer: int
     name: ClassVar[str] = "fixed"
     needs: ClassVar[Needs] = "nothing"
     knob: ClassVar[str] = "layer"
     least: ClassVar[float] = 1
-    whole: ClassVar[bool] = True
+    is_integer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self, "a layer from 1 on: at layer 0 nothing has been computed")
+        check_knob(self, "a layer from 1 on (at layer 0 nothing has been computed)")
 
     def score(self, evidence: Evidence) -> Tensor:
-        """The layer itself, one more so that > means 'at least'."""
+        """The layer plus one, so that > means 'at least'."""
         return _row(evidence, [layer + 1.0 for layer in evidence.layers])
 
     def __str__(self) -> str:
@@ -120,11 +120,11 @@ class Fixed(ThresholdRule):
 
 @dataclass(frozen=True)
 class Gap(ThresholdRule):
-    """The paper's rule: p1 - p2 > 0.9 lam + 0.1 exp(-temperature i / length), i the position.
+    """The paper's rule: exit if p1 - p2 > 0.9 lam + 0.1 exp(-temperature i / length).
 
-    From "Jump to Conclusions" (arXiv 2303.09435), after CALM. Strict and not clipped: lam = 1.112
-    never exits, lam = -1.112 always does. `length` is the mean number of tokens up to and
-    including the one that is read, 1 + mean position.
+    i is the position. From "Jump to Conclusions" (arXiv 2303.09435), after CALM. The comparison is
+    strict and not clipped: lam = 1.112 never exits, lam = -1.112 always does. `length` is the mean
+    number of tokens up to and including the one that is read, i.e. 1 + mean position.
     """
 
     lam: float
@@ -136,18 +136,20 @@ class Gap(ThresholdRule):
     slope: ClassVar[float] = 0.9
 
     def __post_init__(self) -> None:
-        require(self, "any finite number")
+        check_knob(self, "any finite number")
         if not 0 < self.length < math.inf:
-            raise BadSettings(f"length {self.length} is no mean text length: it must be above 0")
+            raise BadSettings(f"length {self.length} is not a mean text length; expected above 0")
         if not 0 <= self.temperature < math.inf:
-            raise BadSettings(f"temperature {self.temperature} is not a number of at least 0")
+            raise BadSettings(
+                f"temperature {self.temperature} is negative or infinite; expected >= 0"
+            )
 
     def score(self, evidence: Evidence) -> Tensor:
         """The gap between the two best probabilities."""
         return evidence.gap
 
     def offset(self, evidence: Evidence) -> Tensor:
-        """Early positions have to be surer."""
+        """Early positions need a larger gap."""
         return 0.1 * torch.exp(-self.temperature * evidence.position.double() / self.length)
 
     def __str__(self) -> str:
@@ -169,10 +171,10 @@ class TopProbability(ThresholdRule):
     most: ClassVar[float] = 1
 
     def __post_init__(self) -> None:
-        require(self, "a probability from 0 to 1")
+        check_knob(self, "a probability from 0 to 1")
 
     def score(self, evidence: Evidence) -> Tensor:
-        """p1; rounding must not lift it above 1, at which nothing exits."""
+        """p1, clipped at 1: rounding must not lift it above a threshold of 1, which never exits."""
         return evidence.p1.double().clamp_max(1)
 
     def __str__(self) -> str:
@@ -191,10 +193,10 @@ class Entropy(ThresholdRule):
     least: ClassVar[float] = 0
 
     def __post_init__(self) -> None:
-        require(self, "an entropy in nats, of at least 0")
+        check_knob(self, "an entropy in nats, 0 or more")
 
     def score(self, evidence: Evidence) -> Tensor:
-        """Minus the entropy; rounding must not make it negative, or 0 nats would let rows go."""
+        """Minus the entropy, clipped at 0: rounding must not pass a threshold of 0 nats."""
         return -evidence.entropy.double().clamp_min(0)
 
     def __str__(self) -> str:
@@ -203,7 +205,7 @@ class Entropy(ThresholdRule):
 
 @dataclass(frozen=True)
 class Similarity(ThresholdRule):
-    """Exit if a block hardly turned the state: the cosine with the one before > `threshold`."""
+    """Exit if the last block hardly turned the state: cos(h[l], h[l-1]) > `threshold`."""
 
     threshold: float
     name: ClassVar[str] = "similarity"
@@ -213,10 +215,10 @@ class Similarity(ThresholdRule):
     most: ClassVar[float] = 1
 
     def __post_init__(self) -> None:
-        require(self, "a cosine from -1 to 1")
+        check_knob(self, "a cosine from -1 to 1")
 
     def score(self, evidence: Evidence) -> Tensor:
-        """The cosine, kept from passing 1 by rounding."""
+        """The cosine, clipped at 1 against rounding."""
         return evidence.cosine.double().clamp_max(1)
 
     def __str__(self) -> str:
@@ -224,26 +226,26 @@ class Similarity(ThresholdRule):
 
 
 class StateProbe(Protocol):
-    """Looks at states of a live run: `read.probes.task.TaskProbe`."""
+    """A probe of states, such as `read.probes.task.TaskProbe`."""
 
     def later(self, h: Tensor, layer: int) -> Tensor:
-        """How likely rank 2 or later is being decided: (row, d_model) -> (row,)."""
+        """The probability that rank 2 or later is being decided: (row, d_model) -> (row,)."""
 
 
 @dataclass(frozen=True)
 class Task(ThresholdRule):
-    """Exit where a probe of the state says that rank 2 or later is being decided.
+    """Exit where a probe of the state predicts that rank 2 or later is being decided.
 
-    From "Looking Beyond the Top-1" (arXiv 2410.20210), but for any task after the first and with a
-    threshold on the probability. The probe is a `TaskProbe`; what it says of every row
-    and layer is extra evidence `task`, 0 at layers that it was not trained on. A check costs a few
+    From "Looking Beyond the Top-1" (arXiv 2410.20210), extended to any task after the first and to
+    a threshold on the probability. The probe is a `TaskProbe`. Its probability at every row and
+    layer is the extra evidence `task`, 0 at layers it was not trained on. A check costs a few
     products with the state, of which `Cost` counts one.
 
-    A live run has no finished evidence, and asks `probe` on its way; a replay does not need it.
+    Live decoding needs `probe` to compute this evidence on the way; replay does not.
     """
 
     threshold: float
-    probe: "StateProbe | None" = field(default=None, compare=False, repr=False)  # saved on its own
+    probe: "StateProbe | None" = field(default=None, compare=False, repr=False)  # saved separately
     name: ClassVar[str] = "task"
     needs: ClassVar[Needs] = "state"
     knob: ClassVar[str] = "threshold"
@@ -251,24 +253,24 @@ class Task(ThresholdRule):
     most: ClassVar[float] = 1
 
     def __post_init__(self) -> None:
-        require(self, "a probability from 0 to 1")
+        check_knob(self, "a probability from 0 to 1")
 
     def score(self, evidence: Evidence) -> Tensor:
-        """The probability that the first rank is settled, kept from passing 1 by rounding."""
+        """The probability that rank 1 is settled, clipped at 1 against rounding."""
         if self.name not in evidence.extra:
             raise BadSettings(
-                "rule 'task' needs extra evidence 'task', the probabilities of a task probe; "
-                "add it with Evidence.with_probe, or for a live run give the rule its probe"
+                "rule 'task' needs the extra evidence 'task', the probabilities of a task probe; "
+                "add it with Evidence.with_probe, or for live decoding give the rule its probe"
             )
         return evidence.extra[self.name].double().clamp_max(1)
 
     @property
-    def watches(self) -> dict[str, Callable[[Tensor, int], Tensor]]:
-        """What a live run has to look at on its way: (h[layer], layer) -> one number per row."""
+    def live_extra(self) -> dict[str, Callable[[Tensor, int], Tensor]]:
+        """Extra evidence for live decoding, by name: (h[layer], layer) -> one number per row."""
         return {} if self.probe is None else {self.name: self.probe.later}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; the probe is saved on its own."""
+        """Plain JSON types; the probe is saved separately."""
         return {"name": self.name, self.knob: self.threshold}
 
     def __str__(self) -> str:
@@ -284,13 +286,13 @@ class Patience(ThresholdRule):
     needs: ClassVar[Needs] = "reading"
     knob: ClassVar[str] = "k"
     least: ClassVar[float] = 1
-    whole: ClassVar[bool] = True
+    is_integer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self, "a number of layers from 1 on")
+        check_knob(self, "a number of layers from 1 on")
 
     def score(self, evidence: Evidence) -> Tensor:
-        """The streak, one more so that > means 'at least'; unknown without readings."""
+        """The streak plus one, so that > means 'at least'; NaN without readings."""
         return torch.where(evidence.top >= 0, evidence.streak + 1.0, torch.nan)
 
     def __str__(self) -> str:
@@ -299,16 +301,16 @@ class Patience(ThresholdRule):
 
 @dataclass(frozen=True)
 class Oracle(StoredRule):
-    """Exit at the first layer whose top token is the model's own: what no rule can beat.
+    """Exit at the first layer whose top token is the model's own: the upper bound for all rules.
 
-    It knows the answer, so it is for replay only, and its checks count as free.
+    It has to know the answer, so it works in replay only. Its checks count as free.
     """
 
     name: ClassVar[str] = "oracle"
     needs: ClassVar[Needs] = "nothing"
 
     def stops(self, evidence: Evidence) -> Tensor:
-        """(row, layer): True where the reading agrees."""
+        """(row, layer): True where the reading agrees with the model."""
         return evidence.agrees & evidence.may_exit
 
     def __str__(self) -> str:
@@ -317,13 +319,13 @@ class Oracle(StoredRule):
 
 @dataclass(frozen=True)
 class Never(StoredRule):
-    """Run every row to the end."""
+    """Run every row through all layers."""
 
     name: ClassVar[str] = "never"
     needs: ClassVar[Needs] = "nothing"
 
     def stops(self, evidence: Evidence) -> Tensor:
-        """(row, layer): False."""
+        """(row, layer): always False."""
         return torch.zeros_like(evidence.top, dtype=torch.bool)
 
     def __str__(self) -> str:
@@ -336,31 +338,31 @@ RULES: dict[str, type[StoredRule]] = {
 }
 
 
-def from_dict(data: Mapping[str, Any]) -> Rule:
+def rule_from_dict(data: Mapping[str, Any]) -> Rule:
     """The rule that `to_dict` described."""
-    from layerleap.act.exits.learned import Learned  # it is a rule itself, and imports this file
+    from layerleap.act.exits.learned import Learned  # it imports this file
 
     kinds: dict[str, type[StoredRule]] = {**RULES, Learned.name: Learned}
     values = {key: value for key, value in data.items() if key != "name"}
     name = data.get("name")
     if name not in kinds:
-        raise BadSettings(f"no rule is called {name!r}; there are: {', '.join(kinds)}")
+        raise BadSettings(f"unknown rule {name!r}; expected one of: {', '.join(kinds)}")
     try:
-        found = kinds[name].from_fields(values)
+        rule = kinds[name].from_fields(values)
     except (TypeError, ValueError, KeyError) as error:
-        raise BadSettings(f"these are not the fields of rule {name!r}: {error}") from error
-    assert isinstance(found, Rule)
-    return found
+        raise BadSettings(f"wrong fields for rule {name!r}: {error}") from error
+    assert isinstance(rule, Rule)
+    return rule
 
 
-def require(rule: ThresholdRule, meaning: str) -> None:
-    """Refuse a knob outside its meaning."""
+def check_knob(rule: ThresholdRule, expected: str) -> None:
+    """Refuse a knob outside its range."""
     value = getattr(rule, rule.knob)
-    is_number = isinstance(value, int if rule.whole else int | float) and not isinstance(
+    is_number = isinstance(value, int if rule.is_integer else int | float) and not isinstance(
         value, bool
     )
     if not (is_number and math.isfinite(value) and rule.least <= value <= rule.most):
-        raise BadSettings(f"{rule.knob} {value!r} of rule {rule.name!r} is not {meaning}")
+        raise BadSettings(f"rule {rule.name!r} got {rule.knob} {value!r}; expected {expected}")
 
 
 def _row(evidence: Evidence, values: list[float]) -> Tensor:

@@ -1,13 +1,13 @@
-"""Layers saved at a wanted agreement, with intervals over documents.
+"""Layers saved at a target agreement, with intervals over documents.
 
 In: a family of rules and `Evidence` of a finished pass.
-Out: per target the largest mean saving of any knob whose agreement reaches it, found over all
-knobs that make a difference ("exact"), or, as in the paper, by linear interpolation between the
+Out: per target the largest mean saving of any knob whose agreement reaches it, either over all
+knobs that make a difference ("exact") or, as in the paper, by linear interpolation between the
 knobs of a grid ("curve").
 
-Exact: sort all (row, layer) at which some knob makes a row exit. Going from strict to loose, each
-moves one row to an earlier exit and changes the sums of layers and agreements by a known amount;
-cumulative sums then hold every knob at once, for any weights of the documents.
+The exact method sorts all (row, layer) at which some knob makes a row exit. Going from strict to
+loose, each one moves one row to an earlier exit and changes the sums of layers and agreements by a
+known amount. Cumulative sums then cover every knob at once, for any weights of the documents.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ from layerleap.errors import BadSettings
 from layerleap.read.metrics import finite, resample
 
 TARGETS = (0.9, 0.95, 0.98, 0.99)
-CHUNK = 2**20  # (resample, event) entries held at a time, a few times over: 8 MB in float64
+CHUNK = 2**20  # (resample, event) entries held at a time, a few copies of 8 MB in float64
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Layers saved at a wanted agreement."""
+    """The layers saved at a target agreement."""
 
     target: float
     saved: float  # mean layers saved
-    low: float | None  # 95 % interval over documents; None with a single one
+    low: float | None  # 95 % interval over documents; None with a single document
     high: float | None
-    agreement: float  # of the knob found; of an interpolated point, the target
-    knob: float | None  # None: no knob but "never" reaches the target, or it was interpolated
+    agreement: float  # agreement at that knob; at an interpolated point, the target
+    knob: float | None  # None: no knob that exits reaches the target, or it was interpolated
     method: str
     rows: int
     documents: int
@@ -56,24 +56,24 @@ def saved_at(
     resamples: int = 200,
     seed: int = 0,
 ) -> list[Saving]:
-    """The largest mean saving with an agreement of at least each target.
+    """The largest mean saving whose agreement reaches each target.
 
     Args:
         family: the rules to choose from.
         evidence: the rows.
         targets: agreements from 0 to 1.
-        method: "exact" over all knobs, or "curve" between those of a grid.
-        knobs: that grid; the family's own when None.
-        resamples: draws of documents for the interval.
-        seed: of those draws.
+        method: "exact" considers all knobs, "curve" interpolates between those of a grid.
+        knobs: that grid; None takes the family's own.
+        resamples: bootstrap resamples of documents for the interval.
+        seed: seed of the bootstrap.
     """
     if method not in ("exact", "curve"):
-        raise BadSettings(f"method {method!r} is neither 'exact' nor 'curve'")
+        raise BadSettings(f"unknown method {method!r}; expected 'exact' or 'curve'")
     if method == "exact" and knobs is not None:
-        raise BadSettings("knobs are for method 'curve'; 'exact' goes through all there are")
+        raise BadSettings("knobs are for method 'curve'; 'exact' already considers all of them")
     for target in targets:
         if not 0 <= target <= 1:
-            raise BadSettings(f"target {target} is no agreement: it must be from 0 to 1")
+            raise BadSettings(f"target {target} is not an agreement; expected 0 to 1")
     require_finished(evidence)
     names, group = evidence.document.unique(return_inverse=True)
     whole = torch.ones(1, len(names), dtype=torch.float64)
@@ -96,13 +96,13 @@ def saved_at(
 
 @dataclass(frozen=True, eq=False)
 class _Events:
-    """Every (row, layer) that some knob makes an exit, from strict to loose; columns (event,)."""
+    """Every (row, layer) that some knob turns into an exit, strict to loose; tensors (event,)."""
 
-    strictness: Tensor  # knob at which it happens, sign turned so that larger = stricter
+    strictness: Tensor  # knob at which it happens, with the sign that makes larger = stricter
     group: Tensor  # document of the row
-    saved: Tensor  # change of the layers saved
-    agrees: Tensor  # change of the agreement
-    is_last: Tensor  # True at the last of equal strictness: a knob lies below all or none
+    saved: Tensor  # change in layers saved
+    agrees: Tensor  # change in agreement
+    is_last: Tensor  # last event of equal strictness: a knob lies below all of them or none
 
 
 def _events(family: Family, evidence: Evidence, group: Tensor) -> _Events:
@@ -110,12 +110,12 @@ def _events(family: Family, evidence: Evidence, group: Tensor) -> _Events:
     slope = abs(family.kind.slope)
     at = (scores - offset[:, None]) / slope
     loosest = _loosest(family)
-    at = torch.where(at > loosest, at, -torch.inf)  # no knob reaches these
+    at = torch.where(at > loosest, at, -torch.inf)  # out of reach of any knob
     running = at.cummax(1).values
     record = running > torch.nn.functional.pad(running[:, :-1], (1, 0), value=-torch.inf)
-    record[:, -1] = False  # rows end there anyway
+    record[:, -1] = False  # rows exit there anyway
     rows, columns = record.nonzero(as_tuple=True)
-    # The exit before: the same row's next record, or the last layer.
+    # Where the row would exit at a stricter knob: its next record, or the last layer.
     index = torch.where(record, torch.arange(record.shape[1]), record.shape[1] - 1)
     later = index.flip(1).cummin(1).values.flip(1)  # first record at or after each column
     before = later[rows, (columns + 1)]
@@ -168,11 +168,11 @@ def _exact(
 
 
 def _knob(family: Family, levels: Tensor, place: int) -> float:
-    """A knob below levels[place] and not below the next one, half-way if it may be any number."""
+    """A knob below levels[place] and not below the next level; halfway between real levels."""
     high = levels[place].item()
     after = levels[place + 1].item() if place + 1 < len(levels) else high - 1
     low = max(after, _loosest(family))
-    if family.kind.whole:
+    if family.kind.is_integer:
         return high - 1
     return (low + high) / 2 * (1 if family.kind.slope > 0 else -1)
 
@@ -195,15 +195,15 @@ def _on_curve(
     sums.index_add_(0, group, columns)
     sizes = torch.bincount(group, minlength=weights.shape[1]).double()
     saved, agreed = ((weights @ sums) / (weights @ sizes)[:, None]).chunk(2, 1)
-    found = torch.stack([interpolated(saved, agreed, target) for target in targets], 1)
-    return found, list(targets), [None] * len(targets)
+    at_targets = torch.stack([interpolated(saved, agreed, target) for target in targets], 1)
+    return at_targets, list(targets), [None] * len(targets)
 
 
 def interpolated(saved: Tensor, agreement: Tensor, target: float) -> Tensor:
-    """The saving at which curves (curve, knob), safest knob first, last leave `target`.
+    """The saving at the last point where each curve crosses `target`.
 
-    Between the boldest knob that reaches the target and the next, the curve is a straight line.
-    Before the first knob it starts at no saving and full agreement.
+    Curves are (curve, knob), safest knob first. The curve is linear between the boldest knob that
+    reaches the target and the next knob. It starts at no saving and full agreement.
     """
     start = torch.zeros(len(saved), 1, dtype=torch.float64)
     saved = torch.cat([start, saved.double()], 1)
@@ -213,5 +213,5 @@ def interpolated(saved: Tensor, agreement: Tensor, target: float) -> Tensor:
     right = (left + 1).clamp_max(saved.shape[1] - 1)
     s, a = saved.gather(1, left), agreement.gather(1, left)
     fall = a - agreement.gather(1, right)
-    share = torch.where(fall > 0, (a - target) / fall.clamp_min(1e-300), 0.0)
-    return (s + share * (saved.gather(1, right) - s))[:, 0]
+    weight = torch.where(fall > 0, (a - target) / fall.clamp_min(1e-300), 0.0)
+    return (s + weight * (saved.gather(1, right) - s))[:, 0]

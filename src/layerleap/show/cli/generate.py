@@ -1,6 +1,8 @@
-"""`layerleap generate`: a text as it is written, each token coloured by its exit layer."""
+"""`layerleap generate`: generate text, with each token coloured by its exit layer."""
 
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,52 +19,55 @@ EXAMPLES = {
 
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="What to go on from; '-' for standard input.")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue; '-' reads standard input.")],
     bank: Annotated[
         str | None,
-        typer.Option(help="Folder or hub name of a bank. Without it, one is fitted once and kept."),
+        typer.Option(help="Folder or hub name of a bank. Default: fit one once and cache it."),
     ] = None,
     no_bank: Annotated[
-        bool, typer.Option("--no-bank", help="Guess from the text alone; read states as they are.")
+        bool, typer.Option("--no-bank", help="Use the logit lens, and drafts from the text alone.")
     ] = False,
-    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens to generate at most.")] = 60,
+    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Maximum number of tokens.")] = 60,
     exit: Annotated[
         str | None,
         typer.Option(
-            help="Leave early by a rule instead of decoding exactly: similarity:0.95, "
-            "top-probability:0.9, entropy:0.5, patience:3, fixed:20, gap:0.8 or never; or the "
-            "file that `suitability --plan` wrote."
+            help="Exit early by a rule instead of decoding exactly: similarity:0.95, "
+            "top-probability:0.9, entropy:0.5, patience:3, fixed:20, gap:0.8 or never; or by the "
+            "plan file that `suitability --plan` wrote."
         ),
     ] = None,
     checks: Annotated[
         str | None,
-        typer.Option(help="Layers at which the rule is asked, with commas; default all."),
+        typer.Option(help="Layers at which to check the rule, separated by commas. Default: all."),
     ] = None,
     policy: Annotated[
         str,
         typer.Option(
-            help="What skipped layers keep of a token: recompute (exact, a little later), "
-            "propagate (its state at the exit), shortcut (what the bank predicts)."
+            help="How to fill the cache of skipped layers: recompute (run them later, exact), "
+            "propagate (use the state at the exit), shortcut (use the bank's prediction)."
         ),
     ] = "recompute",
     strict: Annotated[
-        bool, typer.Option("--strict", help="One token per pass in dtypes below float32.")
+        bool, typer.Option("--strict", help="Run one token per pass in dtypes below float32.")
     ] = False,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens at random.")] = False,
-    temperature: Annotated[float, typer.Option(help="For --sample.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="For --sample.")] = 0,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample tokens instead of taking the most likely.")
+    ] = False,
+    temperature: Annotated[float, typer.Option(help="Set the temperature for --sample.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Set the random seed for --sample.")] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
     compare: Annotated[
-        bool, typer.Option(help="With --exit: measure the agreement afterwards.")
+        bool, typer.Option(help="Measure the agreement with the full model after --exit.")
     ] = True,
     against: Annotated[
         bool,
         typer.Option(
-            "--against-generate", help="Also let the library decode, and say where the texts part."
+            "--against-generate",
+            help="Also decode with transformers' own loop, and show where the texts diverge.",
         ),
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Also write the coloured text as a page.")
+        Path | None, typer.Option(help="Also write the coloured text to this HTML file.")
     ] = None,
     blocks: Blocks = None,
     tail: Tail = None,
@@ -70,11 +75,11 @@ def generate(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Write on from PROMPT, faster than one token per pass and exactly, or leaving layers early.
+    """Continue PROMPT: exactly and faster than one token per pass, or exiting early.
 
-    Without --exit the text is the model's own: guesses are only kept if the full model agrees (on
-    the page, they are underlined). With --exit each token is read where the rule stops, and its
-    colour says how early: the warmer, the fewer layers.
+    Without --exit the text is exactly the model's own: drafts are kept only if the full model
+    agrees (they are underlined on the HTML page). With --exit each token is read where the rule
+    stops. Its colour shows how early: the warmer, the fewer layers.
 
     Examples:
       layerleap generate smollm2 "The capital of France is"
@@ -84,122 +89,85 @@ def generate(
     with clean_errors():
         import torch
 
-        from layerleap import decoder
         from layerleap.act.decode.generate import generate
 
         _check(tokens, sample, temperature, exit, checks)
         prompt = sys.stdin.read() if prompt == "-" else prompt
-        rule, plan = _rule(exit)
-        bank = bank or plan.get("bank")
+        how: dict[str, Any] = {"max_new_tokens": tokens, "chat": chat}
+        how |= {"do_sample": True, "temperature": temperature} if sample else {}
+        exits = {**_exit(exit), "checks": _layers(checks), "policy": policy}
         transformer = load_model(model, blocks, tail, revision, dtype)
-        is_bare = no_bank or plan.get("map") == "id"
-        decoding = decoder(
-            None if is_bare else _bank(transformer, bank), rule=rule,
-            checks=_layers(checks) or plan.get("layers"), policy=policy, strict=strict,
-            compare=compare, transformer=transformer,
-        )  # fmt: skip
-        if rule is None and not json:
-            tell("measuring what passes over several tokens cost here; a few seconds")
+        if exit is None and not json:
+            tell("measuring the cost of passes over several tokens; this takes a few seconds")
         torch.manual_seed(seed)
-        options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if sample else {}
-        teller = _Painter(prompt, decoding, transformer.n_layers) if not json else None
-        written = generate(
-            transformer, prompt, decoding, max_new_tokens=tokens, chat=chat, tell=teller, **options
-        )
-        if teller is not None:
-            teller.end(str(written.account))
+        with ExitStack() as bars:  # closed before the first token is printed
+            progress = bars.enter_context(TerminalProgress())
+            painter = None if json else _Painter(prompt, transformer.n_layers, bars.close)
+            generation = generate(
+                transformer, prompt, bank=None if no_bank else bank or "default", strict=strict,
+                compare=compare, on_token=painter, tell=tell, progress=progress, **exits, **how,
+            )  # fmt: skip
+        if painter is not None:
+            painter.end(str(generation.stats))
         if against:
-            tell(_against(transformer, written, tokens, chat, seed, options))
+            torch.manual_seed(seed)
+            theirs = generate(transformer, prompt, decoder="transformers", **how)
+            tell(f"against generate: {_compared(transformer, generation, theirs)}")
         if html is not None:
-            tell(f"page: {_page(written, transformer.identity.name, html)}")
+            from layerleap.show.html.generation import write_generation
+
+            tell(f"page: {write_generation(generation, transformer.identity.name, html)}")
         if json:
-            print_json(written.to_dict())
-
-
-def _page(written: Any, model: str, path: Path) -> Path:
-    from layerleap.show.report.sheet import write_sheet
-
-    account = written.account
-    return write_sheet(
-        written._repr_html_(), path, kicker="a text and its layers", title=("What", model, "wrote"),
-        facts=(f"{account.n_layers} layers", f"{account.tokens} tokens"), text=written.prompt,
-        heading="Where each token was read",
-        lead="The warmer a token, the earlier it left; white ones ran through all layers. "
-        "Underlined ones had been guessed. Hold the pointer over one for its layer.",
-    )  # fmt: skip
+            print_json(generation.to_dict())
 
 
 def _check(
     tokens: int, sample: bool, temperature: float, exit: str | None, checks: str | None
 ) -> None:
-    """Refuse at once what would be refused, or passed over, after the model is loaded."""
+    """Refuse before the model is loaded what would be refused, or ignored, afterwards."""
     if tokens < 1:
-        raise BadSettings(f"--tokens {tokens}; at least one token was wanted")
+        raise BadSettings(f"--tokens is {tokens}; expected at least 1")
     if temperature != 1.0 and not sample:
-        raise BadSettings("--temperature is for --sample; without it the likeliest token is taken")
+        raise BadSettings("--temperature needs --sample; without it the top token is taken")
     if checks and exit is None:
-        raise BadSettings("--checks says where a rule is asked; give one with --exit")
+        raise BadSettings("--checks needs a rule to check; pass one with --exit")
 
 
-def _bank(transformer: Any, name: str | None) -> Any:
-    """The bank of that name, or the model's own, fitted now if it is not yet."""
-    from layerleap import ShortcutBank
-    from layerleap.maps.fit import default_bank
-
-    if name is not None:
-        return ShortcutBank.from_pretrained(name)
-    with TerminalProgress() as progress:
-        return default_bank(transformer, tell=tell, progress=progress)
-
-
-def _against(
-    transformer: Any, written: Any, tokens: int, chat: bool, seed: int, options: dict[str, Any]
-) -> str:
-    """How the text compares with what the library's own loop writes."""
-    import torch
-
+def _compared(transformer: Any, ours: Any, theirs: Any) -> str:
+    """Where two generations of the same prompt diverge, in words."""
     from layerleap.act.decode.divergence import divergence
-    from layerleap.act.decode.generate import generate
 
-    torch.manual_seed(seed)
-    prompt = written.prompt
-    theirs = generate(transformer, prompt, None, max_new_tokens=tokens, chat=chat, **options)
-    parted = divergence(transformer, theirs.prompt_ids, written.ids, theirs.ids)
-    if parted is not None:
-        ours, other = (transformer.tokenizer.decode([t]) for t in (parted.ours, parted.theirs))
-        said = f"against generate: {parted}; ours {ours!r}, generate's {other!r}"
-        if written.account.exactness == "rounded":
-            said += ". A gap of a few roundings is a tie that either way of rounding may decide; "
-            said += "--strict decodes one token at a time, as generate does"
-        return said
-    same = written.ids == theirs.ids
-    return "against generate: identical" if same else "against generate: of another length"
+    first = divergence(transformer, theirs.prompt_ids, ours.ids, theirs.ids)
+    if first is None:
+        return "identical" if ours.ids == theirs.ids else "the same up to the end of the shorter"
+    token, other = (transformer.tokenizer.decode([t]) for t in (first.ours, first.theirs))
+    words = f"{first}; ours {token!r}, generate's {other!r}"
+    if ours.stats.exactness == "rounded":
+        words += ". A gap of a few rounding steps is a tie that rounding may decide either way; "
+        words += "--strict decodes one token at a time, as generate does"
+    return words
 
 
 class _Painter:
     """Prints pieces of text as they come, on the colour of the layer they were read at."""
 
-    def __init__(self, prompt: str, decoding: Any, n_layers: int) -> None:
-        self.decoding, self.n_layers, self.prompt = decoding, n_layers, prompt
-        self.has_begun = False
+    def __init__(self, prompt: str, n_layers: int, before: Callable[[], None]) -> None:
+        self.prompt, self.n_layers, self.before, self.has_begun = prompt, n_layers, before, False
 
-    def __call__(self, piece: str) -> None:
-        from layerleap.act.decode.generate import colour
+    def __call__(self, piece: str, layer: int) -> None:
+        from layerleap.show.html.colours import exit_colour
 
-        if not self.has_begun:  # not earlier: settings may yet be refused
-            out.print(
-                self.prompt, end="", style="dim", markup=False, highlight=False, soft_wrap=True
-            )
+        plain: dict[str, Any] = {"end": "", "markup": False, "highlight": False, "soft_wrap": True}
+        if not self.has_begun:  # not earlier: settings may still be refused
+            self.before()
+            out.print(self.prompt, style="dim", **plain)
             self.has_begun = True
-        account = self.decoding.writing
-        layer = self.n_layers if account is None else account.reading or self.n_layers
-        is_early = layer < self.n_layers
-        style = f"black on {colour(layer, self.n_layers)}" if is_early else ""
-        out.print(piece, end="", style=style, markup=False, highlight=False, soft_wrap=True)
+        colour = exit_colour(layer, self.n_layers)
+        out.print(piece, style=f"black on {colour}" if layer < self.n_layers else "", **plain)
 
-    def end(self, said: str) -> None:
+    def end(self, summary: str) -> None:
         out.print()
-        tell(said)
+        tell(summary)
 
 
 def _layers(text: str | None) -> list[int] | None:
@@ -209,38 +177,32 @@ def _layers(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise BadSettings(
-            f"checks {text!r} are not layers with commas, such as 20,24,28"
+            f"--checks {text!r} is not a list of layers; expected numbers separated by commas, "
+            "such as 20,24,28"
         ) from error
 
 
-def _rule(text: str | None) -> tuple[Any, dict[str, Any]]:
-    """A rule by name and knob, or the rule of a plan and the plan."""
+def _exit(text: str | None) -> dict[str, Any]:
+    """The rule (by name and knob) or the plan file of --exit."""
     if text is None:
-        return None, {}
-    from layerleap.act.exits.rules import RULES, ThresholdRule, from_dict
-
+        return {}
     if text.endswith(".json"):
-        from layerleap.files import read_json
+        return {"plan": text}
+    from layerleap.act.exits.rules import RULES, ThresholdRule, rule_from_dict
 
-        plan = read_json(Path(text))
-        if not isinstance(plan, dict) or "rule" not in plan or "layers" not in plan:
-            raise BadSettings(f"{text} is no plan: it lacks 'rule' or 'layers'")
-        if plan["rule"] is None:
-            raise BadSettings(f"{text} says: exit nowhere; leave out --exit to decode exactly")
-        return from_dict(plan["rule"]), plan
     name, _, knob = text.partition(":")
     kind = RULES.get(name)
     if kind is None or name in ("oracle", "task"):  # one knows the answer, one needs its probe
         names = ", ".join(rule for rule in RULES if rule not in ("oracle", "task"))
-        raise BadSettings(f"no rule is called {name!r}; there are: {names}")
+        raise BadSettings(f"unknown rule {name!r}; expected one of: {names}")
     if not issubclass(kind, ThresholdRule):
-        return from_dict({"name": name}), {}
+        return {"rule": rule_from_dict({"name": name})}
     try:
-        value = int(knob) if kind.whole else float(knob)
+        value = int(knob) if kind.is_integer else float(knob)
     except ValueError as error:
         example = EXAMPLES.get(name, "3")
         raise BadSettings(
             f"rule {name!r} needs a number after a colon, as in {name}:{example}"
         ) from error
     more = {"length": 30.0} if name == "gap" else {}
-    return from_dict({"name": name, kind.knob: value, **more}), {}
+    return {"rule": rule_from_dict({"name": name, kind.knob: value, **more})}

@@ -126,16 +126,9 @@ def read(
             text, positions=None if html or position is None else [position], top_k=top_k
         )
         if html:
-            from layerleap.show.report.sheet import write_sheet
+            from layerleap.show.html.readings import write_readings
 
-            page = write_sheet(
-                readings._repr_html_(), html, kicker="readings",
-                title=("What", transformer.identity.name, "is about to say"),
-                facts=(f"{readings.n_layers} layers", f"{len(readings.positions)} positions"),
-                text=text, heading="Layer by layer",
-                lead="A column for every token of the text: what each layer would say comes next. "
-                "Hold the pointer over a cell for its best tokens.",
-            )  # fmt: skip
+            page = write_readings(readings, transformer.identity.name, text, html)
             tell(f"all positions: {page}")
         if json:
             print_json(readings.to_dict())

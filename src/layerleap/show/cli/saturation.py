@@ -52,7 +52,7 @@ def saturation(
         lens = Lens(transformer, None if bank is None else ShortcutBank.from_pretrained(bank))
         strip = lens.saturation(text, positions=position or None, k=ranks)
         if html:
-            from layerleap.show.cli.strips import write_strip
+            from layerleap.show.html.strip import write_strip
 
             tell(f"the strip: {write_strip(strip, transformer.identity.name, text, html)}")
         if json:

@@ -1,15 +1,14 @@
-"""Deciding: is early exit worth it for a model, on a text, on this machine?
+"""`layerleap suitability`: does early exit pay off for a model, on a text, on this machine?
 
-In: arguments. Out: a verdict with its reasons.
+In: arguments. Out: an answer with its reasons.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from layerleap.errors import BadSettings
-from layerleap.files import write_json
 from layerleap.show.cli.options import (
     Blocks,
     Dtype,
@@ -33,23 +32,24 @@ def suitability(
     model: Model,
     text: Text = None,
     tolerance: Annotated[
-        float, typer.Option(help="Share of answers that may differ from the full model's.")
+        float,
+        typer.Option(help="Largest fraction of answers that may differ from the full model's."),
     ] = 0.05,
-    delta: Annotated[float, typer.Option(help="How often that promise may fail.")] = 0.05,
+    delta: Annotated[float, typer.Option(help="How often that guarantee may fail.")] = 0.05,
     bank: Annotated[
         str | None,
-        typer.Option(help="Folder or hub name of a bank. Without it, maps are fitted on the text."),
+        typer.Option(help="Folder or hub name of a bank. Default: fit maps on the text."),
     ] = None,
-    fit_texts: Annotated[int, typer.Option(help="Texts to fit on.")] = 2000,
-    read_texts: Annotated[int, typer.Option(help="Held-out texts to read.")] = 1000,
-    context: Annotated[int, typer.Option(help="Tokens that a timed answer rests on.")] = 32,
-    repeats: Annotated[int, typer.Option(help="How many timed passes.")] = 20,
+    fit_texts: Annotated[int, typer.Option(help="Number of texts to fit on.")] = 2000,
+    read_texts: Annotated[int, typer.Option(help="Number of held-out texts to read.")] = 1000,
+    context: Annotated[int, typer.Option(help="Context length of a timed answer.")] = 32,
+    repeats: Annotated[int, typer.Option(help="Number of timed passes.")] = 20,
     unit: Unit = "sentence",
     positions: Positions = "one",
     max_tokens: MaxTokens = 128,
     field: Field = "text",
     starts: Starts = None,
-    held_out: Annotated[float, typer.Option(help="Share of documents never fitted on.")] = 0.25,
+    held_out: Annotated[float, typer.Option(help="Fraction of documents to hold out.")] = 0.25,
     seed: Seed = 0,
     blocks: Blocks = None,
     tail: Tail = None,
@@ -57,27 +57,28 @@ def suitability(
     dtype: Dtype = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="With --bank: keep the quickest calibrated rule for `generate --exit`."),
+        typer.Option(help="With --bank: save the fastest calibrated rule for `generate --exit`."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Is early exit worth it for MODEL, on your text, on this machine? A verdict with reasons.
+    """Measure whether early exit pays off for MODEL, on your text, on this machine.
 
-    Agreement by layer, what rules could save and what calibrated ones do save in layers, FLOPs and
-    measured time, where it is best to check, and what would have to change. Interrupted while
-    fitting, the same command goes on where it was.
+    Shows agreement by layer, what calibrated rules save in layers, FLOPs and measured time, where
+    it is best to check, and an answer with its reasons. If interrupted while fitting, the same
+    command resumes.
 
     Example: layerleap suitability smollm2 --text my-text.jsonl --tolerance 0.05
     """
     with clean_errors():
-        from layerleap import Sampling, ShortcutBank
+        from layerleap import Sampling
         from layerleap.files import cache_root
         from layerleap.study.suitability.study import SuitabilitySettings
         from layerleap.study.suitability.study import suitability as run
 
         if plan is not None and bank is None:
             raise BadSettings(
-                "a plan holds for one bank only: give it with --bank, or make one with fit"
+                "--plan needs --bank: a plan only works with the bank it was calibrated with; make "
+                "one with `layerleap fit`"
             )
         sampling = Sampling(
             unit=unit,
@@ -88,27 +89,17 @@ def suitability(
             context=context, repeats=repeats, starts=starts, sampling=sampling,
         )  # fmt: skip
         transformer = load_model(model, blocks, tail, revision, dtype)
-        found = None if bank is None else ShortcutBank.from_pretrained(bank)
         with TerminalProgress() as progress:
             result = run(
-                transformer, settings, bank=found, work=cache_root() / "suitability",
+                transformer, settings, bank=bank, work=cache_root() / "suitability",
                 progress=progress,
             )  # fmt: skip
         if plan is not None:
-            write_json(plan, plan_of(result, str(bank)))
+            result.save_plan(plan)
             tell(f"plan: {plan}")
         if json:
-            print_json(result)
+            print_json(result.to_dict())
             return
         from layerleap.show.cli.suitability_table import suitability_table
 
         out.print(suitability_table(result))
-
-
-def plan_of(result: dict[str, Any], bank: str) -> dict[str, Any]:
-    """What `generate --exit` needs of a verdict: the rule, where it is asked, through which map."""
-    chosen = result["chosen"]
-    if chosen is None:
-        return {"rule": None, "layers": [], "map": None, "bank": bank}
-    rule = chosen["calibrated"]["rule"]
-    return {"rule": rule, "layers": chosen["layers"], "map": chosen["map"], "bank": bank}

@@ -1,90 +1,90 @@
-"""The answer to "is early exit worth it?" for the terminal, readable at 80 columns.
+"""The answer to "does early exit pay off?" for the terminal, readable at 80 columns.
 
-In: the plain-data result of a suitability study. Out: a rich renderable.
+In: a `Suitability`. Out: a rich renderable.
 """
+
+from dataclasses import asdict
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from layerleap.show.cli.tables import STYLES, new_table
-from layerleap.show.figures.select import Row, Study, finite, sample
+from layerleap.read.metrics import Estimate
+from layerleap.show.cli.tables import new_table
+from layerleap.show.samples import sample_size
+from layerleap.study.suitability.candidates import Outcome
+from layerleap.study.suitability.result import Suitability
 
+STYLES = {"mat": "bright_blue", "id": "dark_orange"}
 ANSWERS = {"worth it": "bold green", "not worth it": "bold red", "cannot tell": "bold yellow"}
 
 
-def suitability_table(result: Study) -> RenderableType:
-    """Agreement by layer, what calibrated rules save and take, then the verdict with reasons."""
-    notes = [Text(note, style="yellow") for note in result["notes"]]
-    return Group(_agreement(result), _rules(result), *notes, _verdict(result))
+def suitability_table(result: Suitability) -> RenderableType:
+    """Agreement by layer, what calibrated rules save, then the answer with its reasons."""
+    notes = [Text(note, style="yellow") for note in result.notes]
+    return Group(_agreement(result), _rules(result), *notes, _answer(result))
 
 
-def _agreement(result: Study) -> RenderableType:
-    model, rows = result["model"], result["agreement"]
-    table = new_table(Text(f"{model['name']}: agreement with the full model, by layer"))
+def _agreement(result: Suitability) -> RenderableType:
+    table = new_table(Text(f"{result.model['name']}: agreement with the full model, by layer"))
     table.add_column("layer", justify="right", no_wrap=True)
-    for name in ("id", "mat"):
+    for name in result.agreement:
         table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True, ratio=1)
-    by = {(row["map"], row["layer"]): row["value"] for row in rows}
-    for layer in range(model["n_layers"] + 1):
+    for layer in range(result.n_layers + 1):
         cells: list[RenderableType] = []
-        for name in ("id", "mat"):
-            value, style = by[name, layer], STYLES[name]
+        for name, estimates in result.agreement.items():
+            value, style = estimates[layer].value, STYLES[name]
             bar = ProgressBar(1.0, value, complete_style=style, finished_style=style)
             cells += [Text(f"{100 * value:.1f} %"), bar]
         table.add_row(str(layer), *cells)
-    return Group(table, Text(f"{sample(rows)}, read on {result['settings']['text']}.", style="dim"))
+    size = sample_size([asdict(one) for own in result.agreement.values() for one in own])
+    return Group(table, Text(f"{size}, read on {result.settings['text']}.", style="dim"))
 
 
-def _rules(result: Study) -> RenderableType:
-    settings = result["settings"]
-    table = new_table(
-        Text(f"rules that may disagree in {100 * settings['tolerance']:g} % of rows, on fresh rows")
-    )
+def _rules(result: Suitability) -> RenderableType:
+    tolerance = 100 * result.settings["tolerance"]
+    table = new_table(Text(f"rules that may disagree in {tolerance:g} % of rows, on fresh rows"))
     table.add_column("map", no_wrap=True)
     table.add_column("rule", no_wrap=True)
     table.add_column("checked at", no_wrap=True, overflow="ellipsis", ratio=1)
     for head in ("layers saved", "disagree", "FLOPs", "time"):
         table.add_column(head, justify="right", no_wrap=True)
-    chosen = result["chosen"]
-    for row in [*result["rules"], *([] if chosen is None else [chosen])]:
-        table.add_row(
-            *_cells(row, result["model"]["n_layers"]), style="bold" if row is chosen else ""
-        )
+    chosen = result.chosen
+    for row in [*result.rules, *([] if chosen is None else [chosen])]:
+        table.add_row(*_cells(row, result.n_layers), style="bold" if row is chosen else "")
     note = (
-        f"{sample([row['verified'] for row in result['rules']])}. FLOPs and time as shares of the "
-        "full model's, time with its 95 % interval; above 1, exiting costs more than it saves."
+        f"{sample_size([row.verified.to_dict() for row in result.rules])}. FLOPs and time are fractions "
+        "of the full model's, time with its 95 % interval; above 1, exiting costs more than it "
+        "saves."
     )
     if chosen is not None:
-        note += f" Bold: the quickest of {len(result['plans'])} plans, chosen on other rows."
+        note += f" Bold: the fastest of {len(result.plans)} plans, chosen on other rows."
     return Group(table, Text(note, style="dim"))
 
 
-def _cells(row: Row, last: int) -> list[Text]:
-    named = [Text(row["map"]), Text(row["rule"]), Text(row["name"])]
-    if not row["exits"]:
-        return [*named, Text("exit nowhere", style="dim"), *[Text("-", style="dim")] * 3]
-    seen = row["verified"]
+def _cells(row: Outcome, n_layers: int) -> list[Text]:
+    named = [Text(row.candidate.map), Text(row.candidate.rule), Text(row.candidate.where)]
+    if not row.exits:
+        return [*named, Text("never exit", style="dim"), *[Text("-", style="dim")] * 3]
     return [
         *named,
-        Text(f"{seen['saved']:.1f} of {last}"),
-        Text(f"{100 * seen['disagreement']:.1f} %"),
-        _share({"value": row["flops"]}),
-        _share(row["time"]),
+        Text(f"{row.verified.saved:.1f} of {n_layers}"),
+        Text(f"{100 * row.verified.disagreement:.1f} %"),
+        _fraction(row.flops),
+        _fraction(row.time.value, row.time),
     ]
 
 
-def _share(row: Row) -> Text:
-    value, low, high = row["value"], finite(row.get("low")), finite(row.get("high"))
+def _fraction(value: float, estimate: Estimate | None = None) -> Text:
     text = Text(f"{value:.2f}", style="green" if value < 1 else "red")
-    if low is not None and high is not None:
-        text.append(f" {low:.2f}-{high:.2f}", style="dim")
+    if estimate is not None and estimate.low is not None and estimate.high is not None:
+        text.append(f" {estimate.low:.2f}-{estimate.high:.2f}", style="dim")
     return text
 
 
-def _verdict(result: Study) -> RenderableType:
-    verdict = result["verdict"]
-    head = Text("\nearly exit here: ", style="bold")
-    head.append(verdict["answer"], style=ANSWERS[verdict["answer"]])
-    return Group(head, *(Text(f"- {reason}") for reason in verdict["reasons"]))
+def _answer(result: Suitability) -> RenderableType:
+    head = Text("\nearly exit here: ", style="bold").append(
+        result.answer, style=ANSWERS[result.answer]
+    )
+    return Group(head, *(Text(f"- {reason}") for reason in result.reasons))

@@ -4,7 +4,6 @@ In: a `Figure`, which describes itself as data, and a finished study.
 Out: SVG text for a page, or None where the study has no rows for it; the summary picture as PNG.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from layerleap.show.figures.canvas import (
     to_png,
     to_svg,
 )
+from layerleap.show.samples import is_known, sample_size
 from layerleap.study.engine import Picture, Study
 from layerleap.study.figures import LENSES, Figure, Line, Row
 from layerleap.study.result import StudyResult
@@ -31,15 +31,15 @@ MANY = 60  # points; beyond that the markers of a line would touch
 def figure_rows(figure: Figure, result: StudyResult) -> list[Row]:
     """The rows that a figure draws: those whose values are known."""
     if figure.kind == "heatmap":
-        return [row for row in figure.rows(result) if _is_known(row["value"])]
+        return [row for row in figure.rows(result) if is_known(row["value"])]
     ranges = {name for name, line in figure.lines.items() if line.style == "range"}
     categories = {"x": figure.x.scale == "category", "y": figure.y.scale == "category"}
     keys = [key for key in ("x", "y") if not categories[key]]
     return [
         row
         for row in figure.rows(result)
-        if all(_is_known(row[key]) or (key == _value_key(figure) and row.get("line") in ranges
-               and _is_known(row.get("low"))) for key in keys)
+        if all(is_known(row[key]) or (key == _value_key(figure) and row.get("line") in ranges
+               and is_known(row.get("low"))) for key in keys)
     ]  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def _lines(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) 
 
 def _intervals(axes: Any, rows: list[Row], line: Line, colour: str) -> None:
     """A band along a line, or a bar through each point, where the interval is known."""
-    known = [row for row in rows if _is_known(row.get("low")) and _is_known(row.get("high"))]
+    known = [row for row in rows if is_known(row.get("low")) and is_known(row.get("high"))]
     if not known or not line.band:
         return
     x = [row["x"] for row in known]
@@ -192,7 +192,7 @@ def _dots(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) -
             ends = row.get("low"), row.get("high")
             value = row["x" if across else "y"]
             thick = line.style == "range"
-            if _is_known(ends[0]) and _is_known(ends[1]) and line.band:
+            if is_known(ends[0]) and is_known(ends[1]) and line.band:
                 span, spot = list(ends), [place, place]
                 width, alpha = (7, 1.0) if thick else (1.6, 1.0)
                 label = _label(axes, line) if thick else None
@@ -222,7 +222,7 @@ def _bars(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) -
         axes.bar(places, [row["y"] for row in rows], width * 0.94, color=colours,
                  label=line.label or None, zorder=2)  # fmt: skip
         for place, row in zip(places, rows, strict=True):
-            if _is_known(row.get("low")) and _is_known(row.get("high")):
+            if is_known(row.get("low")) and is_known(row.get("high")):
                 axes.plot(
                     [place] * 2, [row["low"], row["high"]], color=INK, linewidth=1.1, zorder=3
                 )
@@ -259,7 +259,7 @@ def _heatmap(axes: Any, figure: Figure, panel: list[Row]) -> Any:
     axes.set_yticks(range(len(ys)), [str(y) for y in ys])
     middle = ((low or 0) + (1 if high is None else high)) / 2
     for (down, right), value in numpy.ndenumerate(values):
-        if figure.cell_form and _is_known(float(value)):
+        if figure.cell_form and is_known(float(value)):
             colour = "white" if value > middle * 1.1 else INK
             text = figure.cell_form.format(value)
             axes.text(right, down, text, ha="center", va="center", color=colour)
@@ -284,7 +284,7 @@ def in_words(figure: Figure, panels: dict[str, list[Row]]) -> str:
                 words = f"{first['y']:.3g} at {first['x']:g} to {last['y']:.3g} at {last['x']:g}"
             else:
                 key = "value" if figure.kind == "heatmap" else _value_key(figure)
-                known = [row[key] for row in own if _is_known(row[key])]
+                known = [row[key] for row in own if is_known(row[key])]
                 words = f"{min(known):.3g} to {max(known):.3g}" if known else "intervals only"
             parts.append(f"{title}: {words}" if title else words)
     return f"{figure.title}. " + "; ".join(parts) + "."
@@ -342,26 +342,9 @@ def _arrow(axes: Any, picture: Picture, result: StudyResult) -> None:
 def sample_of(figure: Figure, rows: Iterable[Row]) -> str:
     """How much a figure rests on, and what its intervals are."""
     rows = list(rows)
-    counts = [span(row.get(key) for row in rows) for key in ("rows", "documents")]
-    parts = []
-    if counts[0]:
-        documents = "1 document" if counts[1] == "1" else f"{counts[1]} documents"
-        parts.append(f"n = {counts[0]} {figure.unit}" + (f" from {documents}" if counts[1] else ""))
-    if any("low" in row for row in rows) and not any(_is_known(row.get("low")) for row in rows):
+    parts = [size] if (size := sample_size(rows, figure.unit)) else []
+    if any("low" in row for row in rows) and not any(is_known(row.get("low")) for row in rows):
         parts.append("no interval, which needs two documents or more")
     elif figure.sample:
         parts.append(figure.sample)
     return "; ".join(parts)
-
-
-def span(values: Iterable[Any]) -> str:
-    """A count, or the range of counts: "3,000" or "1,000 to 3,000"; empty when unknown."""
-    known = sorted({int(value) for value in values if _is_known(value)})
-    if not known:
-        return ""
-    return f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
-
-
-def _is_known(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)

@@ -21,6 +21,7 @@ from typing import Any
 from layerleap.extras import report_library
 from layerleap.files import whole_file
 from layerleap.show.figures.draw import draw, draw_picture, figure_rows, sample_of
+from layerleap.show.html.generation import generation_html
 from layerleap.show.report.cells import CLAIMS, DATA, cells_of, plain_grid
 from layerleap.study import registry
 from layerleap.study.engine import Section, Study
@@ -118,9 +119,7 @@ def _section(section: Section, result: StudyResult) -> Mapping[str, Any] | None:
 
 def _text(row: Row) -> Mapping[str, Any]:
     """A generated text as the template colours it."""
-    from layerleap.act.decode.generate import coloured
-
-    return {"title": f"{row['rule']}, read through {row['map']}", "html": coloured(row)}
+    return {"title": f"{row['rule']}, read through {row['map']}", "html": generation_html(row)}
 
 
 def result_html(result: StudyResult) -> str:

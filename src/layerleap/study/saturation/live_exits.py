@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.act.decode.account import Account
 from layerleap.act.decode.decoder import decoder
+from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.exits.rules import Never, Rule
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
@@ -98,9 +98,9 @@ def _write(
     rule: Rule,
     prompts: list[Tensor],
     tokens: int,
-) -> list[Account]:
+) -> list[DecodingStats]:
     decoding = decoder(bank, rule=rule, transformer=transformer, compare=True)
-    model, accounts = transformer.model, []
+    model, stats = transformer.model, []
     for ids in prompts:
         entry = ids.to(model.device)
         model.generate(
@@ -108,11 +108,13 @@ def _write(
             do_sample=False, temperature=None, top_p=None, top_k=None, min_new_tokens=tokens,
             max_new_tokens=tokens, pad_token_id=0,
         )  # fmt: skip
-        accounts += decoding.accounts
-    return accounts
+        stats += decoding.stats
+    return stats
 
 
-def _row(lens: str, name: str, found: list[Account], full: list[Account], rules: int) -> Row:
+def _row(
+    lens: str, name: str, found: list[DecodingStats], full: list[DecodingStats], rules: int
+) -> Row:
     """Speed relative to the full model: the geometric mean over texts, with its t interval.
 
     Texts are few, so nothing is resampled. `is_faster` is about the fastest of so many rules: the

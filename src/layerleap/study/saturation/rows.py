@@ -117,7 +117,7 @@ def observe(
     found = ranks.results()
     return SaturationData(
         transformer, lenses, found, walks.results(found),
-        {name: Evidence.of(scores, name) for name in lenses}, target.open(), batches,
+        {name: Evidence.from_scores(scores, name) for name in lenses}, target.open(), batches,
     )  # fmt: skip
 
 

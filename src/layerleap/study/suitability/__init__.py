@@ -1,1 +1,1 @@
-"""Is early exit worth it for this model, on this text, on this machine?"""
+"""Suitability: does early exit pay off for this model, on this text, on this machine?"""

@@ -1,11 +1,11 @@
-"""Is early exit worth it for this model, on this text, on this machine?
+"""Does early exit pay off for this model, on this text, on this machine?
 
-In: a model, a text, a tolerance: the share of answers that may differ from the full model's.
-Out: one plain dictionary: agreement by layer, what a rule could save at most, what calibrated rules
-do save in layers, FLOPs and seconds, where it is best to check, and a verdict with its reasons.
+In: a model, a text, and a tolerance: the fraction of answers that may differ from the full model's.
+Out: `Suitability`: an answer with its reasons; agreement by layer, the upper bound for any rule,
+what calibrated rules save in layers, FLOPs and seconds, and where it is best to check.
 
 One pass over the fitting side of the text gives the maps, one over its held-out side all the rest:
-rules are replayed, and their time is put together from measured blocks, heads and maps.
+rules are replayed, and their time is added up from measured blocks, heads and maps.
 """
 
 import json
@@ -26,38 +26,38 @@ from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.read.metrics import Estimate
 from layerleap.read.scores import Scores
 from layerleap.stream.examples import Sampling, longest_input, require_text
 from layerleap.stream.source import default_text
 from layerleap.study.shortcuts.run import Run
 from layerleap.study.shortcuts.study import ShortcutSettings
-from layerleap.study.suitability.plans import (
-    Costs,
-    all_plans,
-    ceiling,
-    compare,
+from layerleap.study.suitability.candidates import (
+    Prices,
+    all_candidates,
+    ceilings,
+    checked_everywhere,
     divide,
-    everywhere,
+    dry_run,
+    fastest,
     outcome,
-    quickest,
     require_enough,
 )
-from layerleap.study.suitability.verdict import findings, verdict
+from layerleap.study.suitability.result import Suitability
 
-FORMAT = 1
-LENSES = {"id": "-", "mat": "mat"}  # what scores call them
+LENSES = {"id": "-", "mat": "mat"}  # by map, the name of the lens in the scores
 
 
 @dataclass(frozen=True)
 class SuitabilitySettings:
-    """What is asked."""
+    """Settings of a suitability study."""
 
-    text: str | None = None  # None is what suits the model: wikipedia, or generated
-    tolerance: float = 0.05  # largest share of answers that may differ from the full model's
-    delta: float = 0.05  # how often, over calibration sets, the promise may fail
-    n_fit: int = 2000  # texts to fit maps on, unless there is a bank
+    text: str | None = None  # None is the default text of the model: wikipedia, or generated
+    tolerance: float = 0.05  # largest fraction of answers that may differ from the full model's
+    delta: float = 0.05  # how often, over calibration sets, the guarantee may fail
+    n_fit: int = 2000  # texts to fit maps on, unless a bank is passed
     n_read: int = 1000  # held-out texts to read
-    context: int = 32  # tokens that a timed answer rests on
+    context: int = 32  # context length of a timed answer, in tokens
     repeats: int = 20  # timed passes
     starts: str | None = None  # real sequences from which a masked model draws its texts
     sampling: Sampling = field(default_factory=Sampling)
@@ -65,15 +65,17 @@ class SuitabilitySettings:
     def __post_init__(self) -> None:
         for name in ("tolerance", "delta"):
             if not 0 < getattr(self, name) < 1:
-                raise BadSettings(f"{name} {getattr(self, name)} is not between 0 and 1")
+                raise BadSettings(
+                    f"{name} {getattr(self, name)} is out of range; expected between 0 and 1"
+                )
         for name in ("n_fit", "n_read", "repeats"):
             if getattr(self, name) < 1:
-                raise BadSettings(f"{name} {getattr(self, name)} is too few; 1 or more was wanted")
+                raise BadSettings(f"{name} is {getattr(self, name)}; expected at least 1")
         if self.context < 2:
-            raise BadSettings(f"context {self.context} is no context; 2 tokens or more were wanted")
+            raise BadSettings(f"context is {self.context} tokens; expected at least 2")
 
     def to_dict(self) -> dict[str, Any]:
-        """Flat and JSON-able."""
+        """Plain JSON types, with the fields of `sampling` among them."""
         flat = asdict(self)
         return {**{k: v for k, v in flat.items() if k != "sampling"}, **flat["sampling"]}
 
@@ -82,74 +84,80 @@ def suitability(
     transformer: Transformer,
     settings: SuitabilitySettings | None = None,
     *,
-    bank: ShortcutBank | None = None,
+    bank: ShortcutBank | str | Path | None = None,
     work: Path | None = None,
     progress: Progress = silent,
     **changes: Any,
-) -> dict[str, Any]:
-    """Whether early exit would save time, and why.
+) -> Suitability:
+    """Measure whether early exit saves time, and why.
+
+        result = ll.suitability(model, text="wikipedia", tolerance=0.05, bank="bank")
+        print(result.answer, result.reasons)
+        result.save_plan("plan.json")  # for ll.generate(model, prompt, plan="plan.json")
 
     Args:
         transformer: a model that reads plain text.
-        settings: what is asked; the defaults when None.
-        bank: maps to the last layer to use instead of fitting them on the text.
-        work: a folder for checkpoints; an interrupted fit goes on from there. What it kept is
-            removed once there is an answer.
-        progress: told about every batch.
-        changes: fields of the settings, by name: `suitability(model, tolerance=0.1)`.
+        settings: the settings; None takes the defaults.
+        bank: maps to the last layer, or their folder or hub name; None fits them on the text.
+        work: a folder for checkpoints, from which an interrupted fit resumes. They are removed
+            once there is an answer.
+        progress: called after every batch.
+        changes: single settings by name, such as `tolerance=0.1`.
     """
-    settings = _settled(transformer, settings or SuitabilitySettings(), changes, bank)
+    name = str(bank) if isinstance(bank, str | Path) else None
+    given = ShortcutBank.from_pretrained(bank) if isinstance(bank, str | Path) else bank
+    settings = _resolved(transformer, settings or SuitabilitySettings(), changes, given)
     folder = _folder(work, transformer, settings)
-    with Run(transformer, _of_run(settings), folder, progress) as run:
-        result = _answered(run, settings, bank)
+    with Run(transformer, _run_settings(settings), folder, progress) as run:
+        result = _measured(run, settings, given)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
-    return {**result, "findings": findings(result), "verdict": verdict(result)}
+    return replace(result, bank_name=name)
 
 
-def _answered(run: Run, settings: SuitabilitySettings, bank: ShortcutBank | None) -> dict[str, Any]:
-    """All the numbers."""
+def _measured(run: Run, settings: SuitabilitySettings, given: ShortcutBank | None) -> Suitability:
+    """Run all measurements."""
     transformer, progress = run.transformer, run.progress
-    plans = all_plans(transformer.n_layers)
+    candidates = all_candidates(transformer.n_layers)
     assert settings.text is not None
-    if settings.text != "-":  # which can be read only once
-        seen = run.held_out(settings.text)
-        require_enough(seen.rows, seen.documents, settings.tolerance, settings.delta)
-    maps = run.fit(settings.text, "final").bank if bank is None else bank
-    scores = run.scores(settings.text, {"mat": maps})
-    evidence = {name: Evidence.of(scores, lens) for name, lens in LENSES.items()}
+    if settings.text != "-":  # standard input can be read only once
+        held_out = run.held_out(settings.text)
+        require_enough(held_out.rows, held_out.documents, settings.tolerance, settings.delta)
+    bank = run.fit(settings.text, "final").bank if given is None else given
+    scores = run.scores(settings.text, {"mat": bank})
+    evidence = {name: Evidence.from_scores(scores, lens) for name, lens in LENSES.items()}
     rows = divide(evidence, settings.tolerance, settings.delta, seed=settings.sampling.seed)
     progress("timing", 0, settings.repeats, "passes")
-    clock = measure_timing(
-        transformer, tokens=settings.context, bank=maps, repeats=settings.repeats
+    timing = measure_timing(
+        transformer, tokens=settings.context, bank=bank, repeats=settings.repeats
     )
-    prices = Costs(clock, _flops(transformer, maps, settings.context, clock.way == "whole"))
-    asked = settings.tolerance, settings.delta
-    compared = compare(plans, rows, prices, settings.tolerance, progress)
-    best = quickest(plans, compared)
-    return {
-        **_about(transformer, settings, run, maps if bank is not None else None),
-        "rows": rows.counts(), "agreement": _agreement(scores),
-        "ceiling": ceiling(evidence, clock), "clock": clock.to_dict(),
-        "flops": {name: cost.to_dict() for name, cost in prices.flops.items()},
-        "rules": [outcome(plan, rows, prices, *asked) for plan in everywhere(plans)],
-        "plans": compared,
-        "chosen": None if best is None else outcome(best, rows, prices, *asked),
-    }  # fmt: skip
+    prices = Prices(timing, _flops(transformer, bank, settings.context, timing.way == "whole"))
+    limits = settings.tolerance, settings.delta
+    runs = dry_run(candidates, rows, prices, settings.tolerance, progress)
+    best = fastest(runs)
+    return Suitability(
+        model=_model(transformer), settings=settings.to_dict(), data=run.data, made_by=_made_by(),
+        notes=[*run.notes, *_bank_notes(given, settings)],
+        splits=rows.counts(), agreement=_agreement(scores), ceilings=ceilings(evidence, timing),
+        timing=timing, costs=dict(prices.flops),
+        rules=[outcome(each, rows, prices, *limits) for each in checked_everywhere(candidates)],
+        plans=runs, chosen=None if best is None else outcome(best, rows, prices, *limits),
+        bank=bank,
+    )  # fmt: skip
 
 
-def _settled(
+def _resolved(
     transformer: Transformer,
     settings: SuitabilitySettings,
     changes: Mapping[str, Any],
     bank: ShortcutBank | None,
 ) -> SuitabilitySettings:
-    """The settings with the text decided; what cannot work is refused before a pass is spent."""
+    """The settings with the text filled in; refuses what cannot work before any pass is run."""
     try:
         settings = replace(settings, **changes)
     except TypeError as error:
-        known = ", ".join(SuitabilitySettings.__dataclass_fields__)
-        raise BadSettings(f"no such setting: {error}; there are: {known}") from error
+        names = ", ".join(SuitabilitySettings.__dataclass_fields__)
+        raise BadSettings(f"unknown setting: {error}; expected some of: {names}") from error
     require_text(transformer)
     for name in ("scipy.stats", "sklearn.linear_model"):
         learn_library(name)
@@ -157,11 +165,13 @@ def _settled(
         bank.check_model(transformer)
     if bank is None and settings.text == "-":
         raise BadSettings(
-            "standard input can be read only once, and the text is read twice, to fit and to test; "
-            "save it to a file first and name that, or give a bank"
+            "standard input can be read only once, but the text is read twice, to fit and to test; "
+            "save it to a file and pass that, or pass a bank"
         )
     if settings.context > (limit := longest_input(transformer)):
-        raise BadSettings(f"context {settings.context} is above {limit}, which this model can take")
+        raise BadSettings(
+            f"context {settings.context} is too long; this model takes at most {limit} tokens"
+        )
     text = settings.text
     if text is None:
         text = default_text(transformer) if settings.starts is None else "generated"
@@ -171,7 +181,7 @@ def _settled(
 def _folder(
     work: Path | None, transformer: Transformer, settings: SuitabilitySettings
 ) -> Path | None:
-    """A folder of its own for each fit, so that none finds the checkpoint of another."""
+    """A folder for the checkpoints of this fit alone."""
     if work is None:
         return None
     s = settings
@@ -180,9 +190,9 @@ def _folder(
     return work / blake2b(json.dumps(fit).encode(), digest_size=8).hexdigest()
 
 
-def _of_run(settings: SuitabilitySettings) -> ShortcutSettings:
-    """The same, as the passes over texts want it."""
-    text = None if settings.text == "-" else settings.text  # read once only, which is allowed here
+def _run_settings(settings: SuitabilitySettings) -> ShortcutSettings:
+    """The settings for the passes over texts."""
+    text = None if settings.text == "-" else settings.text  # it is read only once here
     return ShortcutSettings(
         text=text, other=None, n_fit=settings.n_fit, n_read=settings.n_read, pairs="final",
         starts=settings.starts, sampling=settings.sampling,
@@ -192,40 +202,41 @@ def _of_run(settings: SuitabilitySettings) -> ShortcutSettings:
 def _flops(
     transformer: Transformer, maps: ShortcutBank, tokens: int, whole: bool
 ) -> dict[str, Cost]:
-    """By map; of a text that is run whole, all its tokens go through the blocks for one answer."""
-    found = {}
+    """FLOPs by map. Without a cache, all tokens of a text go through the blocks for one answer."""
+    costs = {}
     for name, bank in (("id", None), ("mat", maps)):
         cost = measure(transformer, tokens=tokens, bank=bank)
         times = cost.context if whole else 1
-        found[name] = replace(cost, blocks=tuple(times * block for block in cost.blocks))
-    return found
+        costs[name] = replace(cost, blocks=tuple(times * block for block in cost.blocks))
+    return costs
 
 
-def _agreement(scores: Scores) -> list[dict[str, Any]]:
-    """Share of rows read as the model answers, by map and layer."""
+def _agreement(scores: Scores) -> dict[str, list[Estimate]]:
+    """By map and layer, the fraction of rows read as the model answers."""
+    estimates: dict[str, list[Estimate]] = {name: [] for name in LENSES}
     names = {lens: name for name, lens in LENSES.items()}
-    rows = [row for row in scores.table() if row["metric"] == "precision@1"]
-    return [{**row, "map": names[row["map"]]} for row in rows]
+    for row in sorted(scores.table(), key=lambda row: int(row["layer"])):
+        if row["metric"] == "precision@1":
+            values = (row[key] for key in Estimate.__dataclass_fields__)
+            estimates[names[row["map"]]].append(Estimate(*values))
+    return estimates
 
 
-def _about(
-    transformer: Transformer, settings: SuitabilitySettings, run: Run, given: ShortcutBank | None
-) -> dict[str, Any]:
+def _model(transformer: Transformer) -> dict[str, Any]:
     return {
-        "format": FORMAT, "kind": "suitability", "version": layerleap.__version__,
-        "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "model": {
-            **transformer.identity.to_dict(), "kind": transformer.kind,
-            "n_layers": transformer.n_layers, "d_model": transformer.d_model,
-            "d_vocab": transformer.d_vocab,
-        },
-        "settings": settings.to_dict(), "data": run.data,
-        "notes": [*run.notes, *_bank_notes(given, settings)],
+        **transformer.identity.to_dict(), "kind": transformer.kind,
+        "n_layers": transformer.n_layers, "d_model": transformer.d_model,
+        "d_vocab": transformer.d_vocab,
     }  # fmt: skip
 
 
+def _made_by() -> dict[str, str]:
+    created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"version": layerleap.__version__, "created": created}
+
+
 def _bank_notes(bank: ShortcutBank | None, settings: SuitabilitySettings) -> list[str]:
-    """A bank that may have been fitted on what is read here looks better than it is."""
+    """A warning if the bank may have been fitted on documents that are read here."""
     if bank is None or bank.data.get("text") != settings.text:
         return []
     same = all(
@@ -234,6 +245,6 @@ def _bank_notes(bank: ShortcutBank | None, settings: SuitabilitySettings) -> lis
     if same:
         return []
     return [
-        f"The bank was fitted on {settings.text} with other documents held out: some that are read "
-        "here may be among those it was fitted on, which flatters it."
+        f"The bank was fitted on {settings.text} with different documents held out: it may have "
+        "been fitted on some that are read here, which makes it look better than it is."
     ]

@@ -1,6 +1,6 @@
-"""One self-contained page around something that shows itself in a notebook.
+"""A standalone page around the HTML of a result.
 
-In: its HTML, and what the page is about. Out: one file.
+In: the HTML, and what the page is about. Out: one file that opens offline.
 """
 
 import html
@@ -11,7 +11,7 @@ from pathlib import Path
 from layerleap.files import whole_file
 
 
-def write_sheet(
+def write_page(
     body: str,
     path: Path,
     *,
@@ -22,17 +22,17 @@ def write_sheet(
     heading: str,
     lead: str,
 ) -> Path:
-    """Write the page; returns its path.
+    """Write the page and return its path.
 
     Args:
-        body: HTML that needs no style sheet; everything else is plain text.
-        path: of the page.
-        kicker: what kind of page it is.
-        title: before the model's name, the name, and after it.
-        facts: a few words each.
-        text: what the model was given.
-        heading: over the body.
-        lead: how to read it.
+        body: HTML with its own style. All other arguments are plain text and get escaped.
+        path: the file to write.
+        kicker: what kind of page it is, above the title.
+        title: words before the model's name, the name, and words after it.
+        facts: short facts below the title.
+        text: the text that the model was given.
+        heading: the heading above the body.
+        lead: how to read the body.
     """
     style = (
         resources.files("layerleap.show.report").joinpath("report.css").read_text(encoding="utf8")

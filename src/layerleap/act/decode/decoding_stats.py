@@ -1,0 +1,137 @@
+"""Statistics of a decoding run: passes, layers, drafts, seconds, and how exact the text is.
+
+In: reports from the decoding loop. Out: `DecodingStats`, as numbers per text and per token.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Exactness = Literal["exact", "rounded", "approximate"]
+EXACTNESS = {
+    "exact": "identical to the full model's own text",
+    "rounded": "the full model's own text up to near-ties: passes over several tokens round "
+    "differently in this dtype",
+    "approximate": "tokens may be read before the last layer",
+}
+
+
+@dataclass
+class DecodingStats:
+    """How one text was generated."""
+
+    n_layers: int
+    exactness: Exactness
+    max_tokens: int  # limit of new tokens
+    policy: str | None = None  # how keys and values of skipped layers are made, if any
+    layers: list[int] = field(default_factory=list)  # per new token: the layer it was read at
+    drafted: list[bool] = field(default_factory=list)  # per new token: was it an accepted draft?
+    passes: int = 0  # forward passes after the prompt
+    drafts: int = 0  # draft tokens that the full model judged
+    accepted: int = 0
+    compared: int = 0  # early readings that were compared with the full model
+    agreed: int = 0  # those that were its choice
+    prompt_seconds: float = 0.0
+    seconds: float = 0.0  # after the prompt
+    current_layer: int | None = None  # where the token that is being chosen was read
+    texts_per_pass: int = 1  # texts that share the passes, and so the seconds
+    _started: float = field(default_factory=time.perf_counter, repr=False)
+
+    def draft_room(self, written: int) -> int:
+        """How many tokens may follow the next one."""
+        return self.max_tokens - written - 1
+
+    def record_pass(
+        self, *, tokens: int, drafts: int = 0, layer: int, is_prompt: bool = False
+    ) -> None:
+        """Record a pass that gave `tokens` tokens, all but the first of them drafted."""
+        now = time.perf_counter()
+        if is_prompt:
+            self.prompt_seconds = now - self._started
+            self._started = now
+        else:
+            self.passes += 1
+            self.seconds = now - self._started
+        self.drafts += drafts
+        self.accepted += tokens - 1
+        self.layers += [layer] * tokens
+        self.drafted += [False] + [True] * (tokens - 1)
+
+    def start_sharing(self, texts: int) -> None:
+        """All prompts have been read: from now on each pass serves this many texts."""
+        self.texts_per_pass, self._started = texts, time.perf_counter()
+
+    def record_end(self) -> None:
+        """Count the time of what had to run after the last token."""
+        self.seconds = time.perf_counter() - self._started
+
+    def record_agreement(self, agreed: int, compared: int) -> None:
+        """Record how many early readings were the full model's choice."""
+        self.agreed, self.compared = self.agreed + agreed, self.compared + compared
+
+    @property
+    def tokens(self) -> int:
+        """Number of new tokens."""
+        return len(self.layers)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second, not counting the first, which waits for the prompt."""
+        return (self.tokens - 1) / self.seconds if self.seconds and self.tokens > 1 else None
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Mean number of tokens per pass, not counting the prompt."""
+        return (self.tokens - 1) / self.passes if self.passes else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Fraction of draft tokens that the full model accepted."""
+        return self.accepted / self.drafts if self.drafts else None
+
+    @property
+    def agreement(self) -> float | None:
+        """Fraction of tokens that are the full model's choice; None if not measured."""
+        early = sum(layer < self.n_layers for layer in self.layers)
+        if self.exactness != "approximate":
+            return 1.0 if self.exactness == "exact" else None
+        if self.compared < early:
+            return None  # some early tokens were not compared
+        return 1 - (self.compared - self.agreed) / self.tokens if self.tokens else None
+
+    @property
+    def mean_layer(self) -> float | None:
+        """Mean layer at which tokens were read."""
+        return sum(self.layers) / self.tokens if self.tokens else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "tokens": self.tokens, "passes": self.passes,
+            "tokens_per_second": self.tokens_per_second, "tokens_per_pass": self.tokens_per_pass,
+            "mean_layer": self.mean_layer, "n_layers": self.n_layers, "drafts": self.drafts,
+            "accepted": self.accepted, "acceptance_rate": self.acceptance_rate,
+            "agreement": self.agreement, "exactness": self.exactness, "policy": self.policy,
+            "texts_per_pass": self.texts_per_pass, "prompt_seconds": self.prompt_seconds,
+            "seconds": self.seconds, "layers": list(self.layers), "drafted": list(self.drafted),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        parts = [f"{self.tokens} tokens"]
+        if self.texts_per_pass > 1:
+            parts = [f"{self.tokens} tokens in passes shared by {self.texts_per_pass} texts"]
+        if self.tokens_per_second is not None:
+            parts.append(f"{self.tokens_per_second:.1f} tokens/s")
+        if self.mean_layer is not None:
+            parts.append(f"{self.mean_layer:.1f} of {self.n_layers} layers per token")
+        if self.drafts:
+            parts.append(
+                f"{self.tokens_per_pass:.2f} tokens per pass, {self.acceptance_rate:.0%} of drafts "
+                "accepted"
+            )
+        if self.exactness == "approximate":
+            agreement = self.agreement
+            known = agreement is not None
+            parts.append(f"agreement {agreement:.1%}" if known else "agreement not measured")
+        parts.append(EXACTNESS[self.exactness])
+        return ", ".join(parts)

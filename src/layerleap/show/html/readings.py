@@ -1,0 +1,53 @@
+"""`Readings` as HTML: one grid per lens, a row per layer and a column per position."""
+
+import html
+from pathlib import Path
+
+from layerleap.read.readings import Readings, Track
+from layerleap.show.html.page import write_page
+from layerleap.show.html.style import LENS_TITLES, styled, visible
+
+
+def readings_html(readings: Readings) -> str:
+    """A grid per lens, the last layer on top."""
+    grids = "".join(_grid(readings, name, track) for name, track in readings.tracks.items())
+    return styled("readings", grids)
+
+
+def write_readings(readings: Readings, model: str, text: str, path: Path) -> Path:
+    """Write readings as a standalone page and return its path."""
+    return write_page(
+        readings_html(readings), path, kicker="readings",
+        title=("What", model, "is about to say"),
+        facts=(f"{readings.n_layers} layers", f"{len(readings.positions)} positions"),
+        text=text, heading="Layer by layer",
+        lead="One column per token of the text: what each layer would predict next. Hover over a "
+        "cell to see its top tokens.",
+    )  # fmt: skip
+
+
+def _grid(readings: Readings, name: str, track: Track) -> str:
+    head = "".join(f"<th>{visible(readings.tokens[p])}</th>" for p in readings.positions)
+    body = "".join(_row(readings, track, layer) for layer in range(readings.n_layers, -1, -1))
+    return (
+        f"<div><table><caption>{html.escape(LENS_TITLES.get(name, name))}: top token by layer; "
+        "darker means more probable; framed where it is already the model's answer</caption>"
+        f"<thead><tr><th>layer</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _row(readings: Readings, track: Track, layer: int) -> str:
+    cells = []
+    for place in range(len(readings.positions)):
+        top = [
+            (readings.decode(int(token)), float(prob))
+            for token, prob in zip(track.ids[layer, place], track.probs[layer, place], strict=True)
+        ]
+        listed = html.escape(", ".join(f"{token!r} {prob:.2f}" for token, prob in top), quote=True)
+        agrees = " class=agrees" if bool(track.agrees[layer, place]) else ""
+        background = f"rgba(42,120,214,{0.05 + 0.75 * top[0][1]:.2f})"
+        cells.append(
+            f'<td{agrees} style="background:{background}" title="{listed}">'
+            f"{visible(top[0][0])}</td>"
+        )
+    return f"<tr><th>{layer}</th>{''.join(cells)}</tr>"
