@@ -53,10 +53,10 @@ def _rules(result: Suitability) -> RenderableType:
     chosen = result.chosen
     for row in [*result.rules, *([] if chosen is None else [chosen])]:
         table.add_row(*_cells(row, result.n_layers), style="bold" if row is chosen else "")
+    size = sample_size([row.verified.to_dict() for row in result.rules])
     note = (
-        f"{sample_size([row.verified.to_dict() for row in result.rules])}. FLOPs and time are fractions "
-        "of the full model's, time with its 95 % interval; above 1, exiting costs more than it "
-        "saves."
+        f"{size}. FLOPs and time are fractions of the full model's, time with its 95 % "
+        "interval; above 1, exiting costs more than it saves."
     )
     if chosen is not None:
         note += f" Bold: the fastest of {len(result.plans)} plans, chosen on other rows."
