@@ -27,6 +27,7 @@ from layerleap.files import whole_file
 from layerleap.memory import peak_memory
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.stream.batches import reads
 from layerleap.study.claims import Claim, untested
 from layerleap.study.figures import Figure
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -80,6 +81,13 @@ class Context(Generic[S]):
         self.notes: list[str] = []
         self.data: list[Row] = []  # what was read, by role and text
         self.tables: Tables = {}  # of the sections that have finished
+        self.key = ""  # a digest of model, settings and text, set before the first section runs
+
+    def file(self, name: str) -> Path:
+        """Where to keep work in progress: apart from that of other models, settings and texts."""
+        folder = self.folder / f"work-{self.key}"
+        folder.mkdir(exist_ok=True)
+        return folder / name
 
     def note(self, *texts: str) -> None:
         """Add remarks for the reader, each once."""
@@ -264,7 +272,7 @@ class _Run:
             context.fingerprint(),
         ]  # fmt: skip
         text = json.dumps(depends, sort_keys=True, default=str)
-        self.key = blake2b(text.encode(), digest_size=16).hexdigest()
+        self.key = context.key = blake2b(text.encode(), digest_size=16).hexdigest()
 
     def section(self, section: Section) -> None:
         """Run one section, or take its tables from an earlier run with the same settings."""
@@ -363,8 +371,9 @@ class _Run:
 
 def _describe(model: Transformer) -> Row:
     return {
-        **model.identity.to_dict(), "kind": model.kind, "n_layers": model.n_layers,
-        "d_model": model.d_model, "d_vocab": model.d_vocab,
+        **model.identity.to_dict(), "kind": model.kind, "reads": reads(model),
+        "n_layers": model.n_layers, "d_model": model.d_model,
+        "d_vocab": model.d_vocab,
     }  # fmt: skip
 
 

@@ -105,19 +105,28 @@ class TextContext(Context[TS]):
         )
 
     def batches(
-        self, side: Side = "held-out", *, text: str | None = None, census: Census | None = None
+        self,
+        side: Side = "held-out",
+        *,
+        text: str | None = None,
+        census: Census | None = None,
+        model: Transformer | None = None,
     ) -> Iterator[Batch]:
-        """One side of a text, always in the same order."""
+        """One side of a text, always in the same order; for another model if one is given."""
         source, sampling = self.source(text)
         n_texts = self.settings.n_fit if side == "fit" else self.settings.n_read
-        return batches_of(self.model, source, sampling, side=side, n_texts=n_texts, census=census)
+        return batches_of(
+            model or self.model, source, sampling, side=side, n_texts=n_texts, census=census
+        )
 
-    def census(self, side: Side = "held-out", text: str | None = None) -> Census:
+    def census(
+        self, side: Side = "held-out", text: str | None = None, *, may_be_empty: bool = False
+    ) -> Census:
         """What there is on one side, counted without running the model; none is an error."""
         census = Census()
         for _ in self.batches(side, text=text, census=census):
             pass
-        if not census.texts:
+        if not census.texts and not may_be_empty:
             raise BadText(
                 f"no document of {text or self.text!r} fell to the {side} side; give more "
                 "documents, or another seed"
@@ -125,8 +134,9 @@ class TextContext(Context[TS]):
         return census
 
     def fingerprint(self) -> Any:
-        """A digest of the held-out side: a changed text must be read again."""
-        return self.census().to_dict()["fingerprint"]
+        """Digests of both sides: a changed text must be fitted on and read again."""
+        sides = self.census("fit", may_be_empty=True), self.census()
+        return [side.to_dict()["fingerprint"] for side in sides]
 
     def read(self, role: str, text: str, data: Mapping[str, Any], started: float) -> None:
         """Record what was fitted on or read, and note a shortage.
