@@ -78,6 +78,7 @@ class Context(Generic[S]):
 
     def __init__(self, model: Transformer, settings: S, folder: Path, progress: Progress) -> None:
         self.model, self.settings, self.folder, self.progress = model, settings, folder, progress
+        self.sections: frozenset[str] = frozenset()  # keys of all sections of this run
         self.notes: list[str] = []
         self.data: list[Row] = []  # what was read, by role and text
         self.tables: Tables = {}  # of the sections that have finished
@@ -102,6 +103,8 @@ class Context(Generic[S]):
         """What `make` returns, or None and a note if this model or text does not allow it."""
         try:
             return make()
+        except (WrongModel, CannotWrite):
+            raise
         except LayerleapError as error:
             self.note(f"{what}: left out. {str(error)[:1].upper()}{str(error)[1:]}.")
             return None
@@ -132,6 +135,9 @@ class Section:
     texts: str = ""  # table of generated texts, shown token by token
     required: bool = False  # runs always, and if it fails, so does the study
     needs: tuple[str, ...] = ()  # sections that must have run before
+    after: tuple[str, ...] = ()  # sections whose results it also uses if they have run
+    # Whether the settings ask for it: then it always runs, and otherwise only if named.
+    when: Callable[[Any], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,8 @@ class Study(Generic[S]):
     def __post_init__(self) -> None:
         keys = [section.key for section in self.sections]
         for section in self.sections:
-            if missing := set(section.needs) - set(keys[: keys.index(section.key)]):
+            earlier = set(keys[: keys.index(section.key)])
+            if missing := {*section.needs, *section.after} - earlier:
                 raise BadSettings(
                     f"section {section.key!r} needs {missing}, which do not run before"
                 )
@@ -215,8 +222,8 @@ class Study(Generic[S]):
             progress: called with every batch and section.
             changes: single settings, by name.
         """
-        chosen = self.chosen(sections)
         settings = self._settings(settings, quick, changes)
+        chosen = self.chosen(sections, settings)
         if not isinstance(model, Transformer):
             from layerleap.models.load import load
 
@@ -225,6 +232,7 @@ class Study(Generic[S]):
         started = time.monotonic()
         with _work_folder(folder) as work:
             context = self.context(model, settings, work, progress)
+            context.sections = frozenset(section.key for section in chosen)
             run = _Run(self, context, settings)
             for number, section in enumerate(chosen):
                 progress(f"section {number + 1} of {len(chosen)}: {section.title}", 0, None, "")
@@ -235,16 +243,19 @@ class Study(Generic[S]):
         result.run.update(seconds=seconds, whole=whole, peak_mib=peak_memory(), quick=quick)
         return result
 
-    def chosen(self, wanted: Iterable[str] | None) -> list[Section]:
+    def chosen(self, wanted: Iterable[str] | None, settings: S) -> list[Section]:
         """The sections to run, in order: required ones, those asked for, and what they need."""
         by_key = {section.key: section for section in self.sections}
-        names = list(by_key if wanted is None else wanted)
+        usual = [key for key, section in by_key.items() if section.when is None]
+        names = list(usual if wanted is None else wanted)
         if unknown := [name for name in names if name not in by_key]:
             raise BadSettings(
                 f"study {self.name!r} has no section {unknown[0]!r}; choose from "
                 f"{', '.join(by_key)}"
             )
-        names += [key for key, section in by_key.items() if section.required]
+        for key, section in by_key.items():
+            if section.required or (section.when is not None and section.when(settings)):
+                names.append(key)
         for key in reversed(by_key):  # whoever needs a section comes after it
             if key in names:
                 names += by_key[key].needs
@@ -284,7 +295,9 @@ class _Run:
                              "resumed": False})  # fmt: skip
             return
         path = self.context.folder / f"section-{section.key}.json"
-        saved = self._saved(path)
+        done = {row["key"] for row in self.log} - failed.keys()
+        key = "+".join([self.key, *(key for key in section.after if key in done)])
+        saved = self._saved(path, key)
         resumed = saved is not None
         if saved is None:
             started = time.monotonic()
@@ -300,7 +313,7 @@ class _Run:
             saved["seconds"] = round(time.monotonic() - started, 1)
             if entry["status"] == "done":
                 with whole_file(path) as temporary:
-                    text = json.dumps({"key": self.key, **saved}, allow_nan=False)
+                    text = json.dumps({"key": key, **saved}, allow_nan=False)
                     temporary.write_text(text, encoding="utf8")
         else:  # what the section added when it ran
             self.context.note(*saved["notes"])
@@ -321,12 +334,12 @@ class _Run:
             "data": self.context.data[data:],
         }
 
-    def _saved(self, path: Path) -> Row | None:
+    def _saved(self, path: Path, key: str) -> Row | None:
         try:
             saved = json.loads(path.read_text(encoding="utf8"))
         except (OSError, ValueError):  # none yet, or damaged: run the section
             return None
-        is_ours = isinstance(saved, dict) and saved.get("key") == self.key
+        is_ours = isinstance(saved, dict) and saved.get("key") == key
         return saved if is_ours and {"tables", "notes", "data", "seconds"} <= saved.keys() else None
 
     def result(self) -> StudyResult:
@@ -359,6 +372,8 @@ class _Run:
                     for finding in section.findings(result)
                 )
             for claim in section.claims:
+                if not claim.when(result):
+                    continue
                 if entry is None:
                     verdict = untested(f"section {section.key!r} was not run")
                 else:

@@ -39,6 +39,7 @@ class TextSettings(Settings):
         "'one' random position per text, 'all', or 'every:N'. By default, what suits the model.",
     )
     max_tokens: int = option(128, "Longer texts are cut here.")
+    per_document: int | None = option(256, "Texts of one document, at most.")
     field: str = option("text", "The key or column that holds the text in jsonl and parquet.")
     held_out: float = option(0.25, "Share of documents that is never fitted on.")
     include_special: bool = option(False, "Masked models: special tokens may be masked and read.")
@@ -48,12 +49,13 @@ class TextSettings(Settings):
     seed: int = option(0, "Decides which documents, texts and positions are used.")
 
     def __post_init__(self) -> None:
-        if "-" in (self.text, self.starts):
+        texts = (self.text or "drawn", *self.other_texts)
+        if "-" in (*texts, self.starts):
             raise BadSettings(
                 "standard input can be read only once, and a study reads its text several times; "
                 "save it to a file first and name that"
             )
-        if self.starts is not None and (self.text or "drawn") != "drawn":
+        if self.starts is not None and "drawn" not in texts:
             raise BadSettings("starts are for texts drawn from the model; leave one of them out")
         for name in ("n_fit", "n_read"):
             if (value := getattr(self, name)) is not None and value < 1:
@@ -69,12 +71,18 @@ class TextSettings(Settings):
         return self.text or default_text(model)
 
     @property
+    def other_texts(self) -> tuple[str, ...]:
+        """Texts that a study reads besides the main one."""
+        return ()
+
+    @property
     def sampling(self) -> Sampling:
         """How texts are cut and positions chosen."""
         return Sampling(
             unit=self.unit,  # type: ignore[arg-type]
             positions=self.positions or "one", max_tokens=self.max_tokens, field=self.field,
-            held_out=self.held_out, include_special=self.include_special, seed=self.seed,
+            per_document=self.per_document, held_out=self.held_out,
+            include_special=self.include_special, seed=self.seed,
         )  # fmt: skip
 
 
