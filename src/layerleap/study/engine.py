@@ -84,11 +84,12 @@ class Context(Generic[S]):
         self.tables: Tables = {}  # of the sections that have finished
         self.key = ""  # a digest of model, settings and text, set before the first section runs
 
-    def file(self, name: str) -> Path:
-        """Where to keep work in progress: apart from that of other models, settings and texts."""
-        folder = self.folder / f"work-{self.key}"
-        folder.mkdir(exist_ok=True)
-        return folder / name
+    @property
+    def workspace(self) -> Path:
+        """A folder for work in progress, apart from that of other models, settings and texts."""
+        workspace = self.folder / f"work-{self.key}"
+        workspace.mkdir(exist_ok=True)
+        return workspace
 
     def note(self, *texts: str) -> None:
         """Add remarks for the reader, each once."""
