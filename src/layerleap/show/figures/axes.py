@@ -25,9 +25,10 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
         limits(-0.02 * n_layers, n_layers * 1.02)
         side.set_major_locator(ticker.MaxNLocator(6, integer=True))
     elif axis.scale == "share":
-        limits(0, 1)
+        if axis.low is None:  # otherwise as far as the values reach
+            limits(0, 1)
         side.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        side.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
+        side.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{100 * value:g}%"))
     elif axis.scale == "log":
         getattr(axes, f"set_{which}scale")("log")
         side.set_major_formatter(ticker.FuncFormatter(_power))
@@ -36,6 +37,8 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
         getattr(axes, f"set_{which}scale")("log", base=2)
         side.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}\u00d7"))
         side.set_minor_locator(ticker.NullLocator())
+        low, high = getattr(axes, f"get_{which}lim")()
+        limits(low, max(high, 2.0))  # room to say that beyond 1 it costs more
     elif axis.scale == "category":
         getattr(axes, f"set_{which}ticks")(range(len(categories)), [str(c) for c in categories])
     if axis.low is not None or axis.high is not None:
@@ -73,7 +76,10 @@ def draw_marks(axes: Any, marks: Iterable[Mark]) -> None:
             axes.set_ylim(keep[1])
         if mark.label and mark.axis == "x":
             place = {"transform": axes.get_xaxis_transform(), "va": "bottom", "ha": "left"}
-            axes.text(mark.at, 0.02, f" {mark.label}", fontsize=8.5, color=SOFT, **place)
+            height = 0.02
+            if not axes.get_title(loc="left"):  # above, where nothing is drawn
+                place["ha"], height = "center", 1.005
+            axes.text(mark.at, height, f" {mark.label}", fontsize=8.5, color=SOFT, **place)
         elif mark.label:
             place = {"transform": axes.get_yaxis_transform(), "va": "top", "ha": "left"}
             axes.text(0.01, mark.at, mark.label, fontsize=8.5, color=SOFT, **place)
