@@ -44,6 +44,7 @@ from layerleap.study.figures import Axis, Figure, Mark
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.saturation.context import SaturationContext
 from layerleap.study.saturation.live_exits import live_exits, prompts_of
+from layerleap.study.saturation.order import interval
 from layerleap.study.saturation.rows import SaturationData, SomeStates, numbers
 from layerleap.study.tables import Column, Table
 
@@ -238,7 +239,8 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             continue
         ranked = sorted(saved.values(), key=lambda row: -row["value"])
         listed = "; ".join(
-            f"{row['rule']} {row['value']:.2f}{_span(row)}, {flops_words(row)}" for row in ranked
+            f"{row['rule']} {row['value']:.2f}{interval(row, '{:.2f}')}, {flops_words(row)}"
+            for row in ranked
         )
         yield Finding(
             f"At {TARGET:.0%} agreement through {lens}, rules save on average, of {n_layers} "
@@ -284,17 +286,13 @@ def _speeds(rows: list[Row]) -> Iterator[Finding]:
     text = (
         f"Timed with thresholds that agree in {TARGET:.0%} of replayed positions, the fastest of "
         f"{len(rows)} rules ({best['rule']} through {best['map']}) decodes {best['speed']:.2f}"
-        f"{_span(best)} times as fast as the model that never exits"
+        f"{interval(best, '{:.2f}')} times as fast as the model that never exits"
     )
     if not best["is_faster"]:
         text += ", which is not clearly faster"
     for row in (row for row in rows if row["rule"] == "task"):
-        text += f"; task through {row['map']} {row['speed']:.2f}{_span(row)} times"
+        text += f"; task through {row['map']} {row['speed']:.2f}{interval(row, '{:.2f}')} times"
     yield Finding(f"{text}.")
-
-
-def _span(row: Row) -> str:
-    return "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
 
 
 def _claim(result: StudyResult) -> Verdict:

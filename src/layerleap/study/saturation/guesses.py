@@ -21,14 +21,14 @@ from torch import Tensor
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.metrics import finite, resample
 from layerleap.read.saturation import Saturation
-from layerleap.study.claims import Answer, Claim, Verdict, above, all_of, untested
+from layerleap.study.claims import Claim, Verdict, above, all_of, untested
 from layerleap.study.engine import Section
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.saturation.context import SaturationContext
+from layerleap.study.saturation.order import LEVEL, confirmed, interval
 from layerleap.study.tables import Column, Table
 
 Z95 = NormalDist().inv_cdf(0.975)
-LEVEL = 0.05
 PAPER_LEAD = 7  # layers before the end that count as early, in the paper's models of 48 layers
 
 
@@ -168,8 +168,8 @@ def words(row: Row) -> str:
     if row["p"] is None:
         more = "more rows" if row["needed"] is None else f"about {row['needed']:,} such rows"
         return f"{text}. Too few are right to test this; {more} are needed."
-    interval = "" if row["low"] is None else f" ({row['low']:+.1%} to {row['high']:+.1%})"
-    text += f". The difference is {row['difference']:+.1%}{interval}, p = {row['p']:.2g}: "
+    difference = f"{row['difference']:+.1%}{interval(row, '{:+.1%}')}"
+    text += f". The difference is {difference}, p = {row['p']:.2g}: "
     if row["early_are"] is None:
         return text + "a single document cannot tell how documents differ."
     return f"{text}early tokens are {row['early_are']}."
@@ -179,10 +179,7 @@ def _claim(result: StudyResult) -> Verdict:
     rows = [row for row in result.rows("guesses", lens="id") if row["p"] is not None]
     if not rows:
         return untested("too few rows to test; the findings say how many are needed")
-    answers: list[Answer] = []
-    for row in rows:
-        answer = above(row)
-        answers.append("cannot tell" if answer == "yes" and row["p"] > LEVEL else answer)
+    answers = [confirmed(above(row), row["p"] <= LEVEL) for row in rows]
     seen = "; ".join(
         f"rank {row['rank']}: {row['early_value']:.1%} early, {row['late_value']:.1%} late "
         f"(p = {row['p']:.2g})"

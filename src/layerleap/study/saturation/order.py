@@ -31,6 +31,7 @@ from layerleap.study.saturation.tau import FEWEST_RANKS, Cell, against_walk, exc
 from layerleap.study.tables import GOOD_OR_BAD, Column, Table, estimate
 
 FEWEST_DOCUMENTS = 5  # with fewer, swapping whole documents cannot give p <= 0.05
+LEVEL = 0.05  # of p-values
 LENSES = {"id": "the logit lens (id)", "mat": "the linear shortcuts (mat)"}
 
 
@@ -40,7 +41,7 @@ class OrderSettings:
 
     filter_depth: float = 0.85  # the paper's filter keeps rows with s_1 up to this share of depth
     draws: int = 999  # per null; p-values are at least 1 / (draws + 1)
-    level: float = 0.05  # a null is beaten only if its p-value is at most this
+    level: float = LEVEL  # a null is beaten only if its p-value is at most this
     needed_rows: int = 30  # with a tau, for a test to be made
     seed: int = 0
 
@@ -189,14 +190,14 @@ def _tau(
     draws = {"draws": settings.draws, "seed": settings.seed}
     null = exchangeable(saturation.layer, last, cell, **draws)
     if row["documents"] >= FEWEST_DOCUMENTS:
-        answers["exchangeable"] = _beaten(row, null["mean"], null["p"], settings)
+        answers["exchangeable"] = confirmed(above(row, null["mean"]), null["p"] <= settings.level)
     row |= {f"exchangeable_{key}": value for key, value in null.items()}
     if walk is not None:
         real = saturation.rows(walk.rows)
         other = against_walk(real.layer, walk.saturation.layer, real.documents, last, cell, **draws)
         enough = min(other["rows"], other["doubles"]) >= settings.needed_rows
         if enough and other["documents"] >= FEWEST_DOCUMENTS:
-            answers["walk"] = _beaten(other, 0.0, other["p"], settings)
+            answers["walk"] = confirmed(above(other), other["p"] <= settings.level)
         row |= {f"walk_{key}": value for key, value in other.items()}
     return row | _beats(answers)
 
@@ -205,10 +206,9 @@ def _beats(answers: dict[str, Answer]) -> Row:
     return {f"beats_{null}": answer for null, answer in answers.items()}
 
 
-def _beaten(estimate: Row, null: float, p: float, settings: OrderSettings) -> Answer:
-    """Interval and p-value must both say so."""
-    answer = above(estimate, null)
-    return "cannot tell" if answer == "yes" and p > settings.level else answer
+def confirmed(answer: Answer, is_sure: bool) -> Answer:
+    """The answer of an interval, where "yes" needs something else to be sure of as well."""
+    return "cannot tell" if answer == "yes" and not is_sure else answer
 
 
 # In words.
@@ -235,7 +235,7 @@ def tau_words(tau: Row) -> str:
             f"model has {tau['walk_value']:+.3f} ({tau['walk_rows']:,} positions, "
             f"{tau['walk_doubles']:,} walks, p = {tau['walk_p']:.3g})"
         )
-    value = f"strict tau {tau['value']:+.3f}{_interval(tau)}, {sample}"
+    value = f"strict tau {tau['value']:+.3f}{interval(tau, '{:+.3f}')}, {sample}"
     return f"{what}: {value}; {', '.join(parts)}: {_answer(tau)}."
 
 
@@ -268,8 +268,10 @@ def _answer(tau: Row) -> str:
     )
 
 
-def _interval(row: Row) -> str:
-    return "" if row["low"] is None else f" ({row['low']:+.3f} to {row['high']:+.3f})"
+def interval(row: Row, form: str) -> str:
+    """The interval of a row in brackets; nothing where it is not known."""
+    low, high = row["low"], row["high"]
+    return "" if low is None else f" ({form.format(low)} to {form.format(high)})"
 
 
 def clear_ranks(steps: Iterable[Row]) -> int:
@@ -498,6 +500,7 @@ def rank_table(key: str, caption: str, prefix: str = "") -> Table:
         Column("mean_layer", "mean layer", "{:.1f}"), Column("never", form="{:.0f} %", scale=100),
         estimate("value", "mean place"),
         Column("walk_value", "in a random walk", "{:.2f}", low="walk_low", high="walk_high"),
+        Column("rows", "positions", "{:,.0f}"),
     )  # fmt: skip
     return Table(key, caption, rows, columns, terminal=not prefix)
 

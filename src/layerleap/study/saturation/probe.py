@@ -14,8 +14,8 @@ from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line, Mark
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.saturation.context import SaturationContext
+from layerleap.study.saturation.order import LEVEL, confirmed, interval
 
-LEVEL = 0.05
 FEWEST_PERMUTATIONS = 19  # with fewer no p-value reaches 0.05
 
 
@@ -75,8 +75,7 @@ def _readable(accuracy: Row, about: Row) -> Answer:
     control must be at chance.
     """
     answer = above(accuracy, max(accuracy["chance"], accuracy["null"]))
-    sure = accuracy["p"] <= LEVEL and about["control_at_chance"]
-    return "cannot tell" if answer == "yes" and not sure else answer
+    return confirmed(answer, accuracy["p"] <= LEVEL and about["control_at_chance"])
 
 
 def _claim(result: StudyResult) -> Verdict:
@@ -106,10 +105,10 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )  # fmt: skip
         yield Finding(
             f"Labels through {lens}, {about['tasks']} tasks: balanced accuracy "
-            f"{row['value']:.3f}{_interval(row)}; chance {row['chance']:.3f}, permuted labels "
-            f"{row['null']:.3f} (p = {row['p']:.3g}, {row['permutations']} permutations), random "
-            f"walks {row['control']:.3f}, {control}. From {about['cells']:,} (position, layer) of "
-            f"{about['documents']:,} documents.",
+            f"{row['value']:.3f}{interval(row, '{:.3f}')}; chance {row['chance']:.3f}, permuted "
+            f"labels {row['null']:.3f} (p = {row['p']:.3g}, {row['permutations']} permutations), "
+            f"random walks {row['control']:.3f}, {control}. From {about['cells']:,} (position, "
+            f"layer) of {about['documents']:,} documents.",
             under="probe",
         )
         if about["ambiguous"] > 0:
@@ -126,10 +125,6 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"permuted labels, {row['control']:.2f} on states without information.",
             headline=True,
         )
-
-
-def _interval(row: Row) -> str:
-    return "" if row["low"] is None else f" ({row['low']:.3f} to {row['high']:.3f})"
 
 
 def _confusion_rows(result: StudyResult) -> Iterator[Row]:
