@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: an interleaved timer, and rows that hold both sides of a comparison.
+"""What the benchmarks share: an interleaved timer, and rows with both sides of a comparison.
 
 In: functions to time. Out: `Row`s, merged by name into one JSON file, and a table.
 """
@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from layerleap.files import read_json, write_json
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 MODEL = "smollm2"
+SOME_SECTIONS_FAILED = 3  # exit code of a study; one with little text leaves sections out
 DEMO = (
     "study", "shortcuts", MODEL, "--text", "wikipedia", "--other", "news",
     "--fit-texts", "4000", "--read-texts", "800", "--sections", "exits",
@@ -30,21 +31,21 @@ DEMO = (
 
 @dataclass(frozen=True)
 class Row:
-    """One benchmark: both measurements, the threshold, and whether it is met."""
+    """One bar: what was measured on both sides, what was wanted, and whether it holds."""
 
     name: str
     ours: float
-    peer: float | None  # None if the threshold is absolute
+    peer: float | None  # None where the bar is absolute
     unit: str
     bar: float
-    sense: Literal["<=", ">="]  # how the judged number must compare with the bar
+    sense: Literal["<=", ">="]  # how the judged number must lie to the bar
     judged: Literal["ratio", "ours"] = "ratio"
     over: Literal["ours/peer", "peer/ours"] = "ours/peer"
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
-        """The ratio of the two sides; None if there is only one."""
+        """The two sides as one number; None where there is no other side."""
         if self.peer is None:
             return None
         top, bottom = (self.ours, self.peer) if self.over == "ours/peer" else (self.peer, self.ours)
@@ -52,25 +53,25 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the threshold is met."""
+        """Whether the bar is met."""
         value = self.ratio if self.judged == "ratio" else self.ours
         assert value is not None
         return value <= self.bar if self.sense == "<=" else value >= self.bar
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with the details of the measurement and the machine."""
+        """Plain JSON types; the detail says how the numbers came about, and where."""
         row = {
             "name": self.name, "ours": self.ours, "peer": self.peer, "unit": self.unit,
             "ratio": self.ratio, "bar": self.bar, "holds": self.holds,
             "sense": self.sense, "judged": self.judged, "over": self.over, "machine": machine(),
         }  # fmt: skip
-        if clash := row.keys() & self.detail.keys():
-            raise ValueError(f"detail of {self.name} overwrites {', '.join(sorted(clash))}")
+        if both := row.keys() & self.detail.keys():
+            raise ValueError(f"the detail of {self.name} would replace {', '.join(sorted(both))}")
         return {**row, **self.detail}
 
 
 def machine() -> dict[str, Any]:
-    """What you need to know to compare these numbers with others."""
+    """What a reader must know to compare these numbers with others."""
     import torch
 
     return {
@@ -86,13 +87,13 @@ def machine() -> dict[str, Any]:
 def generate(
     transformer: Any, prompts: Sequence[Any], tokens: int, options: Mapping[str, Any] | None = None
 ) -> list[list[int]]:
-    """The new tokens that `generate` of transformers gives for prompts of shape (1, token).
+    """What the library's `generate` writes on from prompts of shape (1, token): the new tokens.
 
     Args:
         transformer: a decoder.
-        prompts: one per text; several are padded on the left.
-        tokens: how many to generate for each text.
-        options: further arguments of `generate`.
+        prompts: padded on the left where there are several.
+        tokens: that each text gets.
+        options: more for `generate`.
     """
     import torch
 
@@ -108,7 +109,7 @@ def generate(
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds that `work` takes; garbage of earlier work is collected first."""
+    """Seconds that `work` takes, with the garbage of what ran before already collected."""
     gc.collect()
     started = time.perf_counter()
     work()
@@ -116,66 +117,72 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def interleave(sides: Mapping[str, Callable[[int], Any]], rounds: int) -> dict[str, list[float]]:
-    """Time every side in every round; the order alternates, to cancel timing drift."""
-    samples: dict[str, list[float]] = {name: [] for name in sides}
+    """Time every side in every round; who comes first changes from round to round.
+
+    A machine that slows down or warms up then does so for all sides alike.
+    """
+    found: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         names = list(sides)
         for name in names if number % 2 == 0 else reversed(names):
-            samples[name].append(timed(partial(sides[name], number)))
-    return samples
+            found[name].append(timed(partial(sides[name], number)))
+    return found
 
 
 def median(samples: Iterable[float]) -> float:
-    """The median, which is robust against single disturbances."""
+    """The middle one: unlike the mean it does not mind a disturbance."""
     return statistics.median(samples)
 
 
-def layerleap(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user would; raises if it fails."""
+def layerleap(*arguments: str, fine: Collection[int] = (0,)) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user would; an exit code that is not fine is an error."""
     command = [str(Path(sys.executable).with_name("layerleap")), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if done.returncode not in fine:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"layerleap {' '.join(arguments)} failed ({done.returncode}): {last}")
     return done
 
 
 def demo_arguments(out: Path, smoke: bool) -> tuple[str, ...]:
-    """The arguments of `make demo`, or of a much smaller run."""
+    """The arguments of `make demo`, or a much smaller run of the same."""
     small = {"4000": "60", "800": "30"} if smoke else {}
     return (*(small.get(word, word) for word in DEMO), "--out", str(out))
 
 
 def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]) -> Any:
-    """The `study.json` of a folder; `command` makes it if a whole run has not made it yet.
+    """`study.json` of a folder, if one run made all of it; else `command` makes it anew.
 
     Args:
         folder: where the report is, or will be.
-        command: the command that writes it.
-        is_wanted: whether a study with these settings can be used.
+        command: what makes it.
+        is_wanted: whether the settings that it was made with are those asked for; among them
+            `quick` and `sections`, those that could run.
     """
     path = folder / "study.json"
     if path.is_file():
         found = read_json(path)
-        whole = found["summary"].get("run", {}).get("whole", False)
-        if whole and is_wanted(found["settings"]):
+        run, sections = found.get("run", {}), found.get("sections", [])
+        ran = [section["key"] for section in sections if section["status"] == "done"]
+        settings = {**found["settings"], "quick": run.get("quick"), "sections": ran}
+        if run.get("whole", False) and is_wanted(settings):
             return found
-    # Sections of an interrupted run would be reused, and their time would be missing.
+    # What an interrupted run has finished would be taken over, and its time not counted.
     shutil.rmtree(folder / ".work", ignore_errors=True)
-    layerleap(*command, "--out", str(folder))
+    layerleap(*command, "--out", str(folder), fine=(0, SOME_SECTIONS_FAILED))
     return read_json(path)
 
 
 def record(path: Path, rows: Iterable[Row]) -> None:
-    """Merge rows into the file by name, in one step, so that benchmarks can run one by one."""
+    """Merge rows into the file by name, in one step, so that bars can be run one by one."""
     known = {row["name"]: row for row in read_json(path)} if path.exists() else {}
     known |= {row.name: row.to_dict() for row in rows}
     write_json(path, list(known.values()))
 
 
 def table(rows: Iterable[Row], *, judged: bool = True) -> str:
-    """A text table of both sides, their ratio and the threshold."""
-    lines = [f"{'name':<20}{'ours':>12}{'peer':>12}  {'unit':<10}{'ratio':>9}  {'bar':<10} holds"]
+    """Both sides, their ratio and the bar, as text."""
+    lines = [f"{'bar':<20}{'ours':>12}{'peer':>12}  {'unit':<10}{'ratio':>9}  {'wanted':<10} holds"]
     for row in rows:
         peer = "-" if row.peer is None else f"{row.peer:.4g}"
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"

@@ -8,12 +8,13 @@ from typing import Any
 
 from tiny_models import sentences, tiny
 
-from layerleap.stream.examples import Sampling
-from layerleap.study.saturation.study import SaturationSettings, study_saturation
+from layerleap.study.result import StudyResult
+from layerleap.study.saturation import STUDY, SaturationSettings
 
 SMALL = {
     "n_fit": 150, "n_read": 240, "k": 3, "draws": 99, "walk_share": 0.5, "permutations": 3,
-    "cells": 600, "pairs": 30, "tolerance": 0.2, "prompts": 1,
+    "cells": 600, "pairs": 30, "tolerance": 0.2, "prompts": 1, "positions": "every:2",
+    "held_out": 0.6,
 }  # fmt: skip
 
 
@@ -27,12 +28,11 @@ def text_file(folder: Path, n: int = 160) -> Path:
 
 def settings(text: Path | str, **changes: Any) -> SaturationSettings:
     """Everything small."""
-    sampling = Sampling(positions="every:2", held_out=0.6)
-    return SaturationSettings(**{**SMALL, "text": str(text), "sampling": sampling, **changes})
+    return SaturationSettings(**{**SMALL, "text": str(text), **changes})
 
 
 @cache
-def made() -> dict[str, Any]:
+def made() -> StudyResult:
     """A whole study of a tiny llama of eight layers."""
     text = text_file(Path(mkdtemp(prefix="layerleap-test-")))
-    return study_saturation(tiny("llama", seed=1, num_hidden_layers=8), settings(text))
+    return STUDY(tiny("llama", seed=1, num_hidden_layers=8), settings(text))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from contract_bank import bank_of
 from saturation_studies import text_file
 from tiny_models import tiny
 from typer.testing import CliRunner, Result
@@ -17,7 +18,8 @@ SMALL = (
 
 
 def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+    wide = {"COLUMNS": "120"}
+    return CliRunner().invoke(app, [str(word) for word in words], env=wide)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +38,9 @@ def test_it_prints_tables_and_writes_a_report(place: Path, tmp_path: Path) -> No
     words += ("--sections", "guesses,intervention")
     result = run("study", "saturation", place / "model", *words)
     assert result.exit_code == 0, result.output
-    assert "where each rank of the prediction settles" in result.stdout
-    assert "what the paper says" in result.stdout
+    assert "Where each rank of the prediction saturates" in result.stdout
+    assert "claims of the paper, tested here" in result.stdout
+    assert "Through the logit lens (id), ranks saturate with" in " ".join(result.stdout.split())
     assert (tmp_path / "report" / "report.html").exists()
     assert not (tmp_path / "report" / ".work").exists()
 
@@ -47,27 +50,54 @@ def test_json_is_for_programs_and_quick_is_said(place: Path, tmp_path: Path) -> 
     result = run("study", "saturation", place / "model", *words, *SMALL, "--json")
     assert result.exit_code == 0, result.output
     study = json.loads(result.stdout)
-    assert study["settings"]["quick"]
-    assert study["exits"] is None
+    assert study["run"]["quick"]
+    assert "exits" not in study["tables"]
     assert "quick run" in (tmp_path / "report.html").read_text(encoding="utf8")
 
 
+def test_a_bank_is_given_by_its_folder(place: Path, tmp_path: Path) -> None:
+    from layerleap import load
+
+    bank_of(load(place / "model")).save_pretrained(tmp_path / "bank")
+    words = ("--text", place / "text.jsonl", "-o", tmp_path / "out", "--sections", "none", "--json")
+    words += (*SMALL, "--bank", tmp_path / "bank")
+    result = run("study", "saturation", place / "model", *words)
+    assert result.exit_code == 0, result.output
+    study = json.loads(result.stdout)
+    assert [row["role"] for row in study["data"]] == ["read"]
+    assert "The bank was given" in study["notes"][0]
+
+
+def test_sections_that_could_not_run_give_code_three(place: Path, tmp_path: Path) -> None:
+    words = ("--text", place / "text.jsonl", "-o", tmp_path, *SMALL, "--read-texts", 3)
+    result = run("study", "saturation", place / "model", *words, "--sections", "probe")
+    assert result.exit_code == 3, result.output
+    assert "section probe could not run: 3 documents" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize(
-    ("more", "said"),
-    [(("-k", 99), "99 ranks were asked for"), (("--sections", "magic"), "section 'magic'"),
+    ("more", "message"),
+    [(("-k", 99), "99 ranks were asked for"), (("--sections", "magic"), "no section 'magic'"),
      (("--text", "-"), "standard input"), (("--bank", "nowhere"), "nowhere"),
-     (("--held-out", 0), "held_out 0")],
+     (("--held-out", 0), "held_out is 0")],
 )  # fmt: skip
 def test_what_cannot_be_studied_is_one_line_and_code_two(
-    place: Path, tmp_path: Path, more: tuple[object, ...], said: str
+    place: Path, tmp_path: Path, more: tuple[object, ...], message: str
 ) -> None:
     text = () if "--text" in more else ("--text", place / "text.jsonl")
     result = run("study", "saturation", place / "model", "-o", tmp_path, *text, *more)
     assert result.exit_code == 2
-    assert said in " ".join(result.output.split())
+    assert message in " ".join(result.output.split())
 
 
-def test_help_teaches_with_an_example() -> None:
+def test_help_teaches_with_an_example_and_names_every_option() -> None:
     result = run("study", "saturation", "--help")
     assert result.exit_code == 0
-    assert "layerleap study saturation smollm2" in " ".join(result.output.split())
+    help_text = " ".join(result.output.split())
+    assert "layerleap study saturation smollm2" in help_text
+    options = (
+        "text", "out", "bank", "fit-texts", "read-texts", "ranks", "sections", "permutations",
+        "pairs", "tolerance", "delta", "unit", "positions", "max-tokens", "field", "starts",
+        "held-out", "seed", "quick", "blocks", "tail", "revision", "dtype", "json",
+    )  # fmt: skip
+    assert all(f"--{name}" in help_text for name in options)

@@ -33,6 +33,8 @@ class Claim:
 
     text: str
     test: Callable[["StudyResult"], Verdict]
+    # Whether it is about this kind of model; others do not list it.
+    when: Callable[["StudyResult"], bool] = lambda _: True
 
 
 def untested(reason: str) -> Verdict:
@@ -88,3 +90,17 @@ def share_of(answers: Iterable[Answer], needed: float) -> Answer:
     if yes >= least:
         return "yes"
     return "no" if len(given) - no < least else "cannot tell"
+
+
+def at_every(answers: Iterable[Answer]) -> Answer:
+    """Does the claim hold in all cases? "partly" if it holds in more than half of them."""
+    given = list(answers)
+    if share_of(given, 1.0) == "yes":
+        return "yes"
+    return "partly" if 2 * given.count("yes") > len(given) else share_of(given, 0.5)
+
+
+def opposite(answer: Answer) -> Answer:
+    """The answer to the contrary claim."""
+    swapped: dict[Answer, Answer] = {"yes": "no", "no": "yes"}
+    return swapped.get(answer, answer)

@@ -27,6 +27,7 @@ from layerleap.files import whole_file
 from layerleap.memory import peak_memory
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.stream.batches import modality
 from layerleap.study.claims import Claim, untested
 from layerleap.study.figures import Figure
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -77,9 +78,18 @@ class Context(Generic[S]):
 
     def __init__(self, model: Transformer, settings: S, folder: Path, progress: Progress) -> None:
         self.model, self.settings, self.folder, self.progress = model, settings, folder, progress
+        self.sections: frozenset[str] = frozenset()  # keys of all sections of this run
         self.notes: list[str] = []
         self.data: list[Row] = []  # what was read, by role and text
         self.tables: Tables = {}  # of the sections that have finished
+        self.key = ""  # a digest of model, settings and text, set before the first section runs
+
+    @property
+    def workspace(self) -> Path:
+        """A folder for work in progress, apart from that of other models, settings and texts."""
+        workspace = self.folder / f"work-{self.key}"
+        workspace.mkdir(exist_ok=True)
+        return workspace
 
     def note(self, *texts: str) -> None:
         """Add remarks for the reader, each once."""
@@ -94,6 +104,8 @@ class Context(Generic[S]):
         """What `make` returns, or None and a note if this model or text does not allow it."""
         try:
             return make()
+        except (WrongModel, CannotWrite):
+            raise
         except LayerleapError as error:
             self.note(f"{what}: left out. {str(error)[:1].upper()}{str(error)[1:]}.")
             return None
@@ -124,6 +136,9 @@ class Section:
     texts: str = ""  # table of generated texts, shown token by token
     required: bool = False  # runs always, and if it fails, so does the study
     needs: tuple[str, ...] = ()  # sections that must have run before
+    after: tuple[str, ...] = ()  # sections whose results it also uses if they have run
+    # Whether the settings ask for it: then it always runs, and otherwise only if named.
+    when: Callable[[Any], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +195,8 @@ class Study(Generic[S]):
     def __post_init__(self) -> None:
         keys = [section.key for section in self.sections]
         for section in self.sections:
-            if missing := set(section.needs) - set(keys[: keys.index(section.key)]):
+            earlier = set(keys[: keys.index(section.key)])
+            if missing := {*section.needs, *section.after} - earlier:
                 raise BadSettings(
                     f"section {section.key!r} needs {missing}, which do not run before"
                 )
@@ -207,8 +223,8 @@ class Study(Generic[S]):
             progress: called with every batch and section.
             changes: single settings, by name.
         """
-        chosen = self.chosen(sections)
         settings = self._settings(settings, quick, changes)
+        chosen = self.chosen(sections, settings)
         if not isinstance(model, Transformer):
             from layerleap.models.load import load
 
@@ -217,6 +233,7 @@ class Study(Generic[S]):
         started = time.monotonic()
         with _work_folder(folder) as work:
             context = self.context(model, settings, work, progress)
+            context.sections = frozenset(section.key for section in chosen)
             run = _Run(self, context, settings)
             for number, section in enumerate(chosen):
                 progress(f"study of {self.name}", number, len(chosen), "sections")
@@ -227,16 +244,19 @@ class Study(Generic[S]):
         result.run.update(seconds=seconds, whole=whole, peak_mib=peak_memory(), quick=quick)
         return result
 
-    def chosen(self, wanted: Iterable[str] | None) -> list[Section]:
+    def chosen(self, wanted: Iterable[str] | None, settings: S) -> list[Section]:
         """The sections to run, in order: required ones, those asked for, and what they need."""
         by_key = {section.key: section for section in self.sections}
-        names = list(by_key if wanted is None else wanted)
+        usual = [key for key, section in by_key.items() if section.when is None]
+        names = list(usual if wanted is None else wanted)
         if unknown := [name for name in names if name not in by_key]:
             raise BadSettings(
                 f"study {self.name!r} has no section {unknown[0]!r}; choose from "
                 f"{', '.join(by_key)}"
             )
-        names += [key for key, section in by_key.items() if section.required]
+        for key, section in by_key.items():
+            if section.required or (section.when is not None and section.when(settings)):
+                names.append(key)
         for key in reversed(by_key):  # whoever needs a section comes after it
             if key in names:
                 names += by_key[key].needs
@@ -264,7 +284,7 @@ class _Run:
             context.fingerprint(),
         ]  # fmt: skip
         text = json.dumps(depends, sort_keys=True, default=str)
-        self.key = blake2b(text.encode(), digest_size=16).hexdigest()
+        self.key = context.key = blake2b(text.encode(), digest_size=16).hexdigest()
 
     def section(self, section: Section) -> None:
         """Run one section, or take its tables from an earlier run with the same settings."""
@@ -276,7 +296,9 @@ class _Run:
                              "resumed": False})  # fmt: skip
             return
         path = self.context.folder / f"section-{section.key}.json"
-        saved = self._saved(path)
+        done = {row["key"] for row in self.log} - failed.keys()
+        key = "+".join([self.key, *(key for key in section.after if key in done)])
+        saved = self._saved(path, key)
         resumed = saved is not None
         if saved is None:
             started = time.monotonic()
@@ -292,7 +314,7 @@ class _Run:
             saved["seconds"] = round(time.monotonic() - started, 1)
             if entry["status"] == "done":
                 with whole_file(path) as temporary:
-                    text = json.dumps({"key": self.key, **saved}, allow_nan=False)
+                    text = json.dumps({"key": key, **saved}, allow_nan=False)
                     temporary.write_text(text, encoding="utf8")
         else:  # what the section added when it ran
             self.context.note(*saved["notes"])
@@ -313,12 +335,12 @@ class _Run:
             "data": self.context.data[data:],
         }
 
-    def _saved(self, path: Path) -> Row | None:
+    def _saved(self, path: Path, key: str) -> Row | None:
         try:
             saved = json.loads(path.read_text(encoding="utf8"))
         except (OSError, ValueError):  # none yet, or damaged: run the section
             return None
-        is_ours = isinstance(saved, dict) and saved.get("key") == self.key
+        is_ours = isinstance(saved, dict) and saved.get("key") == key
         return saved if is_ours and {"tables", "notes", "data", "seconds"} <= saved.keys() else None
 
     def result(self) -> StudyResult:
@@ -351,6 +373,8 @@ class _Run:
                     for finding in section.findings(result)
                 )
             for claim in section.claims:
+                if not claim.when(result):
+                    continue
                 if entry is None:
                     verdict = untested(f"section {section.key!r} was not run")
                 else:
@@ -363,8 +387,9 @@ class _Run:
 
 def _describe(model: Transformer) -> Row:
     return {
-        **model.identity.to_dict(), "kind": model.kind, "n_layers": model.n_layers,
-        "d_model": model.d_model, "d_vocab": model.d_vocab,
+        **model.identity.to_dict(), "kind": model.kind, "reads": modality(model),
+        "n_layers": model.n_layers, "d_model": model.d_model,
+        "d_vocab": model.d_vocab,
     }  # fmt: skip
 
 

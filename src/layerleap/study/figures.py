@@ -30,8 +30,9 @@ Kind = Literal["lines", "dots", "bars", "heatmap"]
 class Axis:
     """One axis: its label and scale.
 
-    "layer" runs from 0 to the model's last layer, "share" from 0 to 100 %, "times" is a ratio on a
-    log scale, "category" has the values of the rows as ticks, in their order.
+    "layer" runs from 0 to the model's last layer, "share" from 0 to 100 %, or from `low` as far as
+    the values reach, "times" is a ratio on a log scale, "category" has the values of the rows as
+    ticks, in their order.
     """
 
     label: str = ""

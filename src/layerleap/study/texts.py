@@ -39,22 +39,24 @@ class TextSettings(Settings):
         "'one' random position per text, 'all', or 'every:N'. By default, what suits the model.",
     )
     max_tokens: int = option(128, "Longer texts are cut here.")
+    per_document: int | None = option(256, "Texts of one document, at most.")
     field: str = option("text", "The key or column that holds the text in jsonl and parquet.")
     held_out: float = option(0.25, "Share of documents that is never fitted on.")
     include_special: bool = option(False, "Masked models: special tokens may be masked and read.")
     starts: str | None = option(
-        None, "File of real sequences from which a masked model draws its texts."
+        None, "File of real sequences from which a masked model samples its texts."
     )
     seed: int = option(0, "Decides which documents, texts and positions are used.")
 
     def __post_init__(self) -> None:
-        if "-" in (self.text, self.starts):
+        texts = (self.text or "generated", *self.other_texts)
+        if "-" in (*texts, self.starts):
             raise BadSettings(
                 "standard input can be read only once, and a study reads its text several times; "
                 "save it to a file first and name that"
             )
-        if self.starts is not None and (self.text or "generated") != "generated":
-            raise BadSettings("starts are for texts drawn from the model; leave one of them out")
+        if self.starts is not None and "generated" not in texts:
+            raise BadSettings("starts are for texts sampled from the model; leave one of them out")
         for name in ("n_fit", "n_read"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise BadSettings(f"{name} is {value}; expected 1 or more")
@@ -69,12 +71,18 @@ class TextSettings(Settings):
         return self.text or default_text(model)
 
     @property
+    def other_texts(self) -> tuple[str, ...]:
+        """Texts that a study reads besides the main one."""
+        return ()
+
+    @property
     def sampling(self) -> Sampling:
         """How texts are cut and positions chosen."""
         return Sampling(
             unit=self.unit,  # type: ignore[arg-type]
             positions=self.positions or "one", max_tokens=self.max_tokens, field=self.field,
-            held_out=self.held_out, include_special=self.include_special, seed=self.seed,
+            per_document=self.per_document, held_out=self.held_out,
+            include_special=self.include_special, seed=self.seed,
         )  # fmt: skip
 
 
@@ -98,7 +106,7 @@ class TextContext(Context[TS]):
         is_generated = text == "generated"
         if is_generated:
             self.note(NOTE)
-        # One file for both sides, drawn for whichever needs more.
+        # One file for both sides, sampled for whichever needs more.
         needs = n_to_generate(s.n_fit, 1 - s.held_out), n_to_generate(s.n_read, s.held_out)
         return resolve_text(
             self.model,
@@ -110,19 +118,28 @@ class TextContext(Context[TS]):
         )
 
     def batches(
-        self, side: Side = "held-out", *, text: str | None = None, census: Census | None = None
+        self,
+        side: Side = "held-out",
+        *,
+        text: str | None = None,
+        census: Census | None = None,
+        model: Transformer | None = None,
     ) -> Iterator[Batch]:
-        """One side of a text, always in the same order."""
+        """One side of a text, always in the same order; for another model if one is given."""
         source, sampling = self.source(text)
         n_texts = self.settings.n_fit if side == "fit" else self.settings.n_read
-        return batches_of(self.model, source, sampling, side=side, n_texts=n_texts, census=census)
+        return batches_of(
+            model or self.model, source, sampling, side=side, n_texts=n_texts, census=census
+        )
 
-    def census(self, side: Side = "held-out", text: str | None = None) -> Census:
+    def census(
+        self, side: Side = "held-out", text: str | None = None, *, may_be_empty: bool = False
+    ) -> Census:
         """What there is on one side, counted without running the model; none is an error."""
         census = Census()
         for _ in self.batches(side, text=text, census=census):
             pass
-        if not census.texts:
+        if not census.texts and not may_be_empty:
             raise BadText(
                 f"no document of {text or self.text!r} fell to the {side} side; give more "
                 "documents, or another seed"
@@ -130,8 +147,9 @@ class TextContext(Context[TS]):
         return census
 
     def fingerprint(self) -> Any:
-        """A digest of the held-out side: a changed text must be read again."""
-        return self.census().to_dict()["fingerprint"]
+        """Digests of both sides: a changed text must be fitted on and read again."""
+        sides = self.census("fit", may_be_empty=True), self.census()
+        return [side.to_dict()["fingerprint"] for side in sides]
 
     def read(self, role: str, text: str, data: Mapping[str, Any], started: float) -> None:
         """Record what was fitted on or read, and note a shortage.

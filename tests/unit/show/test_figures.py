@@ -6,12 +6,12 @@ from functools import cache
 from xml.etree import ElementTree
 
 import pytest
+from layerleap.show.figures.hero import hero_title
+from layerleap.show.figures.words import short
 from studies import make_study
 
 from layerleap.errors import CannotFetch
 from layerleap.show.figures import curves as figures
-from layerleap.show.figures.hero import hero_title
-from layerleap.show.figures.words import short
 
 DRAWN = (
     figures.r2_heatmaps,

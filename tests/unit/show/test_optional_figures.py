@@ -5,14 +5,14 @@ from functools import cache
 from xml.etree import ElementTree
 
 import pytest
-from studies import make_study
-
-from layerleap.show.figures import curves as figures
 from layerleap.show.figures.calibrated_figure import calibrated_figure
 from layerleap.show.figures.exit_figures import exit_figure, exit_flops_figure, exit_rule_figure
 from layerleap.show.figures.hero import hero
 from layerleap.show.figures.lens_figures import size_figure, tuned_figure
 from layerleap.show.figures.part_figures import alternation_figure, part_figure
+from studies import make_study
+
+from layerleap.show.figures import curves as figures
 
 DRAWN = {
     part_figure: "parts",

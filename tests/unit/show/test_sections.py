@@ -6,14 +6,14 @@ import re
 from functools import cache
 
 import pytest
+from layerleap.show.report.data_files import csv_files
+from layerleap.show.report.page import claim_table
+from layerleap.show.report.section_tables import calibrated_table, saved_table, schedule_table
+from layerleap.show.report.sections import sections
 from pages import HOSTILE, Page
 from studies import make_study
 
-from layerleap.show.report.data_files import csv_files
-from layerleap.show.report.page import claim_table
 from layerleap.show.report.report import report_html, write_report
-from layerleap.show.report.section_tables import calibrated_table, saved_table, schedule_table
-from layerleap.show.report.sections import sections
 
 KEYS = ("parts", "schedules", "exits", "calibrated", "tuned", "sizes")
 FIGURES = {"parts", "alternation", "exit", "exit_rules", "exit_flops", "calibrated", "tuned"}

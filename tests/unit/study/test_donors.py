@@ -173,7 +173,7 @@ def test_a_copy_is_of_a_row_that_ends_with_another_token():
 def test_too_few_pairs_are_refused_with_the_number_of_rows_that_is_needed():
     of, _ = made()
     few = of.rows(torch.arange(30))
-    with pytest.raises(BadText, match=r"\d+ pairs of rows among 30 .* 20 were wanted: about \d+"):
+    with pytest.raises(BadText, match=r"\d+ pairs among 30 rows .* expected 20: about \d+"):
         find_pairs(few, replace(PLAN, gap=5))
     apart = replace(of, tokens=torch.arange(300).int()[:, None])
     with pytest.raises(BadText, match=r"0 pairs .* far more rows"):
@@ -183,10 +183,10 @@ def test_too_few_pairs_are_refused_with_the_number_of_rows_that_is_needed():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"offsets": (-1, 1)}, "do not hold 0"),
-        ({"gap": 1}, "reach the recipient's own"),
-        ({"first": 1}, "first must be at least 2"),
-        ({"limit": 0}, "leaves none"),
+        ({"offsets": (-1, 1)}, "expected 0 among them"),
+        ({"gap": 1}, "reaches the recipient's own"),
+        ({"first": 1}, "first is 1.* expected 2 or more"),
+        ({"limit": 0}, "expected 1 pair or more"),
     ],
 )
 def test_plans_without_meaning_are_refused(change, message):

@@ -7,7 +7,7 @@ import torch
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.saturation import Saturation
-from layerleap.study.saturation.guesses import GuessSettings, guesses
+from layerleap.study.saturation.guesses import GuessSettings, guesses, words
 
 LAST = 12
 
@@ -34,22 +34,23 @@ def made(early_right, late_right, n=400, documents=40, top_right=50):
 
 
 def test_a_difference_is_found_where_it_is():
-    found = guesses(made(0.3, 0.1))
-    assert (found["rows"], found["wrong"], found["documents"]) == (850, 800, 40)
-    test = found["tests"][0]
+    rows = guesses(made(0.3, 0.1))
+    test = rows[0]
+    assert (test["rows"], test["wrong"], test["documents"]) == (850, 800, 40)
+    assert (test["lead"], test["early_until"]) == (7, 5)
     assert test["early_are"] == "right more often"
     assert test["low"] < 0.2 < test["high"]
     assert test["p"] < 1e-6
-    assert found["verdict"][0].endswith("early tokens are right more often.")
-    json.dumps(found, allow_nan=False)
+    assert words(test).endswith("early tokens are right more often.")
+    json.dumps(rows, allow_nan=False)
 
 
 def test_the_other_way_round_is_said_as_well():
-    assert guesses(made(0.1, 0.3))["tests"][0]["early_are"] == "right less often"
+    assert guesses(made(0.1, 0.3))[0]["early_are"] == "right less often"
 
 
 def test_equal_rates_are_not_clearly_different():
-    test = guesses(made(0.2, 0.2))["tests"][0]
+    test = guesses(made(0.2, 0.2))[0]
     assert test["early_are"] == "not clearly different"
     assert test["p"] > 0.05
 
@@ -63,37 +64,32 @@ def test_the_test_is_the_textbooks():
     tokens = torch.tensor([0, 1]).expand(450, -1)
     rows = torch.arange(450)
     made_up = Saturation(layer, tokens, gold, rows, rows, LAST, "id")
-    test = guesses(made_up, GuessSettings(ranks=(2,)))["tests"][0]
+    test = guesses(made_up, GuessSettings(ranks=(2,)))[0]
     pooled = 75 / 450
     z = (45 / 200 - 30 / 250) / (pooled * (1 - pooled) * (1 / 200 + 1 / 250)) ** 0.5
     assert test["z"] == pytest.approx(z)
     assert test["z"] == pytest.approx(2.970, abs=1e-3)
     assert test["p"] == pytest.approx(0.00298, abs=1e-5)
-    assert (test["early"]["low"], test["early"]["high"]) == pytest.approx(
-        (0.1726, 0.2877), abs=2e-4
-    )
-    assert (test["late"]["low"], test["late"]["high"]) == pytest.approx((0.0854, 0.1661), abs=2e-4)
+    assert (test["early_low"], test["early_high"]) == pytest.approx((0.1726, 0.2877), abs=2e-4)
+    assert (test["late_low"], test["late_high"]) == pytest.approx((0.0854, 0.1661), abs=2e-4)
 
 
 def test_ranks_without_enough_guesses_say_how_many_are_needed():
-    found = guesses(made(0.3, 0.1, n=20))
-    second, third, fourth = found["tests"]
+    second, third, fourth = guesses(made(0.3, 0.1, n=20))
     assert second["p"] is None
     assert second["needed"] > 40
-    assert (
-        f"too few right ones to test, about {second['needed']} such rows are needed."
-        in found["verdict"][0]
-    )
+    needed = f"about {second['needed']} such rows are needed."
+    assert f"Too few are right to test this; {needed}" in words(second)
     assert third["p"] is None
     assert third["needed"] is None  # none is early, so these rows cannot say
-    assert "too few right ones to test, more rows are needed." in found["verdict"][2]
+    assert "Too few are right to test this; more rows are needed." in words(fourth)
     assert fourth["rank"] == 4
 
 
 def test_one_document_has_no_interval():
-    test = guesses(made(0.3, 0.1, documents=1))
-    assert test["tests"][0]["early_are"] is None
-    assert "one document cannot tell" in test["verdict"][0]
+    test = guesses(made(0.3, 0.1, documents=1))[0]
+    assert test["early_are"] is None
+    assert "a single document cannot tell" in words(test)
 
 
 def test_what_cannot_be_asked_is_refused():

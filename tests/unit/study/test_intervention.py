@@ -17,8 +17,10 @@ from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import Saturation, saturate, saturation_layers
 from layerleap.stream.examples import Batch, Sampling, iter_batches, iter_examples
+from layerleap.study.result import Tables
 from layerleap.study.saturation.donors import KINDS, PairSettings, find_pairs, make_trials
-from layerleap.study.saturation.intervention import BY_DEFINITION, Intervention, intervene, wilson
+from layerleap.study.saturation.guesses import wilson
+from layerleap.study.saturation.intervention import BY_DEFINITION, intervene, words
 from layerleap.study.saturation.trial_runs import Runner
 
 PLAN = PairSettings((-1, 0, 1), 2, 2, limit=60)
@@ -89,12 +91,18 @@ def pass_over(name: str):
 
 
 @cache
-def done(name: str) -> Intervention:
+def done(name: str) -> Tables:
     return intervene(*pass_over(name), PLAN)
 
 
-def row(found: Intervention, kind: str, offset: int) -> dict:
-    return next(r for r in found.rows if (r["kind"], r["offset"]) == (kind, offset))
+def about(found: Tables) -> dict:
+    (row,) = found["intervention_runs"]
+    return row
+
+
+def row(found: Tables, kind: str, offset: int) -> dict:
+    rows = found["intervention"]
+    return next(r for r in rows if (r["kind"], r["offset"]) == (kind, offset))
 
 
 ALL = ["llama", "gpt2", "bert", "albert", "mixtral", "whisper", "t5", "vit"]
@@ -103,28 +111,28 @@ ALL = ["llama", "gpt2", "bert", "albert", "mixtral", "whisper", "t5", "vit"]
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_true_by_definition_is_found_in_every_family(name):
     found = done(name)
-    assert found.pairs >= 20
+    assert about(found)["pairs"] >= 20
     before = row(found, "donor", -1)
     assert (before["reads"], before["successes"]) == (0, 0)
     for offset in (0, 1):
         donor = row(found, "donor", offset)
-        assert donor["reads"] == donor["pairs"] == found.pairs
+        assert donor["reads"] == donor["pairs"] == about(found)["pairs"]
         assert donor["successes"] <= donor["stays"]
-        if any(r["kind"] == "unsaturated" and r["offset"] == offset for r in found.rows):
+        if any(r["kind"] == "unsaturated" and r["offset"] == offset for r in found["intervention"]):
             control = row(found, "unsaturated", offset)
-            assert control["reads"] == control["pairs"] <= found.pairs
-    assert "offset -1 a donor cannot succeed" in found.by_definition == BY_DEFINITION
+            assert control["reads"] == control["pairs"] <= about(found)["pairs"]
+    assert "offset -1 a donor cannot succeed" in BY_DEFINITION
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_own_state_changes_nothing_to_the_bit_and_never_succeeds(name):
     """A recipient settles later than any layer of an injection, so its own state cannot."""
     found = done(name)
-    assert found.identical
-    assert found.moved == 0
+    assert about(found)["identical"]
+    assert about(found)["moved"] == 0
     for offset in (0, 1):
         assert row(found, "no-op", offset)["successes"] == 0
-        assert row(found, "no-op", offset)["pairs"] == found.pairs
+        assert row(found, "no-op", offset)["pairs"] == about(found)["pairs"]
 
 
 @pytest.mark.parametrize("name", ["llama", "albert", "whisper", "t5", "vit"])
@@ -176,8 +184,8 @@ def test_a_random_state_is_as_long_as_the_donors_and_the_same_in_any_batch():
         put_in = {}
 
         class Watching(Runner):
-            def _put_in(self, recording, slots, chosen, at, put_in=put_in):
-                given = super()._put_in(recording, slots, chosen, at)
+            def _patches(self, recording, slots, chosen, at, put_in=put_in):
+                given = super()._patches(recording, slots, chosen, at)
                 put_in.update(zip(chosen.tolist(), given, strict=True))
                 return given
 
@@ -203,8 +211,8 @@ def test_a_random_state_is_as_long_as_the_donors_and_the_same_in_any_batch():
 
 def test_the_donor_is_set_beside_the_control_on_the_same_pairs():
     found = done("llama")
-    assert [c["offset"] for c in found.contrasts] == [0, 1]
-    for contrast in found.contrasts:
+    assert [c["offset"] for c in found["contrasts"]] == [0, 1]
+    for contrast in found["contrasts"]:
         control = row(found, "unsaturated", contrast["offset"])
         assert contrast["pairs"] == control["pairs"]
         assert contrast["control"] == pytest.approx(control["stays"] / control["pairs"])
@@ -221,32 +229,30 @@ def test_even_a_random_model_keeps_what_it_kept_elsewhere():
 
     So a trained model has to be compared with an untrained one.
     """
-    at = done("llama").contrasts[0]
+    at = done("llama")["contrasts"][0]
     assert at["offset"] == 0
     assert at["low"] > 0
 
 
 def test_words_say_what_is_left_beyond_the_definition():
-    found = done("llama")
-    contrast = {**found.contrasts[0], "offset": 0, "donor": 0.9, "control": 0.3, "p": 0.001}
-    more = replace(found, contrasts=({**contrast, "low": 0.4, "high": 0.7},))
-    assert "stays more often than" in more.words()
-    assert "90% against 30%" in more.words()
-    less = replace(found, contrasts=({**contrast, "low": -0.4, "high": -0.1},))
-    assert "stays less often than" in less.words()
-    neither = replace(found, contrasts=({**contrast, "low": -0.4, "high": 0.1},))
-    assert "no more often, as far as can be told" in neither.words()
-    assert "no state to compare" in replace(found, contrasts=()).words()
+    contrast = {**done("llama")["contrasts"][0], "donor": 0.9, "control": 0.3, "p": 0.001}
+    more = words({**contrast, "low": 0.4, "high": 0.7}, 30)
+    assert "stays more often than" in more
+    assert "90% against 30%" in more
+    assert "stays less often than" in words({**contrast, "low": -0.4, "high": -0.1}, 30)
+    assert "not clearly more often" in words({**contrast, "low": -0.4, "high": 0.1}, 30)
+    assert "not clearly more often" in words({**contrast, "low": None, "high": None}, 30)
+    assert "no state to compare" in words(None, 30)
 
 
 def test_the_result_is_plain_values_with_counts_and_intervals():
-    found = done("llama")
-    said = json.loads(json.dumps(found.to_dict()))
-    assert said["plan"]["offsets"] == [-1, 0, 1]
-    assert said["lens"] == "id"
-    assert 1 <= said["donors"] <= said["pairs"]
-    assert said["documents"] <= said["pairs"]
-    for r in said["rows"]:
+    found = json.loads(json.dumps(done("llama")))
+    whole = about(found)
+    assert whole["plan_offsets"] == [-1, 0, 1]
+    assert whole["lens"] == "id"
+    assert 1 <= whole["donors"] <= whole["pairs"]
+    assert whole["documents"] <= whole["pairs"]
+    for r in found["intervention"]:
         assert 0 <= r["low"] <= r["share"] <= r["high"] <= 1
         assert r["share"] == r["successes"] / r["pairs"]
 
@@ -262,7 +268,7 @@ def test_wilsons_interval_is_that_of_scipy():
 def test_evidence_or_states_of_other_rows_or_another_lens_are_refused():
     model, lens, batches, of, evidence, states = pass_over("llama")
     shuffled = replace(of, layer=of.layer.roll(1, 0))
-    with pytest.raises(BadSettings, match="does not settle where"):
+    with pytest.raises(BadSettings, match="does not saturate where"):
         intervene(model, lens, batches, shuffled, evidence, states, PLAN)
     with pytest.raises(BadSettings, match="every layer"):
         intervene(model, lens, batches, of, evidence.at([1, 2]), states, PLAN)
@@ -281,7 +287,7 @@ def test_too_few_rows_are_refused_before_anything_runs():
     model, lens, _, of, evidence, states = pass_over("llama")
     some = torch.arange(12)
     few: Saturation = of.rows(some)
-    with pytest.raises(BadText, match="20 were wanted"):
+    with pytest.raises(BadText, match="expected 20"):
         intervene(
             model, lens, iter(()), few, evidence.rows(some),
             Kept(states.h[some], states.documents[some]), PLAN,
@@ -289,7 +295,7 @@ def test_too_few_rows_are_refused_before_anything_runs():
 
 
 def test_progress_counts_pairs():
-    told = []
+    told, pairs = [], about(done("gpt2"))["pairs"]
     intervene(*pass_over("gpt2"), PLAN, progress=lambda *said: told.append(said))
-    assert told[-1] == ("putting states in", done("gpt2").pairs, done("gpt2").pairs, "pairs")
+    assert told[-1] == ("patching states in", pairs, pairs, "pairs")
     assert [said[1] for said in told] == sorted(said[1] for said in told)

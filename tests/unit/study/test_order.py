@@ -12,7 +12,7 @@ from layerleap.read.lens import Lens
 from layerleap.read.random_walks import RandomWalk
 from layerleap.read.saturation import Saturation
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
-from layerleap.study.saturation.order import OrderSettings, order, saturation_places
+from layerleap.study.saturation.order import OrderSettings, in_order, order, saturation_places
 
 LAST = 20
 QUICK = OrderSettings(draws=99)
@@ -30,7 +30,7 @@ def random_layers(n, seed=0, low=4):
     return torch.randint(low, LAST + 1, (n, 5), generator=torch.Generator().manual_seed(seed))
 
 
-def in_order(n, seed=0):
+def ordered(n, seed=0):
     return random_layers(n, seed).sort(dim=1).values
 
 
@@ -48,38 +48,48 @@ def test_means_count_the_rows_in_which_a_rank_saturates():
     assert first["value"] == pytest.approx((30 * 1 + 10 * 2) / 40)
     assert (first["rows"], last["rows"], last["value"]) == (40, 30, 5)
     assert first["low"] <= first["value"] <= first["high"]
-    assert found["histogram"][4]["counts"][LAST] == 10
-    assert found["histogram"][4]["never"] == 0.25
+    never = {"lens": "id", "rank": 5, "layer": LAST, "rows": 10}
+    assert never in found["histogram"]
+    assert sum(row["rows"] for row in found["histogram"] if row["rank"] == 5) == 40
+    assert found["ranks"][4]["never"] == 0.25
+    assert found["ranks"][4]["mean_layer"] == 5
     assert found["tau"][0]["value"] == pytest.approx((30 * 1 + 10 * 4 / 6) / 40)
 
 
 def test_the_filter_keeps_rows_whose_top_token_settles_by_85_percent_of_the_depth():
     layers = [[17, 18, 19, LAST, LAST]] * 40 + [[18, 2, 3, 4, 5]] * 60
     found = order(made(layers), settings=QUICK)
-    assert found["filter"] == {"limit": 17, "rows": 40, "share": 0.4}
-    tau = {(row["ranks"][0], row["filtered"]): row for row in found["tau"]}
+    (about,) = found["order"]
+    assert [about[f"filter_{key}"] for key in ("limit", "rows", "share")] == [17, 40, 0.4]
+    tau = {(int(row["ranks"][0]), row["filtered"]): row for row in found["tau"]}
+    assert {row["ranks"] for row in found["tau"]} == {"1 to 5", "2 to 5"}
     assert tau[1, True]["rows"] == 40
     assert tau[1, True]["value"] == 1
     assert tau[1, False]["rows"] == 100
     assert tau[2, False]["rows"] == 60  # ranks 2 to 5 of the others are too few to compare
     assert tau[2, True]["rows"] == 0
     assert tau[2, True]["value"] is None
-    assert found["verdict"][3].endswith("0 positions can be compared, 30 are needed; not tested.")
+    assert found["verdict"][3].endswith("0 positions can be compared and 30 are needed.")
 
 
 def test_order_beats_both_nulls_only_if_it_is_more_than_a_walks():
-    layers, rows = in_order(300), torch.arange(300)
+    layers, rows = ordered(300), torch.arange(300)
     chance = RandomWalk(made(random_layers(300, seed=1)), rows)
-    same = RandomWalk(made(in_order(300, seed=2)), rows)
+    same = RandomWalk(made(ordered(300, seed=2)), rows)
     found = order(made(layers), chance, QUICK)
-    assert found["in_order"] is True
-    assert found["verdict"][0].endswith("the order beats both nulls.")
-    assert found["tau"][0]["walk"]["difference"] > 0.5
+    assert in_order(found["tau"][0]) == "yes"
+    assert found["verdict"][0].endswith("more order than chance or random walks give.")
+    assert found["tau"][0]["walk_difference"] > 0.5
     found = order(made(layers), same, QUICK)
-    assert found["in_order"] is False
-    assert found["verdict"][0].endswith("no more order than structureless steps of that size give.")
+    assert found["tau"][0]["beats_exchangeable"] == "yes"
+    assert in_order(found["tau"][0]) == "cannot tell"
+    assert found["verdict"][0].endswith("but not clearly more than random walks.")
+    strict = torch.arange(5, 10).expand(300, -1)
+    found = order(made(layers), RandomWalk(made(strict), rows), QUICK)
+    assert in_order(found["tau"][0]) == "partly"
+    assert found["verdict"][0].endswith("but no more than random walks.")
     found = order(made(layers), None, QUICK)
-    assert found["in_order"] is None
+    assert in_order(found["tau"][0]) == "cannot tell"
     assert "random walks were not made" in found["verdict"][0]
     assert found["walk_places"] == []
 
@@ -89,42 +99,45 @@ def test_no_order_is_said_to_be_none():
     found = order(
         made(random_layers(300)), RandomWalk(made(random_layers(300, seed=1)), rows), QUICK
     )
-    assert found["in_order"] is False
-    assert found["verdict"][0].endswith("no more order than chance gives.")
+    assert found["tau"][0]["beats_exchangeable"] == "cannot tell"
+    assert found["verdict"][0].endswith("not clearly more order than chance gives.")
+    found = order(made(ordered(300).flip(1)), RandomWalk(made(ordered(300)), rows), QUICK)
+    assert in_order(found["tau"][0]) == "no"
+    assert found["verdict"][0].endswith(": no more order than chance gives.")
 
 
 def test_how_far_the_order_goes_is_said():
-    layers = in_order(300)
+    layers = ordered(300)
     layers[:, 3:] = layers[:, 3:].gather(
         1, torch.rand(300, 2, generator=torch.Generator().manual_seed(0)).argsort(1)
     )
     found = order(made(layers), settings=QUICK)
-    assert found["verdict"][-1].startswith("Ranks up to 4 saturate each later")
-    backwards = order(made(in_order(300).flip(1)), settings=QUICK)
+    assert found["verdict"][-1].startswith("Up to rank 4, each rank saturates later")
+    backwards = order(made(ordered(300).flip(1)), settings=QUICK)
     assert backwards["verdict"][-1] == "Rank 2 does not clearly saturate after rank 1."
 
 
 def test_few_documents_cannot_tell():
-    found = order(made(in_order(300), documents=3), settings=QUICK)
-    assert found["in_order"] is None
+    found = order(made(ordered(300), documents=3), settings=QUICK)
+    assert in_order(found["tau"][0]) == "cannot tell"
     assert "3 documents cannot tell, 5 or more are needed" in found["verdict"][0]
 
 
 def test_too_few_positions_are_an_error_that_says_how_many_are_needed():
-    with pytest.raises(BadText, match=r"10 of 40 positions .* needs 30: about 120 positions"):
+    with pytest.raises(BadText, match=r"10 of 40 positions; .* needs 30: about 120 positions"):
         order(made([[1, 2, 3, 4, 5]] * 10 + [[1, 2, LAST, LAST, LAST]] * 30))
     with pytest.raises(BadText, match="0 of 40 positions"):
         order(made([[LAST] * 5] * 40))
-    with pytest.raises(BadSettings, match="order among 2 ranks; 3 or more"):
+    with pytest.raises(BadSettings, match=r"order of 2 ranks .* expected 3 or more"):
         order(made([[1, 2]] * 40))
 
 
 def test_settings_that_cannot_answer_are_refused():
-    with pytest.raises(BadSettings, match="19 or more were wanted"):
+    with pytest.raises(BadSettings, match="expected 19 or more"):
         OrderSettings(draws=9)
     with pytest.raises(BadSettings, match="between 0 and 1"):
         OrderSettings(filter_depth=1.0)
-    with pytest.raises(BadSettings, match="1 or more"):
+    with pytest.raises(BadSettings, match="expected 1 or more"):
         OrderSettings(needed_rows=0)
 
 
@@ -138,6 +151,6 @@ def test_a_model_from_text_to_verdict_in_plain_json_types(name):
     found = real["id"]
     result = order(found, walks["id"], OrderSettings(draws=99, needed_rows=10))
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert result["rows"] == len(found)
-    assert result["tau"][0]["walk"]["rows"] < result["tau"][0]["rows"]
+    assert result["order"][0]["rows"] == len(found)
+    assert result["tau"][0]["walk_rows"] < result["tau"][0]["rows"]
     assert len(result["verdict"]) == 5

@@ -58,21 +58,23 @@ def command_of(study: "Study[Any]") -> Any:
     options: dict[str, Any] = {}
     parsers: dict[str, Callable[[str], Any]] = {}
     for each in fields(study.settings):
-        flags, kind = each.metadata.get("flags", ()), hints[each.name]
-        if parse := each.metadata.get("parse"):
-            parsers[each.name], kind = parse, str
-        help_text = each.metadata.get("help", "")
-        options[each.name] = (Annotated[kind, typer.Option(*flags, help=help_text)], each.default)
+        flags, kind, default = each.metadata.get("flags", ()), hints[each.name], each.default
+        more = {"help": each.metadata.get("help", "")}
+        if parse := each.metadata.get("parse"):  # typed as text; without it, the default holds
+            parsers[each.name], kind, default = parse, str | None, None
+            more |= {"show_default": str(each.default)} if each.default else {}
+        options[each.name] = (Annotated[kind, typer.Option(*flags, **more)], default)
 
     def run(
         model: str, out: Path, sections: str | None, quick: bool, blocks: str | None,
         tail: str | None, revision: str | None, dtype: str | None, json: bool, **values: Any,
     ) -> None:  # fmt: skip
         with clean_errors():
-            given = {k: parsers[k](v) if k in parsers else v for k, v in values.items()}
-            settings = study.settings(**given)
+            unparsed = {k: v for k, v in values.items() if k not in parsers}
+            parsed = {k: parse(values[k]) for k, parse in parsers.items() if values[k] is not None}
+            settings = study.settings(**unparsed, **parsed)
             wanted = None if sections is None else _words(sections)
-            study.chosen(wanted)  # refuses unknown names before the model is loaded
+            study.chosen(wanted, settings)  # refuses unknown names before the model is loaded
             transformer = load_model(model, blocks, tail, revision, dtype)
             _run(study, transformer, settings, out, wanted, quick=quick, json=json)
 

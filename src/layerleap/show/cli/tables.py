@@ -53,7 +53,11 @@ def terminal_table(table: TableSpec, result: StudyResult) -> RenderableType | No
         is_number = any(row[number].sort is not None for row in rows)
         shown.add_column(Text(title), justify="right" if is_number else "left")
     for row in rows:
-        shown.add_row(*(Text(cell.text, style=COLOURS.get(cell.verdict, "")) for cell in row))
+        cells = [Text(cell.text, style=COLOURS.get(cell.verdict, "")) for cell in row]
+        for text, cell in zip(cells, row, strict=True):
+            if cell.small and not table.dense:  # a dense table has no room for intervals
+                text.append(f" {cell.small}", style="dim")
+        shown.add_row(*cells)
     return shown
 
 

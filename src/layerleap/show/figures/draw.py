@@ -64,8 +64,10 @@ def draw(figure: Figure, result: StudyResult) -> str | None:
             axes.set_visible(False)
         for number, (axes, (name, panel)) in enumerate(zip(flat, by_panel.items(), strict=False)):
             mesh = draw_panel(axes, figure, result, name, panel, rows)
-            if number % columns and (figure.share_y or figure.kind == "heatmap"):
+            if number % columns:
                 axes.set_ylabel("")
+            if number + columns < len(by_panel):  # the panel below says the same
+                axes.set_xlabel("")
         if figure.kind == "heatmap" and not figure.cell_form:
             colour_bar(sheet, mesh, flat[: len(by_panel)], figure)
         legend_above(sheet, flat[: len(by_panel)])
@@ -88,9 +90,13 @@ def draw_panel(
     draw_kind(axes, figure, panel, looks)
     for which, axis in (("x", figure.x), ("y", figure.y)):
         dress(axes, which, axis, n_layers, _categories(panel, which))
-    if figure.y.scale == "number" and figure.y.low is None and figure.kind == "bars":
-        plain = [row["y"] for row in panel if not row.get("muted")]
-        axes.set_ylim(0, 1.25 * max([*plain, 1e-9]))
+    if figure.kind == "bars":
+        bars = rows if figure.share_y else panel
+        plain = [row["y"] for row in bars if not row.get("muted")]
+        if figure.y.low is None and (figure.y.scale == "number" or len(plain) < len(bars)):
+            axes.set_ylim(0, 1.25 * max([*plain, 1e-9]))
+        if figure.x.scale == "layer":
+            axes.set_xlim(-0.6, n_layers + 0.6)
     if name in figure.zoom:
         points = [(row["x"], row["y"]) for row in panel]
         zoom_in(axes, *figure.zoom[name], points)

@@ -1,14 +1,14 @@
-"""Whose state goes into whose stream: donors, recipients and controls, chosen without running.
+"""Donors, recipients and controls of the intervention, chosen without running the model.
 
 In: saturation layers, and what every layer reads as (`Evidence` of the same rows).
-Out: `Pairs` of rows with the same final top token that settle at different layers, and `Trials`:
-which state of which row is put in before which block, for the donor and for each control.
+Out: `Pairs` of rows with the same final top token that saturate at different layers, and `Trials`:
+which state of which row is patched in before which block, for the donor and for each control.
 
-    donor        the state of the row that settles earlier, so many layers from where it does
-    unsaturated  a state of the same layer that reads as the same token, about as surely, in a row
-                 whose top token still changes after it: all that a donor's state has by definition
+    donor        the state of the row that saturates earlier, so many layers after it does
+    unsaturated  a state of the same layer that reads as the same token with about the same margin,
+                 in a row whose top token changes later: all a donor's state has by definition
     random       a random direction, as long as the donor's state
-    copy         the state of some other row at the same layer, whose final top token is another
+    copy         the state of another row at the same layer, with a different final top token
     no-op        the recipient's own state
 """
 
@@ -23,36 +23,36 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.read.saturation import Saturation
 
 KINDS = ("donor", "unsaturated", "random", "copy", "no-op")
-FEWEST = 20  # pairs below which a share says next to nothing
-DRAWS = 16  # tries to find a row that meets a condition beyond the order of saturation layers
+FEWEST = 20  # pairs; a share of fewer says next to nothing
+DRAWS = 16  # tries to find a row that meets a condition which sorting cannot
 
 
 @dataclass(frozen=True)
 class PairSettings:
-    """Which pairs, and where their states go in."""
+    """Which pairs, and where their states are patched in."""
 
     offsets: tuple[int, ...]  # layers after the donor's saturation layer
-    gap: int  # least distance of the two saturation layers
+    gap: int  # smallest distance between the two saturation layers
     first: int  # lowest saturation layer of a donor
     near: int | None = None  # same document, and at most so many positions apart
-    limit: int = 100  # pairs at most
+    limit: int = 100  # pairs, at most
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.offsets or 0 not in self.offsets:
-            raise BadSettings(f"offsets {self.offsets} do not hold 0, where the step should be")
+            raise BadSettings(f"offsets are {self.offsets}; expected 0 among them")
         if self.gap <= max(self.offsets):
             raise BadSettings(
-                f"a gap of {self.gap} layers lets offset {max(self.offsets)} reach the recipient's "
-                f"own saturation layer; more than {max(self.offsets)} was wanted"
+                f"gap is {self.gap}, so that offset {max(self.offsets)} reaches the recipient's "
+                f"own saturation layer; expected more than {max(self.offsets)}"
             )
         if self.first + min(self.offsets) < 1:
             raise BadSettings(
-                f"offset {min(self.offsets)} from a saturation layer of {self.first} is no layer "
-                f"from 1 on; first must be at least {1 - min(self.offsets)}"
+                f"first is {self.first}, so that offset {min(self.offsets)} is below layer 1; "
+                f"expected {1 - min(self.offsets)} or more"
             )
         if self.limit < 1:
-            raise BadSettings(f"a limit of {self.limit} pairs leaves none")
+            raise BadSettings(f"limit is {self.limit}; expected 1 pair or more")
 
     @classmethod
     def of(cls, n_layers: int, *, limit: int = 100, seed: int = 0) -> "PairSettings":
@@ -77,19 +77,19 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """What is put in where: (trial,)."""
+    """What is patched in where: (trial,)."""
 
     pair: Tensor
     kind: Tensor  # which of KINDS
     offset: Tensor
     layer: Tensor  # before the block that follows it
-    source: Tensor  # the row whose state it is; for "random", whose length it has
+    source: Tensor  # the row the state is from; for "random", the row whose length it has
 
     def __len__(self) -> int:
         return len(self.pair)
 
     def some(self, chosen: Tensor) -> "Trials":
-        """Those of a mask."""
+        """The trials that a mask selects."""
         return Trials(*(getattr(self, name)[chosen] for name in TRIAL))
 
 
@@ -99,8 +99,8 @@ TRIAL = ("pair", "kind", "offset", "layer", "source")
 def find_pairs(saturation: Saturation, plan: PairSettings) -> Pairs:
     """One random donor for every recipient that has any, up to the limit.
 
-    Rows are sorted by final top token and saturation layer; all donors of a recipient then stand
-    side by side, and a binary search finds them.
+    Rows are sorted by final top token and saturation layer. All donors of a recipient are then
+    neighbours, and a binary search finds them.
     """
     s, token = saturation.layer[:, 0].long(), saturation.tokens[:, 0].long()
     group = token.unique(return_inverse=True)[1]
@@ -134,17 +134,17 @@ def _is_near(
     return (position[donor] - position[recipient]).abs() <= plan.near
 
 
-def _require_enough(found: int, rows: int, plan: PairSettings) -> None:
-    if found >= min(FEWEST, plan.limit):
+def _require_enough(pairs: int, rows: int, plan: PairSettings) -> None:
+    if pairs >= min(FEWEST, plan.limit):
         return
     needed = (
-        f"about {-(-rows * FEWEST // found)} rows like these are needed"
-        if found
+        f"about {-(-rows * FEWEST // pairs)} rows like these are needed"
+        if pairs
         else "far more rows are needed, or a smaller gap"
     )
     raise BadText(
-        f"{found} pairs of rows among {rows} have the same final top token and settle at least "
-        f"{plan.gap} layers apart; {FEWEST} were wanted: {needed}"
+        f"{pairs} pairs among {rows} rows have the same final top token and saturate at least "
+        f"{plan.gap} layers apart; expected {FEWEST}: {needed}"
     )
 
 
@@ -175,13 +175,13 @@ def make_trials(
 
 
 def _others(saturation: Saturation, pairs: Pairs, generator: torch.Generator) -> Tensor:
-    """A random row for every pair that ends with another token; -1 where none was met."""
+    """For every pair a random row that ends with another token; -1 where none was drawn."""
     token = saturation.tokens[:, 0].long()
-    found = torch.full((len(pairs),), -1)
+    rows = torch.full((len(pairs),), -1)
     for _ in range(DRAWS):
         drawn = torch.randint(len(token), (len(pairs),), generator=generator)
-        found = torch.where((found < 0) & (token[drawn] != pairs.token), drawn, found)
-    return found
+        rows = torch.where((rows < 0) & (token[drawn] != pairs.token), drawn, rows)
+    return rows
 
 
 class _Unsettled:
@@ -199,19 +199,19 @@ class _Unsettled:
         self.row = row.numpy()[order]
 
     def nearest(self, pairs: Pairs, layer: Tensor) -> Tensor:
-        """For each pair the row that reads as its token at `layer`, as surely as the donor does.
+        """For each pair the row that reads as its token at `layer` with the donor's margin.
 
-        -1 where there is none but the recipient itself.
+        -1 where there is none except the recipient.
         """
         wanted = (layer * self.width + pairs.token).numpy()
         low, high = (np.searchsorted(self.key, wanted, side) for side in ("left", "right"))
         margins = self.margins[pairs.donor, layer].numpy()
-        found = torch.full((len(pairs),), -1)
+        rows = torch.full((len(pairs),), -1)
         for pair, (start, stop) in enumerate(zip(low, high, strict=True)):
             at = start + int(np.searchsorted(self.margin[start:stop], margins[pair]))
             close = np.arange(max(start, at - 2), min(stop, at + 2))
             close = close[self.row[close] != int(pairs.recipient[pair])]
             if len(close):
                 best = close[np.abs(self.margin[close] - margins[pair]).argmin()]
-                found[pair] = int(self.row[best])
-        return found
+                rows[pair] = int(self.row[best])
+        return rows

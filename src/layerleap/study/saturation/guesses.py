@@ -1,19 +1,19 @@
-"""Better guesses: is a runner-up that settled early right more often when the top token is wrong?
+"""When the top token is wrong, is a runner-up that saturated early right more often?
 
-In: saturation layers of rows whose right answer is known. Out: one plain dictionary: for ranks 2
-to 4 the share of right answers among early and among unsettled tokens, their difference with an
-interval, a test; and what they say, in words.
+In: saturation layers of rows whose right answer is known. Out: for ranks 2 to 4 the share of right
+answers among early and among late tokens, their difference with an interval, and a test; and the
+section of the study that shows them.
 
 After "Looking Beyond the Top-1" (arXiv 2410.20210): among the rows whose top token is wrong,
-*early* tokens settled at least `lead` layers before the end, *late* ones only with the last block.
-The test is the pooled two-proportion z-test, two-sided; it takes rows as independent, which those
-of one document are not, so the interval of the difference resamples documents.
+*early* tokens saturated at least `lead` layers before the end, *late* ones only with the last
+block. The test is the pooled two-proportion z-test, two-sided. It treats rows as independent, which
+those of one document are not, so the interval of the difference resamples documents.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,25 +21,30 @@ from torch import Tensor
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.metrics import finite, resample
 from layerleap.read.saturation import Saturation
+from layerleap.study.claims import Claim, Verdict, above, all_of, untested
+from layerleap.study.engine import Section
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.saturation.context import SaturationContext
+from layerleap.study.saturation.order import LEVEL, confirmed, interval
+from layerleap.study.tables import Column, Table
 
-Row = dict[str, Any]
 Z95 = NormalDist().inv_cdf(0.975)
+PAPER_LEAD = 7  # layers before the end that count as early, in the paper's models of 48 layers
 
 
 @dataclass(frozen=True)
 class GuessSettings:
     """Which tokens count as early, and when a test is made."""
 
-    lead: int = 7  # an early token settled at least so many layers before the end
+    lead: int = PAPER_LEAD  # an early token saturated at least so many layers before the end
     ranks: tuple[int, ...] = (2, 3, 4)
-    level: float = 0.05
     needed: float = 5.0  # expected right and wrong guesses in each group: the z-test's own rule
     resamples: int = 1000
     seed: int = 0
 
 
-def guesses(saturation: Saturation, settings: GuessSettings | None = None) -> dict[str, Any]:
-    """Early against late runners-up among the rows whose top token is wrong.
+def guesses(saturation: Saturation, settings: GuessSettings | None = None) -> list[Row]:
+    """Early against late runners-up among the rows whose top token is wrong, one row per rank.
 
     Args:
         saturation: through one lens; rows whose right answer is unknown are left out.
@@ -54,27 +59,28 @@ def guesses(saturation: Saturation, settings: GuessSettings | None = None) -> di
             f"the top token is right in all {len(known)} rows with a known answer; rows in which "
             "it is wrong are needed: read more"
         )
-    tests = [_test(wrong, rank, settings) for rank in settings.ranks if rank <= saturation.k]
-    return {
-        "lens": saturation.lens, "rows": len(known), "wrong": len(wrong),
-        "documents": len(wrong.documents.unique()),
-        "early_until": saturation.n_layers - settings.lead,
-        "settings": {**asdict(settings), "ranks": list(settings.ranks)}, "tests": tests,
-        "verdict": [_words(row, settings) for row in tests],
+    about = {
+        "rows": len(known), "wrong": len(wrong), "documents": len(wrong.documents.unique()),
+        "lead": settings.lead, "early_until": saturation.n_layers - settings.lead,
     }  # fmt: skip
+    return [
+        {"lens": saturation.lens, "rank": rank, **_test(wrong, rank, settings), **about}
+        for rank in settings.ranks
+        if rank <= saturation.k
+    ]
 
 
 def _require(saturation: Saturation, settings: GuessSettings) -> None:
     last = saturation.n_layers
     if not 1 <= settings.lead <= last:
         raise BadSettings(
-            f"early means {settings.lead} layers before the end, and there are {last} layers; "
+            f"early means {settings.lead} layers before the end, but there are {last} layers; "
             f"choose a lead of 1 to {last}"
         )
     if not settings.ranks or min(settings.ranks) < 2 or min(settings.ranks) > saturation.k:
         raise BadSettings(
-            f"runners-up of ranks {list(settings.ranks)}, and ranks 1 to {saturation.k} are known; "
-            "name ranks from 2 on, or read more ranks"
+            f"ranks {list(settings.ranks)} cannot be tested, because ranks 1 to {saturation.k} are "
+            "known; name ranks from 2 on, or read more ranks"
         )
     if not (saturation.gold >= 0).any():
         raise BadText(
@@ -87,27 +93,24 @@ def _test(wrong: Saturation, rank: int, settings: GuessSettings) -> Row:
     layer = wrong.layer[:, rank - 1]
     right = wrong.tokens[:, rank - 1] == wrong.gold
     early, late = layer <= wrong.n_layers - settings.lead, layer == wrong.n_layers
-    groups = {"early": _share(right[early]), "late": _share(right[late])}
-    n = (groups["early"]["rows"], groups["late"]["rows"])
-    found: Row = {
-        "rank": rank, **groups, "difference": None, "low": None, "high": None, "z": None, "p": None,
-        "early_are": None, "needed": None,
-    }  # fmt: skip
+    row: Row = {**_share("early", right[early]), **_share("late", right[late])}
+    n = (row["early_rows"], row["late_rows"])
+    row |= dict.fromkeys(("difference", "low", "high", "z", "p", "early_are", "needed"))
     pooled = float(right[early | late].double().mean()) if sum(n) else 0.0
     expected = min(n) * min(pooled, 1 - pooled)  # the smallest of the four cells
     if expected < settings.needed:
-        return found | {"needed": _needed(pooled, n, len(wrong), settings.needed)}
-    difference = groups["early"]["value"] - groups["late"]["value"]
+        return row | {"needed": _needed(pooled, n, len(wrong), settings.needed)}
+    difference = row["early_value"] - row["late_value"]
     z = difference / math.sqrt(pooled * (1 - pooled) * (1 / n[0] + 1 / n[1]))
     p = 2 * (1 - NormalDist().cdf(abs(z)))
     low, high = _interval(right, early, late, wrong.documents, settings)
-    return found | {
+    return row | {
         "difference": difference, "low": low, "high": high, "z": z, "p": p,
-        "early_are": _answer(p <= settings.level, low, high),
+        "early_are": _early_are(p <= LEVEL, low, high),
     }  # fmt: skip
 
 
-def _answer(significant: bool, low: float | None, high: float | None) -> str | None:
+def _early_are(significant: bool, low: float | None, high: float | None) -> str | None:
     """Test and interval must both say so; None if a single document leaves no interval."""
     if low is None or high is None:
         return None
@@ -116,16 +119,20 @@ def _answer(significant: bool, low: float | None, high: float | None) -> str | N
     return "right less often" if significant and high < 0 else "not clearly different"
 
 
-def _share(right: Tensor) -> Row:
-    """Share of right guesses with Wilson's 95 % interval."""
+def _share(group: str, right: Tensor) -> Row:
+    """Share of right guesses with its interval."""
     n, hits = len(right), int(right.sum())
-    if not n:
-        return {"value": None, "low": None, "high": None, "right": 0, "rows": 0}
-    p, z = hits / n, Z95
+    low, high = wilson(hits, n) if n else (None, None)
+    values = {"value": hits / n if n else None, "low": low, "high": high, "right": hits, "rows": n}
+    return {f"{group}_{key}": value for key, value in values.items()}
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share; honest with few cases, or none that succeed."""
+    p, z = successes / n, Z95
     middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    low, high = max(0.0, middle - half), min(1.0, middle + half)
-    return {"value": p, "low": low, "high": high, "right": hits, "rows": n}
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _interval(
@@ -145,24 +152,82 @@ def _interval(
 
 
 def _needed(pooled: float, n: tuple[int, int], rows: int, needed: float) -> int | None:
-    """About how many rows with a wrong top token would do; None if these say nothing about it."""
+    """About how many rows with a wrong top token would do; None if these rows cannot say."""
     smallest = min(n) * min(pooled, 1 - pooled)
     return math.ceil(rows * needed / smallest) if smallest > 0 else None
 
 
-def _words(row: Row, settings: GuessSettings) -> str:
-    early, late = row["early"], row["late"]
-    what = f"Rank {row['rank']}, where the top token is wrong"
-    lead = "a layer" if settings.lead == 1 else f"{settings.lead} layers"
-    counts = (
-        f"{early['right']:,} of {early['rows']:,} tokens that settled {lead} or more before the "
-        f"end are right, {late['right']:,} of {late['rows']:,} that only the last block put there"
+def words(row: Row) -> str:
+    """One rank: counts, the test and its answer."""
+    lead = "a layer" if row["lead"] == 1 else f"{row['lead']} layers"
+    text = (
+        f"Rank {row['rank']}, where the top token is wrong: of the tokens that saturated {lead} or "
+        f"more before the end, {row['early_right']:,} of {row['early_rows']:,} are right; of those "
+        f"that only the last block put there, {row['late_right']:,} of {row['late_rows']:,}"
     )
     if row["p"] is None:
         more = "more rows" if row["needed"] is None else f"about {row['needed']:,} such rows"
-        return f"{what}: {counts}: too few right ones to test, {more} are needed."
-    interval = "" if row["low"] is None else f" ({row['low']:+.1%} to {row['high']:+.1%})"
-    numbers = f"a difference of {row['difference']:+.1%}{interval}, p = {row['p']:.2g}"
+        return f"{text}. Too few are right to test this; {more} are needed."
+    difference = f"{row['difference']:+.1%}{interval(row, '{:+.1%}')}"
+    text += f". The difference is {difference}, p = {row['p']:.2g}: "
     if row["early_are"] is None:
-        return f"{what}: {counts}: {numbers}; one document cannot tell how documents differ."
-    return f"{what}: {counts}: {numbers}: early tokens are {row['early_are']}."
+        return text + "a single document cannot tell how documents differ."
+    return f"{text}early tokens are {row['early_are']}."
+
+
+def _claim(result: StudyResult) -> Verdict:
+    rows = [row for row in result.rows("guesses", lens="id") if row["p"] is not None]
+    if not rows:
+        return untested("too few rows to test; the findings say how many are needed")
+    answers = [confirmed(above(row), row["p"] <= LEVEL) for row in rows]
+    seen = "; ".join(
+        f"rank {row['rank']}: {row['early_value']:.1%} early, {row['late_value']:.1%} late "
+        f"(p = {row['p']:.2g})"
+        for row in rows
+    )
+    why = (
+        "For every rank that could be tested, the interval of the difference must be above 0, and "
+        "p at most 0.05."
+    )
+    return Verdict(all_of(answers), seen, why)
+
+
+def _run(context: SaturationContext) -> Tables:
+    n_layers = context.model.n_layers
+    lead = PAPER_LEAD if n_layers > 2 * PAPER_LEAD else max(1, n_layers // 3)
+    settings = GuessSettings(lead=lead, seed=context.settings.seed)
+    saturation = context.observed.saturation
+    return context.through_each(
+        "Guesses", lambda lens: {"guesses": guesses(saturation[lens], settings)}
+    )
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    for row in result.rows("guesses"):
+        yield Finding(f"Through {row['lens']}: {words(row)}")
+
+
+SECTION = Section(
+    "guesses", "Better guesses", _run,
+    "Among positions whose top token is wrong: is the token at rank 2, 3 or 4 right more often if "
+    "it saturated early than if only the last block put it there?",
+    short="Guesses", help="early runners-up", findings=_findings,
+    claims=(
+        Claim("Where the top token is wrong, a runner-up that saturated early is right more often.",
+              _claim),
+    ),
+    tables=(
+        Table(
+            "guesses-table", "Right answers among runners-up; a dash: too few of them to test",
+            lambda result: result.rows("guesses"),
+            (
+                Column("lens", "through"), Column("rank", form="{:.0f}"),
+                Column("early_value", "right if early (%)", "{:.1f}", 100, "early_low",
+                       "early_high"),
+                Column("late_value", "right if late (%)", "{:.1f}", 100, "late_low", "late_high"),
+                Column("difference", "difference (points)", "{:+.1f}", 100, "low", "high"),
+                Column("p", form="{:.2g}"), Column("wrong", "positions", "{:,.0f}"),
+            ),
+        ),
+    ),
+)  # fmt: skip

@@ -1,17 +1,16 @@
-"""Does a settled state stay settled in another text? The intervention of the paper, with controls.
+"""Does a saturated state stay saturated in another text? The paper's intervention, with controls.
 
 In: a model, a lens, the batches that saturation was read from, and the states of their rows.
-Out: `Intervention`: how often a recipient settles at the very layer at which a donor's state was
-put into its stream, against the distance from the donor's saturation layer; the same for every
-control of `donors`; and the donor beside the control that shares all it has by definition.
+Out: how often a recipient saturates at the very layer at which a donor's state was patched in, by
+the distance from the donor's saturation layer; the same for every control of `donors`; the donor
+beside the control that shares everything it has by definition; and the section that shows them.
 
 From "Looking Beyond the Top-1" (arXiv 2410.20210). Success: the recipient ends with its own top
-token, and its new saturation layer is the layer of the injection.
+token, and its new saturation layer is the layer of the patch.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -26,56 +25,25 @@ from layerleap.read.metrics import mean_interval
 from layerleap.read.probes.task import States, require_aligned
 from layerleap.read.saturation import Saturation, saturation_layers
 from layerleap.stream.examples import Batch
+from layerleap.study.claims import Claim, Verdict, above, all_of, below, difference, untested
+from layerleap.study.engine import Section
+from layerleap.study.figures import Axis, Figure, Line, Mark
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.saturation.context import SaturationContext
 from layerleap.study.saturation.donors import KINDS, Pairs, PairSettings, find_pairs, make_trials
+from layerleap.study.saturation.guesses import wilson
+from layerleap.study.saturation.rows import SaturationData
 from layerleap.study.saturation.trial_runs import Outcome, Runner
+from layerleap.study.tables import Column, Table
 
-Row = dict[str, Any]
 BY_DEFINITION = (
     "At offset -1 a donor cannot succeed: one layer before its saturation layer its state reads as "
     "another token. From offset 0 on it reads as the right token, so it succeeds unless later "
-    "blocks change that, or the recipient read so already one layer before. The step at 0 is "
-    "therefore no finding; what the donor does beyond the control 'unsaturated', which reads as "
-    "the same token as surely, is one."
+    "blocks change that, or the recipient already read so one layer before. The step at 0 is "
+    "therefore not a finding. How much more often the donor succeeds than the control "
+    "'unsaturated', which reads as the same token with the same margin, is one."
 )
-
-
-@dataclass(frozen=True)
-class Intervention:
-    """Plain values, ready for tables."""
-
-    rows: tuple[Row, ...]  # by kind and offset
-    contrasts: tuple[Row, ...]  # donor and unsaturated on the same pairs, by offset
-    pairs: int
-    donors: int
-    documents: int  # of recipients
-    identical: bool
-    moved: int
-    lens: str
-    plan: Row
-    by_definition: str = BY_DEFINITION
-
-    def to_dict(self) -> Row:
-        """Plain JSON types."""
-        lists = {"rows": list(self.rows), "contrasts": list(self.contrasts)}
-        return {**asdict(self), **lists, "plan": {**self.plan, "offsets": [*self.plan["offsets"]]}}
-
-    def words(self) -> str:
-        """What was found beyond what is true by definition."""
-        at = next((row for row in self.contrasts if row["offset"] == 0), None)
-        if at is None:
-            return f"no state to compare donors with was found among {self.pairs} pairs"
-        verdict = (
-            "more often than"
-            if at["low"] is not None and at["low"] > 0
-            else "less often than"
-            if at["high"] is not None and at["high"] < 0
-            else "no more often, as far as can be told, than"
-        )
-        return (
-            f"at its saturation layer a donor's state stays {verdict} one that reads as the same "
-            f"token as surely and is not settled: {at['donor']:.0%} against {at['control']:.0%} of "
-            f"{at['pairs']} pairs, p = {at['p']:.3g}"
-        )
+THIS, TWIN = "this model", "untrained twin"
 
 
 def intervene(
@@ -89,19 +57,22 @@ def intervene(
     *,
     tokens_per_batch: int = 1024,
     progress: Progress = silent,
-) -> Intervention:
-    """Put donors' states into recipients, and see where these then settle.
+) -> Tables:
+    """Patch donors' states into recipients, and see where these then saturate.
+
+    Returns "intervention" by kind of state and offset, "contrasts" of donor and unsaturated state
+    on the same pairs by offset, and "intervention_runs", one row about the whole.
 
     Args:
         transformer: the model.
         lens: through which saturation was read, and is read again.
         batches: those that saturation was read from, in the same order.
         saturation: of all their rows.
-        evidence: what each layer read as through the same lens, of the same rows.
+        evidence: what each layer read as through the same lens, for the same rows.
         states: of the same rows.
         plan: which pairs and offsets; by the depth of the model when None.
         tokens_per_batch: recipients run side by side, several times each, up to so many tokens.
-        progress: told the number of pairs done.
+        progress: called with the number of pairs done.
     """
     plan = plan or PairSettings.of(transformer.n_layers)
     _require_same(saturation, evidence, states)
@@ -116,7 +87,7 @@ def intervene(
         if here.any():
             runner.run(batch, here.nonzero()[:, 0], row)
             done += int(here.sum())
-            progress("putting states in", done, len(pairs), "pairs")
+            progress("patching states in", done, len(pairs), "pairs")
         row += len(batch.documents)
     if row != len(saturation.documents):
         raise BadText(
@@ -125,29 +96,34 @@ def intervene(
         )
     outcome = runner.outcome(evidence)
     documents = saturation.documents[pairs.recipient]
-    return Intervention(
-        tuple(_table(outcome)), tuple(_contrasts(outcome, pairs, evidence, documents)),
-        len(pairs), len(pairs.donor.unique()), len(documents.unique()), outcome.identical,
-        outcome.moved, saturation.lens, asdict(plan),
-    )  # fmt: skip
+    about = {
+        "lens": saturation.lens, "pairs": len(pairs), "donors": len(pairs.donor.unique()),
+        "documents": len(documents.unique()), "identical": outcome.identical,
+        "moved": outcome.moved, **{f"plan_{key}": value for key, value in asdict(plan).items()},
+    }  # fmt: skip
+    return {
+        "intervention": list(_shares(outcome)),
+        "contrasts": list(_contrasts(outcome, pairs, evidence, documents)),
+        "intervention_runs": [about],
+    }
 
 
 def _require_same(saturation: Saturation, evidence: Evidence, states: States) -> None:
     require_aligned(saturation, states)
-    wanted = tuple(range(saturation.n_layers + 1))
-    same = evidence.layers == wanted and torch.equal(evidence.document, saturation.documents)
+    expected = tuple(range(saturation.n_layers + 1))
+    same = evidence.layers == expected and torch.equal(evidence.document, saturation.documents)
     if same:
         again = saturation_layers(evidence.top[:, :, None])[:, 0]
         same = torch.equal(again.long(), saturation.layer[:, 0].long())
     if not same:
         raise BadSettings(
-            "the evidence does not settle where the saturation layers say; give evidence of every "
-            "layer, through the same lens and of the same rows"
+            "the evidence does not saturate where the saturation layers say; give evidence of "
+            "every layer, through the same lens and for the same rows"
         )
 
 
-def _table(outcome: Outcome) -> Iterator[Row]:
-    """Shares with Wilson's intervals: with few pairs, or none that succeed, they stay honest."""
+def _shares(outcome: Outcome) -> Iterator[Row]:
+    """Shares of pairs that succeed, with Wilson's intervals."""
     trials = outcome.trials
     for number, kind in enumerate(KINDS):
         for offset in trials.offset[trials.kind == number].unique().tolist():
@@ -155,24 +131,10 @@ def _table(outcome: Outcome) -> Iterator[Row]:
             n, successes = int(here.sum()), int(outcome.success[here].sum())
             low, high = wilson(successes, n)
             yield {
-                "kind": kind,
-                "offset": offset,
-                "pairs": n,
-                "successes": successes,
-                "share": successes / n,
-                "low": low,
-                "high": high,
-                "reads": int(outcome.reads[here].sum()),
-                "stays": int(outcome.stays[here].sum()),
-            }
-
-
-def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
-    share, spread = successes / n, z * z / n
-    middle = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * (share * (1 - share) / n + spread / (4 * n)) ** 0.5
-    return max(0.0, middle - half), min(1.0, middle + half)
+                "kind": kind, "offset": offset, "pairs": n, "successes": successes,
+                "share": successes / n, "low": low, "high": high,
+                "reads": int(outcome.reads[here].sum()), "stays": int(outcome.stays[here].sum()),
+            }  # fmt: skip
 
 
 def _contrasts(
@@ -196,16 +158,144 @@ def _contrasts(
         more, less = int((a & ~b).sum()), int((b & ~a).sum())
         layer = trials.layer[control]
         yield {
-            "offset": offset,
-            "pairs": len(which),
-            "donor": a.double().mean().item(),
-            "control": b.double().mean().item(),
-            "difference": estimate.value,
-            "low": estimate.low,
-            "high": estimate.high,
-            "only_donor": more,
-            "only_control": less,
+            "offset": offset, "pairs": len(which), "donor": a.double().mean().item(),
+            "control": b.double().mean().item(), "difference": estimate.value,
+            "low": estimate.low, "high": estimate.high, "only_donor": more, "only_control": less,
             "p": float(binomtest(more, more + less).pvalue) if more + less else 1.0,
             "donor_margin": evidence.gap[trials.source[donor], layer].mean().item(),
             "control_margin": evidence.gap[trials.source[control], layer].mean().item(),
-        }
+        }  # fmt: skip
+
+
+def tables_of(context: SaturationContext, data: SaturationData, model: str) -> Tables:
+    """The intervention through the logit lens, every row with the name of the model."""
+    s = context.settings
+    plan = PairSettings.of(data.transformer.n_layers, limit=s.pairs, seed=s.seed)
+    tables = intervene(
+        data.transformer, data.lenses["id"], data.batches(), data.saturation["id"],
+        data.evidence["id"], data.states, plan, progress=context.progress,
+    )  # fmt: skip
+    return {name: [{"model": model, **row} for row in rows] for name, rows in tables.items()}
+
+
+def words(contrast: Row | None, pairs: int) -> str:
+    """What was found beyond what is true by definition."""
+    if contrast is None:
+        return f"no state to compare donors with was found among {pairs} pairs"
+    more = "more often than" if above(contrast) == "yes" else "not clearly more often than"
+    verdict = "less often than" if below(contrast) == "yes" else more
+    return (
+        f"at its saturation layer, a donor's token stays {verdict} that of a state which reads the "
+        f"same with the same margin and is not saturated: {contrast['donor']:.0%} against "
+        f"{contrast['control']:.0%} of {contrast['pairs']} pairs, p = {contrast['p']:.3g}"
+    )
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    (about,) = result.rows("intervention_runs")
+    text = words(result.row("contrasts", offset=0), about["pairs"])
+    yield Finding(f"{text[:1].upper()}{text[1:]}.", under="intervention")
+    yield Finding(BY_DEFINITION, under="intervention")
+    outcome = "changes nothing" if about["identical"] else "CHANGED THE RUN: do not trust this"
+    yield Finding(f"Patching in a row's own state {outcome}.", under="intervention")
+    for twin in result.rows("twin_intervention_runs"):
+        text = words(result.row("twin_contrasts", offset=0), twin["pairs"])
+        yield Finding(f"In the untrained twin, {text}.", under="intervention")
+
+
+def _step(result: StudyResult) -> Verdict:
+    before, at = (result.row("intervention", kind="donor", offset=offset) for offset in (-1, 0))
+    if before is None or at is None:
+        return untested("no pair has both offsets")
+    shares = [
+        {"value": row["share"], "low": row["low"], "high": row["high"]} for row in (at, before)
+    ]
+    return Verdict(
+        above(difference(*shares)),
+        f"{before['share']:.0%} one layer before, {at['share']:.0%} at it, {at['pairs']} pairs",
+        "Yes if the difference is clearly above 0. Mostly true by definition: see the next claim.",
+    )
+
+
+def _saturated(result: StudyResult) -> Verdict:
+    at, twin = result.row("contrasts", offset=0), result.row("twin_contrasts", offset=0)
+    if at is None or at["low"] is None:
+        return untested("no states to compare donors with, or too few documents")
+    seen = (
+        f"stays in {at['donor']:.0%} of {at['pairs']} pairs, and in {at['control']:.0%} with a "
+        f"state that reads the same with the same margin and is not saturated (p = {at['p']:.2g})"
+    )
+    answers = [above(at)]
+    if twin is not None:
+        seen += f"; in the untrained twin {twin['donor']:.0%} and {twin['control']:.0%}"
+        values = [{**row, "value": row["difference"]} for row in (at, twin)]
+        answers.append(above(difference(*values)))
+    return Verdict(
+        all_of(answers),
+        seen,
+        "Yes if the difference is clearly above 0 and, where there is an untrained twin, clearly "
+        "larger than its difference; partly if only the first.",
+    )
+
+
+def _rows(result: StudyResult) -> Iterator[Row]:
+    for name in ("", "twin_"):
+        for about in result.rows(f"{name}intervention_runs"):
+            for row in result.rows(f"{name}intervention"):
+                yield {
+                    **row, "x": row["offset"], "y": row["share"], "line": row["kind"],
+                    "panel": f"{about['model']}, {about['pairs']} pairs".capitalize(),
+                    "rows": row["pairs"], "documents": about["documents"],
+                }  # fmt: skip
+
+
+def _contrast_rows(result: StudyResult) -> list[Row]:
+    return [*result.rows("contrasts"), *result.rows("twin_contrasts")]
+
+
+FIGURES = (
+    Figure(
+        "intervention", "A saturated state in another text",
+        "The state of a donor is patched into a recipient that ends with the same token. At offset "
+        "-1, shaded, a donor cannot succeed.",
+        _rows, x=Axis("layers after the donor's saturation layer"),
+        y=Axis("pairs that saturate at the patch", "share"), columns=2, size=(5.0, 4.0),
+        lines={
+            "donor": Line("donor: saturated", "blue", band=0.12),
+            "unsaturated": Line("reads the same, not saturated", "orange", "s", "dashed", 0.12),
+            "copy": Line("another row's state", "olive", "^", "dashed", 0.12),
+            "random": Line("random direction", "pink", "v", "dashed", 0.12),
+            "no-op": Line("its own state", "black", "D", "dashed", 0.12),
+        },
+        marks=lambda _: [Mark("x", -1.25, to=-0.75)], unit="pairs",
+        sample="95 % intervals (Wilson)",
+    ),
+)  # fmt: skip
+TABLES = (
+    Table(
+        "contrasts-table",
+        "How often the token stays: the donor beside the control that reads the same, on the same "
+        "pairs",
+        _contrast_rows,
+        (
+            Column("model"), Column("offset", form="{:.0f}"),
+            Column("donor", "donor (%)", "{:.0f}", 100),
+            Column("control", "unsaturated (%)", "{:.0f}", 100),
+            Column("difference", "difference (points)", "{:+.0f}", 100, "low", "high"),
+            Column("p", form="{:.2g}"), Column("donor_margin", "margin of the donor", "{:.2f}"),
+            Column("control_margin", "of the control", "{:.2f}"), Column("pairs", form="{:.0f}"),
+        ),
+    ),
+)  # fmt: skip
+SECTION = Section(
+    "intervention", "Does a saturated state stay saturated elsewhere?",
+    lambda context: tables_of(context, context.observed, THIS),
+    "Success means that the recipient ends with its own top token and saturates at the patch.",
+    short="Intervention", help="states patched into other texts", findings=_findings,
+    claims=(
+        Claim("A state patched into another text makes it saturate there, from the donor's "
+              "saturation layer on and not before.", _step),
+        Claim("What makes it stay is that the donor's state is saturated.", _saturated),
+    ),
+    figures=FIGURES, tables=TABLES,
+)  # fmt: skip

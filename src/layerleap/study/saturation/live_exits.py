@@ -1,11 +1,11 @@
-"""Exit rules asked live, against the clock: what replay says they save, in seconds.
+"""Exit rules timed: what a replay says they save, in seconds.
 
-In: a model, rules by lens, and texts to go on from. Out: plain rows: tokens a second beside those
-of the same decoder that never exits, layers that tokens are read at, agreement with the full model.
+In: a model, rules by lens, and prompts. Out: plain rows: tokens a second beside those of the same
+decoder that never exits, mean exit layers, agreement with the full model.
 
-Every rule writes its own text from the same prompts, next to the decoder that never exits; keys and
-values of skipped layers are computed later (`recompute`), checks and all. The first run of all
-warms up and does not count.
+Every rule continues the same prompts, next to the decoder that never exits. Checks are included,
+and keys and values of skipped layers are computed later (`recompute`). The first run warms up and
+does not count.
 """
 
 import math
@@ -33,28 +33,28 @@ SHORTEST = 4  # tokens of a prompt
 def prompts_of(
     batches: Iterable[Batch], n: int, length: int, *, without: Collection[int] = (), seed: int = 0
 ) -> list[Tensor]:
-    """The beginnings of some texts, each of another document: (1, token) each.
+    """The beginnings of some texts, each from another document: (1, token) each.
 
     Args:
-        batches: sorted by length or not: texts are drawn from all of them.
-        n: beginnings at most.
+        batches: texts are drawn from all of them, because they may be sorted by length.
+        n: prompts, at most.
         length: tokens of each.
         without: documents to leave out.
         seed: of the draw.
     """
-    found: dict[int, list[Tensor]] = {}
+    beginnings: dict[int, list[Tensor]] = {}
     for batch in batches:
         texts = batch.keep.nonzero()[:, 0].tolist()
         for text, document in zip(texts, batch.documents.tolist(), strict=True):
             real = int(batch.mask[text].sum())
             if real >= max(SHORTEST, length) and document not in without:
                 beginning = batch.inputs["input_ids"][text : text + 1, :length]
-                found.setdefault(document, []).append(beginning)
-    if not found:
-        raise BadText(f"no text has {max(SHORTEST, length)} tokens to go on from; read longer ones")
+                beginnings.setdefault(document, []).append(beginning)
+    if not beginnings:
+        raise BadText(f"no text has {max(SHORTEST, length)} tokens to continue; read longer ones")
     draw = random.Random(seed)
-    chosen = draw.sample(sorted(found), min(n, len(found)))
-    return [draw.choice(found[document]) for document in chosen]
+    chosen = draw.sample(sorted(beginnings), min(n, len(beginnings)))
+    return [draw.choice(beginnings[document]) for document in chosen]
 
 
 def live_exits(
@@ -72,27 +72,27 @@ def live_exits(
         transformer: a decoder.
         bank: of the lens "mat", if rules read through it.
         rules: by lens and name.
-        prompts: what to go on from.
-        tokens: to write after each.
-        progress: told the number of rules.
+        prompts: what to continue.
+        tokens: to generate after each.
+        progress: called with the number of rules.
     """
     require_text(transformer)
     if transformer.kind != "next-token":
-        raise BadSettings(f"{transformer.identity.name} does not write text token by token")
-    _write(transformer, None, Never(), prompts[:1], tokens)
+        raise BadSettings(f"{transformer.identity.name} does not generate text token by token")
+    _decode(transformer, None, Never(), prompts[:1], tokens)
     rows: list[Row] = []
     for number, ((lens, name), rule) in enumerate(rules.items(), 1):
         sides = {"full": (None, Never()), "rule": (bank if lens == "mat" else None, rule)}
         order = list(sides) if number % 2 else list(reversed(sides))
-        # The full model anew each time, and who goes first in turn: a machine has its moods.
-        made = {side: _write(transformer, *sides[side], prompts, tokens) for side in order}
-        full = made["full"]
-        rows.append(_row(lens, name, made["rule"], full, len(rules)))
+        # The full model runs again each time, and the order alternates, to cancel timing drift.
+        timed = {side: _decode(transformer, *sides[side], prompts, tokens) for side in order}
+        full = timed["full"]
+        rows.append(_row(lens, name, timed["rule"], full, len(rules)))
         progress("decoding", number, len(rules), "rules")
     return [_row("-", "never", full, full, 1), *rows] if rows else []
 
 
-def _write(
+def _decode(
     transformer: Transformer,
     bank: ShortcutBank | None,
     rule: Rule,
@@ -113,15 +113,15 @@ def _write(
 
 
 def _row(
-    lens: str, name: str, found: list[DecodingStats], full: list[DecodingStats], rules: int
+    lens: str, name: str, own: list[DecodingStats], full: list[DecodingStats], rules: int
 ) -> Row:
     """Speed relative to the full model: the geometric mean over texts, with its t interval.
 
-    Texts are few, so nothing is resampled. `is_faster` is about the fastest of so many rules: the
-    one that chance favours is among them, so it has to be clear at a level that many times smaller.
+    There are few texts, so nothing is resampled. `is_faster` is corrected for the number of rules,
+    because chance favours the fastest of many.
     """
     ratios = torch.tensor(
-        [b.seconds / a.seconds for a, b in zip(found, full, strict=True)], dtype=torch.float64
+        [b.seconds / a.seconds for a, b in zip(own, full, strict=True)], dtype=torch.float64
     ).log()
     mean, n = float(ratios.mean()), len(ratios)
     low = high = None
@@ -132,14 +132,14 @@ def _row(
         reach = float(student.ppf(0.975, n - 1)) * error
         low, high = math.exp(mean - reach), math.exp(mean + reach)
         is_faster = mean > float(student.ppf(1 - 0.025 / rules, n - 1)) * error
-    # The first token of each text is the prompt's, and always read at the end.
-    after = sum(one.tokens - 1 for one in found)
-    wrong = sum(one.compared - one.agreed for one in found)
-    known = all(one.agreement is not None for one in found)
+    # The first token of each text comes from the prompt's pass, which is always run to the end.
+    after = sum(one.tokens - 1 for one in own)
+    wrong = sum(one.compared - one.agreed for one in own)
+    known = all(one.agreement is not None for one in own)
     return {
         "map": lens, "rule": name, "speed": math.exp(mean), "low": low, "high": high,
         "is_faster": is_faster, "texts": n, "tokens": after,
-        "tokens_per_second": after / sum(one.seconds for one in found),
-        "layers": sum(sum(one.layers[1:]) for one in found) / after,
+        "tokens_per_second": after / sum(one.seconds for one in own),
+        "layers": sum(sum(one.layers[1:]) for one in own) / after,
         "agreement": 1 - wrong / after if known else None,
     }  # fmt: skip

@@ -1,16 +1,16 @@
 """Do the ranks of a prediction saturate in order? The paper's statistics, with nulls that hold.
 
-In: saturation layers of many rows through one lens, and of random walks beside some of them.
-Out: one plain dictionary: mean saturation ranks, steps between ranks, histograms of layers and
-strict tau with both nulls, each with its rows and documents; and what they say, in words.
+In: saturation layers of many rows through one lens, and of random walks made for some of them.
+Out: tables of mean saturation ranks, steps between ranks, layers, and strict tau against two nulls;
+and the section of the study that shows them.
 
-Statistics follow "Looking Beyond the Top-1" (arXiv 2410.20210), section 4. All are given without
-the paper's filter, s_1 <= floor(0.85 n_layers), and with it; and tau for ranks 2 to k alone, which
-do not profit from the top token's being the one with a single neighbour.
+Statistics follow "Looking Beyond the Top-1" (arXiv 2410.20210), section 4. All are given with and
+without the paper's filter, s_1 <= floor(0.85 n_layers); tau also for ranks 2 to k alone, which do
+not benefit from the top token having a single neighbour.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,74 +21,91 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.read.metrics import mean_interval
 from layerleap.read.random_walks import RandomWalk
 from layerleap.read.saturation import Saturation
+from layerleap.study.claims import Answer, Claim, Verdict, above, all_of, opposite, untested
+from layerleap.study.engine import Section
+from layerleap.study.figures import Axis, Figure, Line, Mark
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.saturation.context import SaturationContext
+from layerleap.study.saturation.rows import SaturationData
 from layerleap.study.saturation.tau import FEWEST_RANKS, Cell, against_walk, exchangeable, taus
+from layerleap.study.tables import GOOD_OR_BAD, Column, Table, estimate
 
-Row = dict[str, Any]
-FEWEST_DOCUMENTS = 5  # with fewer no p-value of whole documents swapped can reach 0.05
+FEWEST_DOCUMENTS = 5  # with fewer, swapping whole documents cannot give p <= 0.05
+LEVEL = 0.05  # of p-values
+LENSES = {"id": "the logit lens (id)", "mat": "the linear shortcuts (mat)"}
 
 
 @dataclass(frozen=True)
 class OrderSettings:
-    """How order is tested; layers are this house's, where 0 is what enters the first block."""
+    """How order is tested."""
 
     filter_depth: float = 0.85  # the paper's filter keeps rows with s_1 up to this share of depth
     draws: int = 999  # per null; p-values are at least 1 / (draws + 1)
-    level: float = 0.05  # a null is beaten if its p-value is at most this
+    level: float = LEVEL  # a null is beaten only if its p-value is at most this
     needed_rows: int = 30  # with a tau, for a test to be made
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.filter_depth < 1:
-            raise BadSettings(f"filter_depth {self.filter_depth} is not between 0 and 1")
+            raise BadSettings(f"filter_depth is {self.filter_depth}; expected between 0 and 1")
         if self.draws < 1 or self.needed_rows < 1:
             raise BadSettings(
-                f"{self.draws} draws and {self.needed_rows} needed rows; 1 or more were wanted"
+                f"draws is {self.draws} and needed_rows {self.needed_rows}; expected 1 or more"
             )
         if (self.draws + 1) * self.level < 1:
             raise BadSettings(
-                f"{self.draws} draws cannot give a p-value of {self.level:g}; "
-                f"{math.ceil(1 / self.level) - 1} or more were wanted"
+                f"{self.draws} draws cannot give a p-value of {self.level:g}; expected "
+                f"{math.ceil(1 / self.level) - 1} or more"
             )
 
 
 def order(
     saturation: Saturation, walk: RandomWalk | None = None, settings: OrderSettings | None = None
 ) -> dict[str, Any]:
-    """All statistics of order through one lens, and the verdict in words.
+    """All tables on the order of saturation through one lens, and a `verdict` in words.
 
     Args:
         saturation: of many rows; 3 ranks or more.
-        walk: doubles of some of the same rows, in the count of that pass; without them nothing
-            is said about random walks.
+        walk: random walks made for some of the same rows; without them, order is compared with
+            exchangeable ranks only.
         settings: how order is tested.
     """
     settings = settings or OrderSettings()
+    tables = {**described(saturation, walk, settings), "tau": tested(saturation, walk, settings)}
+    words = [*map(tau_words, tables["tau"]), steps_words(tables["steps"])]
+    return {**tables, "verdict": words}
+
+
+def described(saturation: Saturation, walk: RandomWalk | None, settings: OrderSettings) -> Tables:
+    """Where ranks saturate and in which place; any number of rows will do."""
+    limit = math.floor(settings.filter_depth * saturation.n_layers)
+    filtered = saturation.layer[:, 0] <= limit
+    parts = [(False, saturation), *([(True, saturation.rows(filtered))] if filtered.any() else [])]
+    lens = {"lens": saturation.lens}
+    about = {
+        **lens, "k": saturation.k, "rows": len(saturation),
+        "documents": len(saturation.documents.unique()), "filter_limit": limit,
+        "filter_rows": int(filtered.sum()), "filter_share": float(filtered.double().mean()),
+    }  # fmt: skip
+    return {
+        "order": [about],
+        "places": [{**lens, "filtered": f, **row} for f, part in parts for row in _places(part)],
+        "walk_places": [] if walk is None else [{**lens, **r} for r in _places(walk.saturation)],
+        "steps": [{**lens, "filtered": f, **row} for f, part in parts for row in _steps(part)],
+        "ranks": [{**lens, **row} for row in _ranks(saturation)],
+        "histogram": [{**lens, **row} for row in _histogram(saturation)],
+    }  # fmt: skip
+
+
+def tested(saturation: Saturation, walk: RandomWalk | None, settings: OrderSettings) -> list[Row]:
+    """Strict tau against both nulls, one row per selection; `BadText` with too few rows."""
     limit = math.floor(settings.filter_depth * saturation.n_layers)
     _require_rows(saturation, settings)
-    layers = saturation.layer
-    filtered = layers[:, 0] <= limit
-    wholes = [(False, saturation), *([(True, saturation.rows(filtered))] if filtered.any() else [])]
-    found: dict[str, Any] = {
-        "lens": saturation.lens, "k": saturation.k, "n_layers": saturation.n_layers,
-        "rows": len(saturation), "documents": len(saturation.documents.unique()),
-        "filter": {"limit": limit, "rows": int(filtered.sum()), "share": _share(filtered)},
-        "settings": asdict(settings),
-        "places": [row for is_kept, part in wholes for row in _places(part, is_kept)],
-        "walk_places": [] if walk is None else _places(walk.saturation, False),
-        "steps": [row for is_kept, part in wholes for row in _steps(part, is_kept)],
-        "histogram": _histogram(saturation),
-        "tau": [
-            _tau(saturation, walk, settings, Cell(first, limit if is_kept else None))
-            for first in ((0, 1) if saturation.k > FEWEST_RANKS else (0,))
-            for is_kept in (False, True)
-        ],
-    }  # fmt: skip
-    return {**found, "in_order": _in_order(found["tau"][0]), "verdict": _verdict(found),
-            "others": _others_words(found)}  # fmt: skip
-
-
-def _share(chosen: Tensor) -> float:
-    return float(chosen.double().mean())
+    return [
+        _tau(saturation, walk, settings, Cell(first, limit if is_filtered else None))
+        for first in ((0, 1) if saturation.k > FEWEST_RANKS else (0,))
+        for is_filtered in (False, True)
+    ]
 
 
 def saturation_places(layers: Tensor, n_layers: int) -> Tensor:
@@ -102,36 +119,32 @@ def saturation_places(layers: Tensor, n_layers: int) -> Tensor:
 
 def _require_rows(saturation: Saturation, settings: OrderSettings) -> None:
     if saturation.k < FEWEST_RANKS:
-        raise BadSettings(f"order among {saturation.k} ranks; {FEWEST_RANKS} or more were wanted")
+        raise BadSettings(
+            f"an order of {saturation.k} ranks cannot be tested; expected {FEWEST_RANKS} or more"
+        )
     n = int((~taus(saturation.layer, saturation.n_layers, Cell()).isnan()).sum())
     if n < settings.needed_rows:
         more = settings.needed_rows * len(saturation) / n if n else math.inf
         hint = f"about {math.ceil(more)} positions would do" if n else "read more text"
         raise BadText(
-            f"{n} of {len(saturation)} positions have rank {FEWEST_RANKS} or a later one settled "
-            f"before the last layer; a test of order needs {settings.needed_rows}: {hint}"
+            f"rank {FEWEST_RANKS} or a later one saturates before the last layer in {n} of "
+            f"{len(saturation)} positions; a test of order needs {settings.needed_rows}: {hint}"
         )
 
 
-def _places(saturation: Saturation, is_filtered: bool) -> list[Row]:
+def _places(saturation: Saturation) -> Iterator[Row]:
     """Mean place of every rank, over the rows in which it saturates."""
     places = saturation_places(saturation.layer, saturation.n_layers)
-    return [
-        {"filtered": is_filtered, "rank": rank + 1, **_mean(places[:, rank], saturation.documents)}
-        for rank in range(saturation.k)
-    ]
+    for rank in range(saturation.k):
+        yield {"rank": rank + 1, **_mean(places[:, rank], saturation.documents)}
 
 
-def _steps(saturation: Saturation, is_filtered: bool) -> list[Row]:
+def _steps(saturation: Saturation) -> Iterator[Row]:
     """By how many places a rank comes after the one before, where both saturate."""
     places = saturation_places(saturation.layer, saturation.n_layers)
-    return [
-        {
-            "filtered": is_filtered, "ranks": [rank + 1, rank + 2],
-            **_mean(places[:, rank + 1] - places[:, rank], saturation.documents),
-        }
-        for rank in range(saturation.k - 1)
-    ]  # fmt: skip
+    for rank in range(1, saturation.k):
+        later = _mean(places[:, rank] - places[:, rank - 1], saturation.documents)
+        yield {"ranks": f"{rank} to {rank + 1}", "rank": rank + 1, **later}
 
 
 def _mean(values: Tensor, documents: Tensor) -> Row:
@@ -142,141 +155,408 @@ def _mean(values: Tensor, documents: Tensor) -> Row:
     return asdict(mean_interval(values[known, None], documents[known])[0])
 
 
-def _histogram(saturation: Saturation) -> list[Row]:
-    """How many rows saturate at each layer, by rank; the last count is of those that never do."""
-    counts = [
-        torch.bincount(column.long(), minlength=saturation.n_layers + 1).tolist()
-        for column in saturation.layer.T
-    ]
-    return [
-        {
-            "rank": rank + 1, "counts": row, "never": row[-1] / len(saturation),
-            "mean_layer": _mean_layer(row),
-        }
-        for rank, row in enumerate(counts)
-    ]  # fmt: skip
+def _ranks(saturation: Saturation) -> Iterator[Row]:
+    """How often each rank never saturates, and its mean saturation layer where it does."""
+    for rank, column in enumerate(saturation.layer.T.double(), 1):
+        settled = column[column < saturation.n_layers]
+        yield {
+            "rank": rank, "mean_layer": float(settled.mean()) if len(settled) else None,
+            "never": (len(column) - len(settled)) / len(column), "rows": len(column),
+            "documents": len(saturation.documents.unique()),
+        }  # fmt: skip
 
 
-def _mean_layer(counts: list[int]) -> float | None:
-    """Of the rows that settle before the last block, if any do."""
-    settled = sum(counts[:-1])
-    return sum(n * layer for layer, n in enumerate(counts[:-1])) / settled if settled else None
+def _histogram(saturation: Saturation) -> Iterator[Row]:
+    """How many rows saturate at each layer, by rank; at the last layer are those that never do."""
+    for rank, column in enumerate(saturation.layer.T, 1):
+        counts = torch.bincount(column.long(), minlength=saturation.n_layers + 1).tolist()
+        for layer, rows in enumerate(counts):
+            yield {"rank": rank, "layer": layer, "rows": rows}
 
 
 def _tau(
     saturation: Saturation, walk: RandomWalk | None, settings: OrderSettings, cell: Cell
 ) -> Row:
-    """One cell: tau, and against both nulls; with too few rows just how many there are."""
+    """One selection: tau, and against both nulls; with too few rows just how many there are."""
     tau, last = taus(saturation.layer, saturation.n_layers, cell), saturation.n_layers
-    found: Row = {
-        "filtered": cell.limit is not None, "ranks": [cell.first + 1, saturation.k],
+    row: Row = {
+        "lens": saturation.lens, "ranks": f"{cell.first + 1} to {saturation.k}",
+        "filtered": cell.limit is not None, "limit": cell.limit,
         **_mean(tau, saturation.documents), "needed": settings.needed_rows,
-        "exchangeable": None, "walk": None, "beats_exchangeable": None, "beats_walk": None,
     }  # fmt: skip
-    if found["rows"] < settings.needed_rows:
-        return found | {"value": None, "low": None, "high": None}
+    answers: dict[str, Answer] = {"exchangeable": "cannot tell", "walk": "cannot tell"}
+    if row["rows"] < settings.needed_rows:
+        return row | {"value": None, "low": None, "high": None} | _beats(answers)
     draws = {"draws": settings.draws, "seed": settings.seed}
     null = exchangeable(saturation.layer, last, cell, **draws)
-    found["exchangeable"] = null
-    if found["documents"] >= FEWEST_DOCUMENTS:
-        found["beats_exchangeable"] = null["p"] <= settings.level and found["low"] > null["mean"]
+    if row["documents"] >= FEWEST_DOCUMENTS:
+        answers["exchangeable"] = confirmed(above(row, null["mean"]), null["p"] <= settings.level)
+    row |= {f"exchangeable_{key}": value for key, value in null.items()}
     if walk is not None:
         real = saturation.rows(walk.rows)
-        found["walk"] = other = against_walk(
-            real.layer, walk.saturation.layer, real.documents, last, cell, **draws
-        )
+        other = against_walk(real.layer, walk.saturation.layer, real.documents, last, cell, **draws)
         enough = min(other["rows"], other["doubles"]) >= settings.needed_rows
         if enough and other["documents"] >= FEWEST_DOCUMENTS:
-            found["beats_walk"] = other["p"] <= settings.level and other["low"] > 0
-    return found
+            answers["walk"] = confirmed(above(other), other["p"] <= settings.level)
+        row |= {f"walk_{key}": value for key, value in other.items()}
+    return row | _beats(answers)
 
 
-def _in_order(tau: Row) -> bool | None:
-    """True if both nulls are beaten, False if one is not, None if that cannot be told."""
-    beaten = (tau["beats_exchangeable"], tau["beats_walk"])
-    if False in beaten:
-        return False
-    return None if None in beaten else True
+def _beats(answers: dict[str, Answer]) -> Row:
+    return {f"beats_{null}": answer for null, answer in answers.items()}
 
 
-def _verdict(found: Row) -> list[str]:
-    """One sentence for every cell of tau, one on how far up the ranks order goes."""
-    return [*(_tau_words(row, found) for row in found["tau"]), _steps_words(found["steps"])]
+def confirmed(answer: Answer, is_sure: bool) -> Answer:
+    """The answer of an interval, where "yes" needs something else to be sure of as well."""
+    return "cannot tell" if answer == "yes" and not is_sure else answer
 
 
-def _others_words(found: Row) -> str:
-    """What the selections after the first say, without their numbers."""
-    answers = (
-        f"{_what(tau, found)}: {'too few positions' if tau['value'] is None else _answer(tau)}"
-        for tau in found["tau"][1:]
-    )
-    return f"Other selections. {'. '.join(answers)}."
+# In words.
 
 
-def _what(tau: Row, found: Row) -> str:
-    what = f"Ranks {tau['ranks'][0]} to {tau['ranks'][1]}"
+def tau_words(tau: Row) -> str:
+    """One selection, its numbers, and what they mean."""
+    what = _selection(tau)
+    if tau["value"] is None:
+        return (
+            f"{what}: not tested, {tau['rows']} positions can be compared and {tau['needed']} are "
+            "needed."
+        )
+    sample = f"{tau['rows']:,} positions of {tau['documents']:,} documents"
+    null = f"exchangeable ranks give {tau['exchangeable_mean']:+.3f}"
+    parts = [f"{null} (p = {tau['exchangeable_p']:.3g})"]
+    if "walk_mean" not in tau:
+        parts.append("random walks were not made")
+    elif tau["walk_difference"] is None:
+        parts.append("too few random walks can be compared")
+    else:
+        parts.append(
+            f"random walks with the model's step sizes give {tau['walk_mean']:+.3f} where the "
+            f"model has {tau['walk_value']:+.3f} ({tau['walk_rows']:,} positions, "
+            f"{tau['walk_doubles']:,} walks, p = {tau['walk_p']:.3g})"
+        )
+    value = f"strict tau {tau['value']:+.3f}{interval(tau, '{:+.3f}')}, {sample}"
+    return f"{what}: {value}; {', '.join(parts)}: {_answer(tau)}."
+
+
+def _selection(tau: Row) -> str:
+    what = f"Ranks {tau['ranks']}"
     if tau["filtered"]:
-        what += f" where the top token settled by layer {found['filter']['limit']}"
+        what += f" where the top token saturated by layer {tau['limit']}"
     return what
 
 
-def _tau_words(tau: Row, found: Row) -> str:
-    what = _what(tau, found)
-    if tau["value"] is None:
-        return (
-            f"{what}: {tau['rows']} positions can be compared, {tau['needed']} are needed; "
-            "not tested."
-        )
-    sample = f"{tau['rows']:,} positions of {tau['documents']:,} documents"
-    value = f"strict tau {tau['value']:+.3f}{_interval(tau)}, {sample}"
-    null, walk = tau["exchangeable"], tau["walk"]
-    against = [f"exchangeable ranks give {null['mean']:+.3f} (p = {null['p']:.3g})"]
-    if walk is None:
-        against.append("random walks were not made")
-    elif walk["mean"] is None or walk["difference"] is None:
-        against.append("too few random walks can be compared")
-    else:
-        against.append(
-            f"random walks with the model's own steps give {walk['mean']:+.3f} where it has "
-            f"{walk['value']:+.3f} ({walk['rows']:,} positions, {walk['doubles']:,} walks, "
-            f"p = {walk['p']:.3g})"
-        )
-    return f"{what}: {value}; {' and '.join(against)}: {_answer(tau)}."
-
-
 def _answer(tau: Row) -> str:
+    if tau["value"] is None:
+        return "too few positions"
     if tau["documents"] < FEWEST_DOCUMENTS:
         return f"{tau['documents']} documents cannot tell, {FEWEST_DOCUMENTS} or more are needed"
-    exchangeable, walk = tau["beats_exchangeable"], tau["beats_walk"]
-    if not exchangeable:
-        return "no more order than chance gives"
-    if walk is None:
-        few = (
-            "" if tau["walk"] is None else f" ({tau['walk']['doubles']} walks settle enough ranks)"
-        )
-        return (
-            "more order than exchangeable ranks have; whether a random walk has as much is open"
-            + few
-        )
-    if walk:
-        return "the order beats both nulls"
-    return "no more order than structureless steps of that size give"
-
-
-def _steps_words(steps: Sequence[Row]) -> str:
-    """How far up the ranks each one saturates clearly later than the one before."""
-    clear = 1
-    for step in (row for row in steps if not row["filtered"]):
-        if step["low"] is None or step["low"] <= 0:
-            break
-        clear = step["ranks"][1]
-    if clear == 1:
-        return "Rank 2 does not clearly saturate after rank 1."
-    return (
-        f"Ranks up to {clear} saturate each later on average than the one before, intervals clear "
-        "of 0; a random walk may do the same."
+    match tau["beats_exchangeable"], tau["beats_walk"]:
+        case "no", _:
+            return "no more order than chance gives"
+        case "cannot tell", _:
+            return "not clearly more order than chance gives"
+        case _, "yes":
+            return "more order than chance or random walks give"
+        case _, "no":
+            return "more order than chance gives, but no more than random walks"
+    few = tau.get("walk_doubles", 0) < tau["needed"]
+    return "more order than chance gives, " + (
+        f"with too few random walks to compare ({tau.get('walk_doubles', 0)})"
+        if few
+        else "but not clearly more than random walks"
     )
 
 
-def _interval(row: Row) -> str:
-    return "" if row["low"] is None else f" ({row['low']:+.3f} to {row['high']:+.3f})"
+def interval(row: Row, form: str) -> str:
+    """The interval of a row in brackets; nothing where it is not known."""
+    low, high = row["low"], row["high"]
+    return "" if low is None else f" ({form.format(low)} to {form.format(high)})"
+
+
+def clear_ranks(steps: Iterable[Row]) -> int:
+    """Up to which rank each one saturates clearly later than the one before; 1 if none does."""
+    clear = 1
+    for step in (row for row in steps if not row["filtered"]):
+        if above(step) != "yes":
+            break
+        clear = step["rank"]
+    return clear
+
+
+def steps_words(steps: Sequence[Row]) -> str:
+    """How far up the ranks the order goes."""
+    clear = clear_ranks(steps)
+    if clear == 1:
+        return "Rank 2 does not clearly saturate after rank 1."
+    return (
+        f"Up to rank {clear}, each rank saturates later on average than the one before, with "
+        "intervals above 0; a random walk may do the same."
+    )
+
+
+def in_order(tau: Row | None) -> Answer:
+    """Whether tau beats both nulls; "partly" if only one of them."""
+    if tau is None or tau["value"] is None:
+        return "cannot tell"
+    return all_of([tau["beats_exchangeable"], tau["beats_walk"]])
+
+
+def headline(tau: Row | None) -> str:
+    """One clause on order, with tau and both nulls."""
+    if tau is None or tau["value"] is None:
+        return "too few positions saturate to say whether ranks do so in order"
+    if tau["documents"] < FEWEST_DOCUMENTS:
+        return f"whether ranks saturate in order is open: {_answer(tau)} ({_numbers(tau)})"
+    return f"ranks saturate with {_answer(tau)} ({_numbers(tau)})"
+
+
+def _numbers(tau: Row) -> str:
+    numbers = f"strict tau {tau['value']:+.2f}; exchangeable ranks {tau['exchangeable_mean']:+.2f}"
+    if tau.get("walk_mean") is not None:
+        numbers += f", random walks {tau['walk_mean']:+.2f}"
+    return numbers
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    for about in result.rows("order"):
+        lens = about["lens"]
+        top = result.rows("ranks", lens=lens)[0]
+        text = (
+            f"Through {lens}, the top token of {1 - top['never']:.0%} of {about['rows']:,} "
+            "positions saturates before the last block"
+        )
+        if top["mean_layer"] is not None:
+            text += f", on average at layer {top['mean_layer']:.1f} of {result.model['n_layers']}"
+        yield Finding(f"{text}.", under="histogram")
+        yield Finding(
+            f"Through {lens}: {steps_words(result.rows('steps', lens=lens))}", under="places"
+        )
+        selections = result.rows("tau", lens=lens)
+        for first in selections[:1]:
+            others = (f"{_selection(tau)}: {_answer(tau)}" for tau in selections[1:])
+            more = f"Other selections. {'. '.join(others)}."
+            yield Finding(f"Through {lens}: {tau_words(first)} {more}", under="tau")
+        tau = next(iter(selections), None)
+        yield Finding(f"Through {LENSES[lens]}, {headline(tau)}.", headline=True)
+
+
+# Claims.
+
+TOO_FEW = "too few positions have a rank that saturates; see the notes"
+
+
+def _ordered(result: StudyResult) -> Verdict:
+    tau = result.row("tau", lens="id")
+    if tau is None or tau["value"] is None:
+        return untested(TOO_FEW)
+    return Verdict(
+        in_order(tau),
+        _numbers(tau),
+        "Yes if tau is above both nulls: its interval, and p at most 0.05. Partly if it is above "
+        "exchangeable ranks, which the paper compares with, and not above random walks.",
+    )
+
+
+def _growing(result: StudyResult) -> Verdict:
+    steps = result.rows("steps", lens="id", filtered=False)
+    places = [row["value"] for row in result.rows("places", lens="id", filtered=False)]
+    if None in places or not places:
+        return untested(TOO_FEW)
+    return Verdict(
+        all_of(above(step) for step in steps),
+        "mean places " + ", ".join(f"{place:.2f}" for place in places),
+        f"Clearly growing up to rank {clear_ranks(steps)}: every step from one rank to the next "
+        "must have its interval above 0.",
+    )
+
+
+def only_first_three(steps: Sequence[Row]) -> Verdict:
+    """Whether ranks 1 to 3 saturate in order, and later ones do not."""
+    steps = [row for row in steps if not row["filtered"]]
+    first = all_of(above(step) for step in steps[:2])
+    later = all_of(above(step) for step in steps[2:])
+    answer = first if first != "yes" else all_of([first, opposite(later)])
+    return Verdict(
+        answer,
+        steps_words(steps),
+        "Yes if the steps from rank 1 to 2 to 3 have their intervals above 0, and later steps have "
+        "theirs at or below 0; partly if later steps are above 0 too.",
+    )
+
+
+CLAIMS = (
+    Claim("The five best tokens saturate in the order of their ranks, beyond chance.", _ordered),
+    Claim("The mean saturation rank grows with every rank from 1 to 5.", _growing),
+    Claim(
+        "In speech, only the first three ranks saturate in order.",
+        lambda result: only_first_three(result.rows("steps", lens="id")),
+        when=lambda result: bool(result.model["reads"] == "sound"),
+    ),
+)
+
+
+# Figures and tables.
+
+
+def _place_rows(result: StudyResult) -> Iterator[Row]:
+    sources = (
+        ("all positions", result.rows("places", filtered=False)),
+        ("top token saturated early", result.rows("places", filtered=True)),
+        ("random walks", result.rows("walk_places")),
+    )
+    for line, rows in sources:
+        for row in rows:
+            yield {**row, "x": row["rank"], "y": row["value"], "line": line, "panel": _panel(row)}
+
+
+def _panel(row: Row) -> str:
+    return f"Through {LENSES[row['lens']]}"
+
+
+def _histogram_rows(result: StudyResult) -> Iterator[Row]:
+    """Rank after rank, the lenses side by side."""
+    last = result.model["n_layers"]
+    for rank in sorted({row["rank"] for row in result.rows("ranks")}):
+        for about in result.rows("ranks", rank=rank):
+            for row in result.rows("histogram", rank=rank, lens=about["lens"]):
+                yield {
+                    "x": row["layer"], "y": row["rows"] / about["rows"],
+                    "panel": f"Rank {rank}, {about['lens']}", "muted": row["layer"] == last,
+                    "note": f"{about['never']:.0%} never", "rows": about["rows"],
+                    "documents": about["documents"],
+                }  # fmt: skip
+
+
+def tau_rows(result: StudyResult) -> list[tuple[str, Row]]:
+    """Every selection that was tested, with what to call it; the twin's come last."""
+    named = [(row["lens"], row) for row in result.rows("tau")]
+    named += [(f"untrained twin, {row['lens']}", row) for row in result.rows("twin_tau")]
+    return [
+        (f"{name}, ranks {row['ranks']}{', filtered' if row['filtered'] else ''}", row)
+        for name, row in named
+        if row["value"] is not None
+    ]
+
+
+def _tau_dots(result: StudyResult) -> Iterator[Row]:
+    for name, tau in tau_rows(result):
+        sample = {"y": name, "rows": tau["rows"], "documents": tau["documents"]}
+        null = {end: tau[f"exchangeable_{end}"] for end in ("low", "high")}
+        yield {**sample, "line": "exchangeable", "x": tau["exchangeable_mean"], **null}
+        yield {**sample, "line": "walk", "x": tau.get("walk_mean")}
+        yield {**sample, "line": "model", "x": tau["value"], "low": tau["low"], "high": tau["high"]}
+
+
+FIGURES = (
+    Figure(
+        "places", "Mean saturation rank",
+        "The place of each rank among all ranks of its position, over the positions in which it "
+        "saturates. 'Saturated early' is the paper's filter.",
+        _place_rows, "bars", x=Axis("rank of the token in the final prediction", "category"),
+        y=Axis("mean saturation rank"), unit="positions", columns=2, size=(5.0, 3.7),
+        lines={
+            "all positions": Line(colour="blue"),
+            "top token saturated early": Line(colour="grey"),
+            "random walks": Line(colour="sand"),
+        },
+        sample="95 % intervals, bootstrap over documents",
+    ),
+    Figure(
+        "histogram", "Where ranks saturate",
+        "Share of positions that saturate at each layer. Those at the last layer, in grey and cut "
+        "off where they are too many, never do.",
+        _histogram_rows, "bars", x=Axis("saturation layer", "layer"), y=Axis("positions", "share"),
+        unit="positions", columns=2, size=(5.0, 1.5), share_y=False, sample="",
+    ),
+    Figure(
+        "tau", "Order against two nulls",
+        "Mean over positions of the share of pairs of ranks that are in order, minus the share "
+        "that are not. Ties count as not in order, so chance is below 0.",
+        _tau_dots, "dots", x=Axis("strict Kendall tau (1: always in order)"),
+        y=Axis("", "category"), unit="positions", size=(9.2, 4.0),
+        lines={
+            "exchangeable": Line("exchangeable ranks (95 %)", "pale", style="range"),
+            "walk": Line("random walks (mean)", "amber", "D"),
+            "model": Line("this model (95 %)", "blue"),
+        },
+        marks=lambda _: [Mark("x", 0.0)], sample="95 % intervals, bootstrap over documents",
+    ),
+)  # fmt: skip
+
+
+def rank_table(key: str, caption: str, prefix: str = "") -> Table:
+    """Where each rank saturates; `prefix` of the tables it is taken from."""
+
+    def rows(result: StudyResult) -> Iterator[Row]:
+        for row in result.rows(f"{prefix}ranks"):
+            where = {"lens": row["lens"], "rank": row["rank"]}
+            place = result.row(f"{prefix}places", filtered=False, **where) or {}
+            walk = result.row(f"{prefix}walk_places", **where) or {}
+            yield {**row, **place, **{f"walk_{key}": value for key, value in walk.items()}}
+
+    columns = (
+        Column("lens", "map"), Column("rank", form="{:.0f}"),
+        Column("mean_layer", "mean layer", "{:.1f}"), Column("never", form="{:.0f} %", scale=100),
+        estimate("value", "mean place"),
+        Column("walk_value", "in a random walk", "{:.2f}", low="walk_low", high="walk_high"),
+        Column("rows", "positions", "{:,.0f}"),
+    )  # fmt: skip
+    return Table(key, caption, rows, columns, terminal=not prefix)
+
+
+def _tau_table(result: StudyResult) -> Iterator[Row]:
+    for name, row in tau_rows(result):
+        yield {**row, "selection": name}
+
+
+BEATEN = {**GOOD_OR_BAD, "cannot tell": "open"}
+TABLES = (
+    rank_table("ranks-table", "Where each rank of the prediction saturates (place 1 is the first)"),
+    Table(
+        "tau-table",
+        "Strict tau and its two nulls. A null is beaten if p is at most 0.05 and the 95 % interval "
+        "over documents is above it",
+        _tau_table,
+        (
+            Column("selection"), estimate("value", "tau", "{:.3f}"),
+            Column("exchangeable_mean", "exchangeable", "{:.3f}", low="exchangeable_low",
+                   high="exchangeable_high"),
+            Column("exchangeable_p", "p", "{:.3g}"),
+            Column("beats_exchangeable", "beaten?", colours=BEATEN),
+            Column("walk_value", "same rows", "{:.3f}"),
+            Column("walk_mean", "random walks", "{:.3f}"), Column("walk_p", "p", "{:.3g}"),
+            Column("beats_walk", "beaten?", colours=BEATEN),
+            Column("rows", "positions", "{:,.0f}"),
+        ),
+        dense=True,
+    ),
+)  # fmt: skip
+
+
+def tables_of(context: SaturationContext, data: SaturationData, where: str = "") -> Tables:
+    """Order through every lens; tau is left out with a note where too few rows saturate."""
+    s, tables = context.settings, Tables()
+    settings = OrderSettings(draws=s.draws, seed=s.seed)
+    for lens, saturation in data.saturation.items():
+        walk = data.walks[lens]
+        made = described(saturation, walk, settings)
+        made["tau"] = context.attempt(
+            f"Order of saturation through {lens}{where}",
+            lambda s=saturation, w=walk: tested(s, w, settings),  # type: ignore[misc]
+        ) or []  # fmt: skip
+        for name, rows in made.items():
+            tables.setdefault(name, []).extend(rows)
+    return tables
+
+
+SECTION = Section(
+    "order", "Do ranks saturate in order?", lambda context: tables_of(context, context.observed),
+    "If the ranks of a prediction are decided one after the other, rank 1 should saturate first, "
+    "then rank 2, and so on. Two things make ranks look ordered without that: selecting positions "
+    "by their first rank, and gaps between logits that shrink from rank to rank. So order has to "
+    "beat two nulls: ranks exchanged before anything is selected, and random walks of logits with "
+    "the model's own step sizes.",
+    short="Order", required=True, findings=_findings, claims=CLAIMS, figures=FIGURES,
+    tables=TABLES,
+)  # fmt: skip

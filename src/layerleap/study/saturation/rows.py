@@ -1,31 +1,33 @@
-"""What one model shows of one text: everything that the study of saturation is made from.
+"""One pass over a text, and everything that the saturation study makes from it.
 
 In: a wrapped model, lenses, and a way to make the same batches again.
-Out: `SaturationData`: saturation layers, random walks, evidence and states, all of the same rows
-in the same order. States are written to a file, 4 bytes per number: 71 kB per row for 30 layers
-of width 576.
+Out: `SaturationData`: saturation layers, random walks, evidence and states of the same rows, in the
+same order. States are written to a file, 4 bytes per number: 71 kB per row for 30 layers of width
+576.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
+from layerleap.files import read_json, write_json
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
 from layerleap.read.probes.task import States
 from layerleap.read.random_walks import RandomWalk, RandomWalks
 from layerleap.read.saturation import Ranks, Saturation
-from layerleap.read.scores import score
+from layerleap.read.scores import Scores, score
 from layerleap.stats.rows import RowFile, RowWriter
 from layerleap.stream.examples import Batch
 
-EVERY = 2**40  # rows are never so many: all are kept, in their order
+NO_LIMIT = 2**40  # more rows than any text has: all are kept, in their order
 Batches = Callable[[], Iterator[Batch]]
 
 
@@ -37,18 +39,48 @@ class SaturationData:
     lenses: Mapping[str, Lens]
     saturation: Mapping[str, Saturation]
     walks: Mapping[str, RandomWalk]
-    evidence: Mapping[str, Evidence]
+    scores: Scores
     states: States
     batches: Batches  # makes them again, in the same order
+
+    @cached_property
+    def evidence(self) -> dict[str, Evidence]:
+        """What exit rules may look at."""
+        return {name: Evidence.from_scores(self.scores, name) for name in self.lenses}
 
     @property
     def gold(self) -> Tensor:
         """(row,) the right answer, -1 where it is unknown."""
         return next(iter(self.saturation.values())).gold
 
+    def save(self, path: Path) -> None:
+        """Write everything but the states, which have a file of their own, beside `path`.
+
+        The JSON file comes last: without it the rest is incomplete, and is not read.
+        """
+        self.scores.save(path.with_suffix(".scores"))
+        for name in self.lenses:
+            self.saturation[name].save(path.with_suffix(f".{name}"))
+            self.walks[name].saturation.save(path.with_suffix(f".{name}-walk"))
+        rows = next(iter(self.walks.values())).rows
+        write_json(path.with_suffix(".json"), {"walk_rows": rows.tolist()})
+
+    @classmethod
+    def load(
+        cls, path: Path, transformer: Transformer, lenses: Mapping[str, Lens], batches: Batches
+    ) -> "SaturationData":
+        """Read what `save` wrote; `BadArtifact` if it is missing or incomplete."""
+        rows = torch.tensor(read_json(path.with_suffix(".json"))["walk_rows"])
+        load = Saturation.load
+        return cls(
+            transformer, lenses, {name: load(path.with_suffix(f".{name}")) for name in lenses},
+            {n: RandomWalk(load(path.with_suffix(f".{n}-walk")), rows) for n in lenses},
+            Scores.load(path.with_suffix(".scores")), RowFile(path, NO_LIMIT).open(), batches,
+        )  # fmt: skip
+
 
 class SomeStates:
-    """The states of some rows of others, by number."""
+    """The states of some of the rows, chosen by number."""
 
     def __init__(self, whole: States, chosen: Tensor) -> None:
         self.whole, self.chosen = whole, chosen
@@ -80,23 +112,23 @@ def observe(
     total: int | None = None,
     phase: str = "reading",
 ) -> SaturationData:
-    """Read the batches once, and every row at every layer: all else is made from its logits.
+    """Run the model over the batches once, and read every row at every layer.
 
     Args:
         transformer: the model.
         lenses: by name.
         batches: makes the same batches whenever it is called.
-        file: where states are spilled to.
+        file: where states are written.
         k: how many ranks.
-        walk_share: the share of rows that random walks are made beside.
+        walk_share: the share of rows that random walks are made for.
         seed: of the walks.
-        progress: told the number of texts.
+        progress: called with the number of texts.
         total: how many texts there will be, if known.
         phase: what progress calls it.
     """
     ranks = Ranks(transformer, lenses, k)
     walks = RandomWalks(transformer, lenses, k=k, share=walk_share, seed=seed)
-    target = RowFile(file, EVERY, seed)
+    target = RowFile(file, NO_LIMIT, seed)
     target.remove()
     writer = RowWriter(target, transformer, 0)
 
@@ -114,13 +146,12 @@ def observe(
             progress=progress, total=total, phase=phase,
         )  # fmt: skip
     writer.finish()
-    found = ranks.results()
+    saturation = ranks.results()
     return SaturationData(
-        transformer, lenses, found, walks.results(found),
-        {name: Evidence.from_scores(scores, name) for name in lenses}, target.open(), batches,
-    )  # fmt: skip
+        transformer, lenses, saturation, walks.results(saturation), scores, target.open(), batches
+    )
 
 
 def numbers(mask: Tensor) -> Tensor:
-    """Which rows a mask holds."""
+    """The numbers of the rows that a mask selects."""
     return torch.nonzero(mask)[:, 0]

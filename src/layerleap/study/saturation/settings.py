@@ -1,110 +1,111 @@
-"""What the study of saturation does: sizes, text and sections, checked.
+"""Settings of the saturation study, and the sizes that suit what a model reads.
 
-In: plain values. Out: `SaturationSettings`, and how a text is cut for a model by default.
+In: plain values. Out: `SaturationSettings`, checked.
 """
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Self
 
 from layerleap.errors import BadSettings
+from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
+from layerleap.read.saturation import require_ranks
 from layerleap.stream.batches import Modality, modality
-from layerleap.stream.examples import Sampling
-from layerleap.stream.source import default_text
+from layerleap.study.engine import option
+from layerleap.study.texts import TextSettings
 
-# What there is to fit on and to read by default: a clip has some twenty positions, all of them
-# read, and the encoder behind them takes as long as a page of text.
+# How much to fit on and to read. A clip has about twenty positions, all of which are read, and its
+# encoder takes as long as a page of text.
 SIZES: dict[Modality, tuple[int, int]] = {
     "text": (3000, 800), "images": (3000, 800), "sound": (200, 120),
 }  # fmt: skip
 QUICK: dict[Modality, tuple[int, int]] = {
     "text": (600, 120), "images": (600, 120), "sound": (60, 40),
 }  # fmt: skip
-SECTIONS = ("guesses", "probe", "intervention", "exits", "twin")
+FEWEST_DRAWS = 19  # with fewer no p-value reaches 0.05
 
 
 @dataclass(frozen=True)
-class SaturationSettings:
-    """What the study does."""
+class SaturationSettings(TextSettings):
+    """What the saturation study does, and with how much data."""
 
-    text: str | None = None  # None is what suits the model
-    n_fit: int | None = None  # texts, images or clips to fit maps on; None is what suits the model
-    n_read: int | None = None  # held-out ones to read
-    k: int = 5  # ranks
-    sections: tuple[str, ...] = SECTIONS  # what is studied besides order
-    draws: int = 999  # of each null of order
-    walk_share: float = 0.5  # of the rows, those that random walks are made beside
-    permutations: int = 39  # of the probe's labels
-    cells: int = 3000  # (row, layer) that a probe is trained on, at most
-    pairs: int = 100  # of the intervention, at most
-    prompts: int = 4  # that exit rules go on from live, against the clock
-    tolerance: float = 0.05  # largest disagreement that calibrated exits may have
-    delta: float = 0.05  # how often that promise may be broken
-    quick: bool = False  # a first look: far less of everything
-    starts: str | None = None  # real sequences from which a masked model draws its texts
-    sampling: Sampling | None = None  # None is what suits the model
+    n_fit: int | None = option(
+        None,
+        "Texts, images or clips to fit on; 3000 by default, 200 clips.",
+        flags=("--fit-texts",),
+    )
+    n_read: int | None = option(
+        None, "Held-out ones to read; 800 by default, 120 clips.", flags=("--read-texts",)
+    )
+    positions: str | None = option(
+        None,
+        "'one' random position per text, 'all', or 'every:N'. By default every:4, 'one' for masked "
+        "models, 'all' for speech.",
+    )
+    bank: ShortcutBank | str | None = option(  # noqa: RUF009
+        None,
+        "Folder or hub name of a bank to read through; fitted when left out.",
+        parse=str,
+    )
+    k: int = option(5, "How many ranks, 3 or more.", flags=("--ranks", "-k"))
+    draws: int = option(999, "Draws of each null of order.")
+    walk_share: float = option(0.5, "Share of positions that random walks are made for.")
+    permutations: int = option(39, "How often the labels of the probe are permuted.")
+    cells: int = option(3000, "(Position, layer) that a probe is trained on, at most.")
+    pairs: int = option(100, "Pairs of positions in the intervention, at most.")
+    prompts: int = option(4, "Prompts that exit rules continue when they are timed.")
+    tolerance: float = option(0.05, "Largest disagreement of calibrated exits, as a share.")
+    delta: float = option(0.05, "How often calibration may break that promise, as a share.")
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        if unknown := [name for name in self.sections if name not in SECTIONS]:
+        super().__post_init__()
+        for name in ("permutations", "cells", "pairs", "prompts"):
+            if (value := getattr(self, name)) < 1:
+                raise BadSettings(f"{name} is {value}; expected 1 or more")
+        if self.draws < FEWEST_DRAWS:
             raise BadSettings(
-                f"section {unknown[0]!r} is unknown; of {', '.join(SECTIONS)} were wanted"
+                f"draws is {self.draws}, which cannot give a p-value of 0.05; expected "
+                f"{FEWEST_DRAWS} or more"
             )
-        if "-" in (self.text, self.starts):
-            raise BadSettings(
-                "standard input can be read only once, and a study reads its text several times; "
-                "save it to a file first and name that"
-            )
-        if self.starts is not None and (self.text or "generated") != "generated":
-            raise BadSettings("starts are for texts that the model draws; leave them out")
-        if self.sampling is not None and self.sampling.held_out == 0:
-            raise BadSettings("held_out 0 leaves nothing to read; a share above 0 was wanted")
-
-    def _check_numbers(self) -> None:
-        for name in ("n_fit", "n_read", "draws", "permutations", "cells", "pairs", "prompts"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise BadSettings(f"{name} {getattr(self, name)} is not a number from 1 on")
-        if self.draws < 19:
-            raise BadSettings(f"{self.draws} draws cannot give a p-value of 0.05; 19 or more")
         if self.k < 3:
-            raise BadSettings(f"order among {self.k} ranks (-k); 3 or more were wanted")
+            raise BadSettings(f"k is {self.k}; expected 3 ranks or more, to have an order")
         if not 0 < self.walk_share <= 1:
-            raise BadSettings(f"walk_share {self.walk_share} is not above 0 and at most 1")
+            raise BadSettings(f"walk_share is {self.walk_share}; expected above 0 and at most 1")
         for name in ("tolerance", "delta"):
-            if not 0 < getattr(self, name) < 1:
-                raise BadSettings(f"{name} {getattr(self, name)} is not between 0 and 1")
+            if not 0 < (value := getattr(self, name)) < 1:
+                raise BadSettings(f"{name} is {value}; expected a share between 0 and 1")
 
     def quickened(self) -> "SaturationSettings":
-        """A first look: far less to fit on and to read, all else as it was."""
-        return replace(
-            self, permutations=min(self.permutations, 19), cells=min(self.cells, 1500),
-            pairs=min(self.pairs, 40), prompts=min(self.prompts, 3),
-            quick=True,
+        """Smaller sizes for a first look; how many texts that is depends on the model."""
+        return _Quick(
+            **{
+                **vars(self), "permutations": min(self.permutations, 19),
+                "cells": min(self.cells, 1500), "pairs": min(self.pairs, 40),
+                "prompts": min(self.prompts, 3),
+            }
         )  # fmt: skip
 
-    def settled(self, transformer: Transformer) -> "SaturationSettings":
-        """The same with everything decided that depends on the model."""
-        text = "generated" if self.text is None and self.starts is not None else self.text
-        kind = modality(transformer)
-        few, many = QUICK[kind], SIZES[kind]
-        asked = [
-            given or usual for given, usual in zip((self.n_fit, self.n_read), many, strict=True)
-        ]
-        n_fit, n_read = map(min, asked, few) if self.quick else asked
+    def resolved(self, model: Transformer) -> Self:
+        """Text, sizes and positions that suit the model; a bank given by name is loaded."""
+        require_ranks(model, self.k)
+        bank = ShortcutBank.from_pretrained(self.bank) if isinstance(self.bank, str) else self.bank
+        if bank is not None:
+            bank.check_model(model)
+        kind = modality(model)
+        usual = "one" if model.kind == "masked-token" else "every:4"
+        n_fit, n_read = SIZES[kind]
         return replace(
-            self, text=text or default_text(transformer), n_fit=n_fit, n_read=n_read,
-            sampling=self.sampling or default_sampling(transformer),
+            self, text=self.main_text(model), bank=bank, n_fit=self.n_fit or n_fit,
+            n_read=self.n_read or n_read,
+            positions=self.positions or ("all" if kind == "sound" else usual),
         )  # fmt: skip
 
-    def to_dict(self) -> dict[str, Any]:
-        """Flat and JSON-able."""
-        flat = {**asdict(self), "sections": list(self.sections)}  # JSON has no tuples
-        sampling = flat.pop("sampling") or {}
-        return {**flat, **sampling}
 
+class _Quick(SaturationSettings):
+    """Settings whose sizes are capped once the model is known."""
 
-def default_sampling(transformer: Transformer) -> Sampling:
-    """Several positions of each text, all of a clip; of a masked model one, which is hidden."""
-    if modality(transformer) == "sound":
-        return Sampling(positions="all")
-    return Sampling(positions="one" if transformer.kind == "masked-token" else "every:4")
+    def resolved(self, model: Transformer) -> Self:
+        whole, (n_fit, n_read) = super().resolved(model), QUICK[modality(model)]
+        assert whole.n_fit is not None
+        assert whole.n_read is not None
+        return replace(whole, n_fit=min(whole.n_fit, n_fit), n_read=min(whole.n_read, n_read))

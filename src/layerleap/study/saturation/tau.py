@@ -1,17 +1,17 @@
-"""Strict Kendall tau of saturation layers, and two nulls that it must beat to mean order.
+"""Strict Kendall tau of saturation layers, and the two nulls it has to beat.
 
 In: saturation layers, (row, k), and those of random walks. Out: values per row, and p-values.
 
 With m the last rank that saturates before the last layer, and only where m >= 3,
     tau = (C - D) / (m (m - 1) / 2),   C = pairs i < j <= m with s_i < s_j, D = all other pairs
-Ties count as out of order, so chance gives less than 0: the value by itself says nothing.
+Ties count as out of order, so chance gives less than 0: the value alone says nothing.
 
 *Exchangeable* ranks: all layers of a row are permuted, before the filter on s_1 and before the cut
-to m, both of which look at the ranks. (Permuting what they left, as the paper's code does, makes
-order out of nothing: law E9.) *Random walk*: see `read/walks.py`. A row and its double are then
-equally likely to be either, so whole documents are swapped. Permuting treats rows as independent,
-which those of one document are not: who asks whether a null is beaten should look at intervals over
-documents as well. All p-values are one-sided, (count + 1) / (draws + 1).
+to m, both of which look at the ranks. (Permuting what they leave, as the paper's code does, makes
+order out of nothing.) *Random walk*: see `read/random_walks.py`. Under that null, a row and its
+double are exchangeable, so whole documents are swapped. Permuting treats rows as independent, which
+those of one document are not: use intervals over documents as well to decide whether a null is
+beaten. All p-values are one-sided, (count + 1) / (draws + 1).
 """
 
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ from layerleap.read.metrics import finite, resample
 
 FEWEST_RANKS = 3  # that must saturate for a row to have a tau
 ENTRIES = 2**22  # layers held at a time while permuting
-ROUNDING = 1e-12  # a draw that equals what was seen counts, whatever the order of its sum
+ROUNDING = 1e-12  # a draw that equals the value counts, whatever the order of its sum
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Which ranks of which rows are looked at."""
+    """Which ranks of which rows are compared."""
 
     first: int = 0  # the first rank, counted from 0: 1 leaves the top token out
     limit: int | None = None  # only rows with s_1 at most this; all when None
@@ -57,21 +57,21 @@ def taus(layers: Tensor, n_layers: int, cell: Cell) -> Tensor:
 def exchangeable(
     layers: Tensor, n_layers: int, cell: Cell, *, draws: int, seed: int = 0
 ) -> dict[str, Any]:
-    """What permuted ranks give: mean and range of the mean tau, and the p-value of the real one."""
-    seen = taus(layers, n_layers, cell).double().nanmean()
+    """Mean and range of the mean tau under permuted ranks, and the p-value of the real one."""
+    real = taus(layers, n_layers, cell).double().nanmean()
     null = torch.cat(list(_permuted(layers, n_layers, cell, draws, seed)))
     low, high = null.nanquantile(torch.tensor([0.025, 0.975], dtype=null.dtype)).tolist()
     return {
         "mean": finite(float(null.nanmean())), "low": finite(low), "high": finite(high),
-        "p": p_value(null, seen), "draws": draws,
+        "p": p_value(null, real), "draws": draws,
     }  # fmt: skip
 
 
 def _permuted(layers: Tensor, n_layers: int, cell: Cell, draws: int, seed: int) -> Iterator[Tensor]:
-    """Mean taus of so many draws, some at a time."""
+    """Mean taus of all draws, some at a time."""
     generator = torch.Generator().manual_seed(seed)
     size = max(1, ENTRIES // layers.numel())
-    # Without the top token its layer stays where it is: it decides on the row, not on the order.
+    # The layer of a top token that is left out is not permuted: it only selects rows.
     fixed, free = layers[:, : cell.first], layers[:, cell.first :]
     for start in range(0, draws, size):
         n = min(size, draws - start)
@@ -91,7 +91,7 @@ def against_walk(
     draws: int,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Real rows against their doubles: mean taus, their difference with interval, and p-value.
+    """Mean taus of real rows and of their doubles, the difference with interval, and p-value.
 
     Args:
         layers: of the real rows: (row, k).
@@ -99,14 +99,14 @@ def against_walk(
         documents: of the rows; intervals resample them, and the test swaps them whole.
         n_layers: of the model.
         cell: which ranks of which rows.
-        draws: how many swaps, and how many resamples.
+        draws: number of swaps, and of resamples.
         seed: of both.
     """
     names, group = documents.unique(return_inverse=True)
     real, double = (_sums(taus(x, n_layers, cell), group, len(names)) for x in (layers, walk))
     generator = torch.Generator().manual_seed(seed)
     swap = torch.randint(2, (draws, len(names)), generator=generator).double() @ (double - real)
-    seen = _difference(real.sum(0), double.sum(0))
+    difference = _difference(real.sum(0), double.sum(0))
     null = _difference(real.sum(0) + swap, double.sum(0) - swap)
     weights = resample(len(names), draws, seed)
     spread = _difference(weights @ real, weights @ double)
@@ -115,9 +115,9 @@ def against_walk(
     return {
         "rows": int(real[:, 1].sum()), "doubles": int(double[:, 1].sum()),
         "documents": len(names), "value": finite(float(_mean(real.sum(0)))),
-        "mean": finite(float(_mean(double.sum(0)))), "difference": finite(float(seen)),
+        "mean": finite(float(_mean(double.sum(0)))), "difference": finite(float(difference)),
         "low": finite(low) if known else None, "high": finite(high) if known else None,
-        "p": p_value(null, seen), "draws": draws,
+        "p": p_value(null, difference), "draws": draws,
     }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _difference(real: Tensor, double: Tensor) -> Tensor:
     return _mean(real) - _mean(double)
 
 
-def p_value(null: Tensor, seen: Tensor) -> float:
-    """The share of draws at least as high as what was seen, which itself is one of them."""
-    reached = ~(null < seen - ROUNDING)  # a draw without any row, NaN, counts against us
+def p_value(null: Tensor, value: Tensor) -> float:
+    """The share of draws at least as high as the value, which counts as one of them."""
+    reached = ~(null < value - ROUNDING)  # a draw without any row, NaN, counts against us
     return (int(reached.sum()) + 1) / (len(null) + 1)

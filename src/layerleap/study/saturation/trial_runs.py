@@ -1,9 +1,9 @@
-"""Trials of an intervention, run: what recipients read as once another state is in their stream.
+"""Runs the trials of an intervention: what recipients read as with another state patched in.
 
 In: a model, a lens, pairs and trials, and the batches that hold the recipients.
 Out: `Outcome`: for every trial whether the recipient still ends with its top token, and where it
-settles. Blocks below an injection run once per batch; recipients run side by side, many trials of
-each at a time.
+saturates. Blocks below a patch run once per batch; recipients run side by side, many trials of each
+at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,18 +26,18 @@ from layerleap.study.saturation.donors import KINDS, Pairs, Trials
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of each trial: (trial,)."""
+    """The result of each trial: (trial,)."""
 
     trials: Trials
-    success: Tensor  # ends with its own top token, and settles at the layer of the injection
-    reads: Tensor  # the state put in reads as that token
+    success: Tensor  # ends with its own top token, and saturates at the layer of the patch
+    reads: Tensor  # the state patched in reads as that token
     stays: Tensor  # and so does every layer after it
-    identical: bool  # recipients that got their own state went on as they had, to the bit
-    moved: int  # recipients that end otherwise, untouched, than in the pass given: by rounding
+    identical: bool  # recipients given their own state run on bit-identically
+    moved: int  # recipients that, unpatched, end with another token than before: by rounding
 
 
 class Runner:
-    """Runs trials, batch by batch, and keeps which of them read as the right token."""
+    """Runs trials, batch by batch, and records which of them read as the right token."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Runner:
         tokens: int = 1024,
         seed: int = 0,
     ) -> None:
-        """Nothing run yet.
+        """A runner that has not run anything.
 
         Args:
             transformer: the model.
             lens: through which states are read.
             pairs: donors and recipients.
-            trials: what is put into the recipients.
+            trials: what is patched into the recipients.
             states: of all rows.
             tokens: how many run side by side.
             seed: of random states.
@@ -78,7 +78,7 @@ class Runner:
         slots[chosen] = slot
         width = batch.keep.shape[1]
         if self.transformer.kind == "next-token":
-            width = int(place[:, 1].max()) + 1  # what follows cannot reach a causal state
+            width = int(place[:, 1].max()) + 1  # later positions cannot change a causal state
         queues = self._queues(slots, len(texts))
         most = max(len(queue) for part in queues for queue in part)
         copies = max(1, min(most, self.tokens // (len(texts) * width)))
@@ -91,10 +91,10 @@ class Runner:
                 self._round(recording, slots, trials, position[self.trials.pair[trials]])
 
     def _queues(self, slots: Tensor, n_texts: int) -> tuple[list[list[int]], list[list[int]]]:
-        """The trials of each text, low layers first; no-ops apart.
+        """The trials of each text, low layers first; no-ops separately.
 
-        No-ops never run beside others: where rows meet in one product, as they do in experts, even
-        a change in another text could show in the last bit.
+        No-ops never run beside others: where rows meet in one product, as they do in experts, a
+        change in another text can show in the last bit.
         """
         slot = slots[self.trials.pair]
         numbers = (slot >= 0).nonzero()[:, 0]
@@ -107,7 +107,7 @@ class Runner:
 
     def _round(self, recording: Recording, slots: Tensor, trials: Tensor, at: Tensor) -> None:
         """One trial in each of some slots of the batch, all layers in one run."""
-        layer, h_in = self.trials.layer[trials], self._put_in(recording, slots, trials, at)
+        layer, h_in = self.trials.layer[trials], self._patches(recording, slots, trials, at)
         injections = []
         for value in layer.unique().tolist():
             here = layer == value
@@ -121,38 +121,37 @@ class Runner:
         self._judge(rows, trials)
 
     def _judge(self, rows: Mapping[int, Tensor], trials: Tensor) -> None:
-        """Which trials read as the right token, from the last layer down to the injection.
+        """Which trials read as the right token, from the last layer down to the patch.
 
-        One that reads otherwise needs no more looking at: the head is the dearest part of this.
+        A trial is not read again once it reads as another token: the head is the expensive part.
         """
         layer, token = self.trials.layer[trials], self.pairs.token[self.trials.pair[trials]]
         right = torch.ones(len(trials), dtype=torch.bool)
         for current in sorted(rows, reverse=True):
             begun = layer <= current
             asked = (begun & right | (layer == current)).nonzero()[:, 0]
-            found = self._tokens(rows[current][asked], current) == token[asked]
-            self.reads[trials[asked]] = found  # in the end that of the injection's own layer
-            right[asked] &= found
+            agrees = self._tokens(rows[current][asked], current) == token[asked]
+            self.reads[trials[asked]] = agrees  # the last to be written is the patch's own layer
+            right[asked] &= agrees
         self.stays[trials] = right
 
-    def _put_in(self, recording: Recording, slots: Tensor, trials: Tensor, at: Tensor) -> Tensor:
-        """The states themselves: (trial, d_model)."""
+    def _patches(self, recording: Recording, slots: Tensor, trials: Tensor, at: Tensor) -> Tensor:
+        """The states that are patched in: (trial, d_model)."""
         kind, layer = self.trials.kind[trials], self.trials.layer[trials]
-        found = self.states.cells(self.trials.source[trials], layer)
+        states = self.states.cells(self.trials.source[trials], layer)
         for number in (kind == KINDS.index("random")).nonzero()[:, 0].tolist():
-            seed = self.seed * 1_000_003 + int(trials[number])  # whatever it is run beside
-            noise = torch.randn(found.shape[1], generator=torch.Generator().manual_seed(seed))
-            found[number] = noise * (found[number].norm() / noise.norm())
-        # The recipient's own state is taken from this very run: kept rows are float32.
-        dtype = recording.states[0].dtype
-        found = found.to(dtype)
+            seed = self.seed * 1_000_003 + int(trials[number])  # the same in any batch
+            noise = torch.randn(states.shape[1], generator=torch.Generator().manual_seed(seed))
+            states[number] = noise * (states[number].norm() / noise.norm())
+        # The recipient's own state comes from this run: rows were saved as float32.
+        states = states.to(recording.states[0].dtype)
         for number in (kind == KINDS.index("no-op")).nonzero()[:, 0].tolist():
             h = recording.states[int(layer[number])]
-            found[number] = h[int(slots[number]), int(at[number])].cpu()
-        return found
+            states[number] = h[int(slots[number]), int(at[number])].cpu()
+        return states
 
     def _tokens(self, rows: Tensor, layer: int) -> Tensor:
-        """What rows of h[layer] read as; of equal logits the lowest id, as everywhere."""
+        """What rows of h[layer] read as; of equal logits, the lowest id."""
         parts = [
             self.lens.logits(rows[part], layer).max(-1).indices.cpu()
             for part in chunks(len(rows), self.transformer.d_vocab)
@@ -160,17 +159,17 @@ class Runner:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
     def outcome(self, evidence: Evidence) -> Outcome:
-        """What became of each trial; `evidence` knows what recipients read as by themselves."""
+        """The result of every trial; `evidence` says what unpatched recipients read as."""
         trials = self.trials
         before = evidence.top[self.pairs.recipient[trials.pair], trials.layer - 1]
-        settles_here = before != self.pairs.token[trials.pair]
+        is_new = before != self.pairs.token[trials.pair]
         return Outcome(
-            trials, self.stays & settles_here, self.reads, self.stays, self.identical, self.moved
+            trials, self.stays & is_new, self.reads, self.stays, self.identical, self.moved
         )
 
 
 def _rounds(queues: list[list[int]], copies: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Slots of the batch, and the trial in each: so many of each text as there are copies of it.
+    """Slots of the batch and the trial in each; a text has as many slots as there are copies.
 
     Copy number c of text t is slot c * n_texts + t.
     """
@@ -185,13 +184,13 @@ def _rounds(queues: list[list[int]], copies: int) -> Iterator[tuple[Tensor, Tens
 
 
 def _repeated(batch: Batch, texts: Tensor, width: int) -> dict[str, Any]:
-    """The inputs of some texts up to a width, each text as often as it is named."""
+    """The inputs of some texts up to a width; a text may be named several times."""
     n = len(batch.keep)
     return {name: _rows(value, texts, n) for name, value in batch.cut(width).items()}
 
 
 def _rows(value: Any, texts: Tensor, n: int) -> Any:
-    """Some rows of an input; what an encoder gave has them inside."""
+    """Some rows of an input, which may be the output of an encoder."""
     if isinstance(value, Tensor):
         return value[texts.to(value.device)] if value.dim() and len(value) == n else value
     if isinstance(value, ModelOutput):
