@@ -154,6 +154,7 @@ def test_sampling_follows_the_seed(llama):
             "a plan has its own rule",
         ),
         ({"plan": ExitPlan(None, (), None)}, BadSettings, "never exit"),
+        ({"decoder": "greedy"}, BadSettings, "unknown decoder 'greedy'"),
         ({"plan": "nowhere.json"}, BadArtifact, "nowhere.json is missing"),
         ({"bank": "nowhere"}, CannotFetch, "nowhere"),
     ],
@@ -161,6 +162,12 @@ def test_sampling_follows_the_seed(llama):
 def test_what_cannot_be_done_is_refused_in_words(llama, options, error, words):
     with pytest.raises(error, match=words):
         ll.generate(llama[0], PROMPT, **{"bank": None, **options})
+
+
+def test_a_masked_model_is_refused_before_a_bank_is_fitted(empty_cache):
+    with pytest.raises(BadSettings, match="not a causal language model"):
+        ll.generate(tiny("bert"), PROMPT)
+    assert not empty_cache.exists()
 
 
 def test_an_empty_prompt_is_refused(llama):

@@ -186,7 +186,9 @@ def generate(
         )  # fmt: skip
     elif rule is not None or plan is not None:
         raise BadSettings("pass a rule or a plan to the decoder, or leave out the decoder")
-    custom = None if decoder == "transformers" else decoder
+    if isinstance(decoder, str) and decoder != "transformers":
+        raise BadSettings(f"unknown decoder {decoder!r}; expected an ll.decoder or 'transformers'")
+    custom = None if isinstance(decoder, str) else decoder
     decode = partial(transformer.tokenizer.decode, skip_special_tokens=True)  # type: ignore[union-attr]
     shown = _LiveGeneration(prompt, decode) if live else None
 
@@ -237,6 +239,10 @@ def _default_bank(
 def _encode(transformer: Transformer, prompt: str, chat: bool) -> list[int]:
     """The token ids of the prompt; refuses one that the model cannot continue."""
     require_text(transformer)
+    if transformer.kind != "next-token":
+        raise BadSettings(
+            f"{transformer.identity.name} is not a causal language model; it cannot generate text"
+        )
     tokenizer: Any = transformer.tokenizer
     if tokenizer is None:
         raise BadText(
