@@ -23,10 +23,11 @@ from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.pass_cost import measure_passes
 from layerleap.act.exits.rules import Never
 from layerleap.errors import BadArtifact
-from layerleap.maps.fit import default_bank, resolve_text
+from layerleap.maps.fit import default_bank
 from layerleap.memory import peak_memory
 from layerleap.models.cursor.packed import Packed
 from layerleap.stream.examples import Sampling
+from layerleap.stream.source import resolve_text
 from layerleap.stream.texts import iter_documents
 
 EARLY_LAYER = 20  # the library's early-exit drafts: the best of 10, 15, 20, 25 when first tried

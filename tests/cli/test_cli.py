@@ -2,6 +2,7 @@
 
 import errno
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
 from layerleap.show.cli.app import app
+from layerleap.stats.collect import collect
+
+COLLECT = sys.modules[collect.__module__]  # `layerleap.stats.collect` itself is the function
 
 
 def run(*words: object) -> Result:
@@ -383,8 +387,8 @@ def test_no_space_left_on_the_disk(
 
 def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused must be refused before a model is even loaded."""
-    for place in ("layerleap.models.load.load", "layerleap.maps.fit.merge"):
-        monkeypatch.setattr(place, lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr("layerleap.models.load.load", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr(COLLECT, "merge", lambda *_, **__: pytest.fail("too late"))
 
 
 @pytest.mark.parametrize("command", ["fit", "merge", "import"])
@@ -427,7 +431,7 @@ def test_interruption_keeps_the_checkpoint_and_the_next_run_ends_the_same(
     from layerleap import ShortcutBank
     from layerleap.stats import tally
 
-    monkeypatch.setattr("layerleap.maps.fit.TOKENS_PER_BATCH", 64)
+    monkeypatch.setattr(COLLECT, "TOKENS_PER_BATCH", 64)
     fit = ("fit", folder, "--text", text, "--positions", "all", "-o")
     assert run(*fit, tmp_path / "whole").exit_code == 0
     add, seen = tally._add, []

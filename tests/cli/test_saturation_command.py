@@ -7,7 +7,7 @@ import pytest
 from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.show.cli.app import app
 
 TEXT = "the cat sat on the mat"
@@ -24,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny("llama")
     model.model.save_pretrained(place / "model")
     model.tokenizer.save_pretrained(place / "model")  # type: ignore[union-attr]
-    fit_bank(model, sentences(40)).save_pretrained(place / "bank")
+    fit(model, sentences(40)).save_pretrained(place / "bank")
     return place
 
 

@@ -11,8 +11,8 @@ from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps import linear
-from layerleap.maps.fit import collect
 from layerleap.maps.linear import RIDGES, IdentityMap, moments_r2, solve, squared_error
+from layerleap.stats.collect import collect
 from layerleap.stats.moments import Moments
 from layerleap.stream.examples import Sampling
 

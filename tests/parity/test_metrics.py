@@ -13,7 +13,7 @@ from sklearn.metrics import r2_score
 from tiny_models import sentences, tiny
 
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.linear import LinearMap
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import DEPTH, Answer, Distribution, mean_interval, resample
@@ -134,7 +134,7 @@ def measured(request):
     """Scores and quality of a bank on the held-out side, and the rows behind them."""
     transformer = tiny(request.param)
     texts = sentences(60)
-    bank = fit_bank(transformer, texts, pairs="all", intercept=True)
+    bank = fit(transformer, texts, pairs="all", intercept=True)
     examples = list(iter_examples(transformer, texts, Sampling(), side="held-out"))
     batches = list(iter_batches(transformer, examples, tokens_per_batch=100))
     quality = Quality(transformer, bank)

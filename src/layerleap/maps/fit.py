@@ -1,257 +1,34 @@
-"""The whole pipeline in a few short functions; the file to read first.
+"""Fit a bank: statistics of a text in one pass, then every map in closed form.
 
 model = load("smollm2")                      models
 tally = collect(model, "wikipedia", ...)     stream, stats
-bank  = bank_from(tally, ...)                maps
+bank  = solve_bank(tally, ...)               maps
 bank.lens(model).read("The capital of")      read
 """
 
 import hashlib
 import json
-import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from layerleap.errors import BadArtifact, BadSettings, CannotWrite, NothingToFit, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, CannotWrite, WrongModel
 from layerleap.files import cache_root
 from layerleap.maps.bank import ShortcutBank, check_target
 from layerleap.maps.linear import LinearMap, check_solving, solve
 from layerleap.maps.parts import solve_parts
-from layerleap.models.discovery.parts import KINDS, block_parts
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stats.moments import Moments, Pairs, load_about
-from layerleap.stats.rows import RowFile, RowWriter
-from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
-from layerleap.stream.batches import batches_of, reads
-from layerleap.stream.drawn import Drawing, drawn
-from layerleap.stream.examples import Census, Sampling
-from layerleap.stream.spoken import PROGRAM as SPEAKER
-
-DRAWN_BY_DEFAULT = ("rxnfp", "rxnmapper", "mgm")  # bundled, and not speaking English
-TOKENS_PER_BATCH = 1024
-RIDGE_SHARE = 0.1  # of the documents fitted on; held back when the ridge is chosen by itself
+from layerleap.stats.collect import collect, finish, own_checkpoint
+from layerleap.stats.moments import Moments
+from layerleap.stats.tally import Tally
+from layerleap.stream.batches import reads
+from layerleap.stream.examples import Sampling
+from layerleap.stream.source import default_text
 
 
-def resolve_text(
-    transformer: Transformer,
-    text: Any,
-    sampling: Sampling,
-    progress: Progress = silent,
-    starts: str | None = None,
-    n_drawn: int | None = None,
-) -> tuple[Any, Sampling]:
-    """What to stream for `text`, and how to cut it; draws texts from the model if asked to.
-
-    Args:
-        transformer: the model.
-        text: anything `iter_documents` reads, "drawn", or None for what suits the model.
-        sampling: how texts are cut.
-        progress: told while texts are drawn.
-        starts: a text of real sequences that a masked model draws from.
-        n_drawn: how many texts to draw.
-    """
-    if starts is not None and text not in (None, "drawn"):
-        raise BadSettings(f"sequences to start from are for drawn texts; the text is {text}")
-    if starts is not None:
-        text = "drawn"
-    if text is None:
-        text = default_text(transformer)
-    if not isinstance(text, str) or text != "drawn":
-        return text, sampling
-    drawing = Drawing() if n_drawn is None else Drawing(n_texts=n_drawn)
-    path = drawn(transformer, drawing, starts=starts, progress=progress)
-    return path, replace(sampling, unit="paragraph", per_document=None, field="text")
-
-
-def enough(n_texts: int, share: float) -> int:
-    """How many texts to draw so that about `n_texts` fall to a side of that share."""
-    return 1000 * math.ceil(n_texts / share / 1000)  # round numbers, so that runs share a file
-
-
-def default_text(transformer: Transformer) -> str:
-    """Wikipedia, or for bundled models that do not speak English, what they write themselves.
-
-    Image classifiers get the bundled digits. Speech models get sentences that espeak-ng speaks;
-    where that is not installed, the bundled recording, which is too short to fit on.
-    """
-    if (kind := reads(transformer)) != "text":
-        heard = "spoken" if shutil.which(SPEAKER) else "beckett"
-        return {"images": "mnist", "sound": heard}[kind]
-    return "drawn" if transformer.identity.name in DRAWN_BY_DEFAULT else "wikipedia"
-
-
-def collect(
-    transformer: Transformer,
-    text: Any = None,
-    sampling: Sampling | None = None,
-    *,
-    starts: str | None = None,
-    n_texts: int | None = None,
-    pairs: Pairs = "final",
-    parts: bool | Sequence[str] = False,
-    choose_ridge: bool = False,
-    solving: Mapping[str, Any] | None = None,
-    shard: tuple[int, int] | None = None,
-    checkpoint: Path | None = None,
-    rows: RowFile | Path | None = None,
-    tokens_per_batch: int | None = None,
-    progress: Progress = silent,
-) -> Tally:
-    """Moments of the fitting side of `text`, in one pass.
-
-    Args:
-        transformer: the model.
-        text: anything `batches_of` reads, "drawn", or None for what suits the model.
-        sampling: how texts are cut and positions chosen.
-        starts: a text of real sequences from which a masked model draws its texts.
-        n_texts: stop after that many texts.
-        pairs: "final" for maps to the last layer, "all" for every pair.
-        parts: in the same pass, see what enters and leaves attention, FFN and norms of every
-            block; or some kinds of `models.parts` alone. Rows held back do not enter.
-        choose_ridge: hold back a tenth of the documents for choosing a ridge.
-        solving: options that `bank_from` is to use unless told otherwise; kept with the result.
-        shard: (which, of how many) when several runs share the work by hand.
-        checkpoint: a file to save to about every half minute, and to go on from. The finished
-            tally stays in it; call `finish` once what is made of it is safe.
-        rows: a file to keep a sample of the rows in that are fitted on, for `tune`.
-        tokens_per_batch: padded tokens per forward pass; suited to a CPU when None.
-        progress: told about every batch.
-    """
-    tokens = TOKENS_PER_BATCH if tokens_per_batch is None else tokens_per_batch
-    rank, processes = world()
-    mine = _check_run(pairs, n_texts, tokens, shard, rank, processes)
-    kept = RowFile(rows) if isinstance(rows, Path) else rows
-    if kept is not None and mine[1] > 1:
-        raise BadSettings("rows are kept by a run of its own; leave rows, or the sharing, out")
-    if text is None:
-        text = default_text(transformer) if starts is None else "drawn"
-    sampling = sampling or Sampling()
-    n_drawn = None if n_texts is None else enough(n_texts, 1 - sampling.held_out)
-    source, sampling = resolve_text(transformer, text, sampling, progress, starts, n_drawn)
-    kinds = KINDS if parts is True else parts or ()
-    about = {
-        "model": transformer.identity.to_dict(),
-        "text": str(text) if isinstance(text, str | Path) else "given texts",
-        "sampling": sampling.to_dict(), "solve": dict(solving or {}),
-        "n_texts": n_texts, "pairs": pairs, "parts": block_parts(transformer, kinds) or None,
-        "choose_ridge": choose_ridge, "rows_kept": kept.settings() if kept else None,
-        "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
-    }  # fmt: skip
-    own = _own(checkpoint)
-    tally = _resume(own, about)
-    if tally is None:
-        tally = Tally.empty(transformer, pairs, about, hold_back=choose_ridge)
-    census = Census()
-    batches = batches_of(
-        transformer, source, sampling, n_texts=n_texts, census=census, tokens_per_batch=tokens,
-        ridge_share=RIDGE_SHARE if choose_ridge else 0.0,
-    )  # fmt: skip
-    with closing(RowWriter(kept, transformer, tally.fit.rows)) if kept else nullcontext() as writer:
-        run_tally(
-            transformer, batches, tally,
-            shard=mine, checkpoint=own, rows=writer, progress=progress,
-            total=None if n_texts is None else -(-n_texts // mine[1]),
-        )  # fmt: skip
-    tally.about = {**about, "data": census.to_dict()}
-    reduce_tally(tally)
-    if tally.fit.n == 0 and not shard:
-        raise NothingToFit(
-            "no position to fit on: the text is empty, every piece is too short, or every document "
-            "fell to the held-out side; give more documents"
-        )
-    if writer is not None:
-        writer.finish()
-    return tally
-
-
-def _check_run(
-    pairs: str,
-    n_texts: int | None,
-    tokens_per_batch: int,
-    shard: tuple[int, int] | None,
-    rank: int,
-    processes: int,
-) -> tuple[int, int]:
-    """This process's share of the work; settings without meaning are refused."""
-    if pairs not in ("final", "all"):
-        raise BadSettings(f"pairs {pairs!r} are unknown; 'final' or 'all' was wanted")
-    if n_texts is not None and n_texts < 1:
-        raise BadSettings(f"n_texts {n_texts} leaves nothing to fit on; 1 or more was wanted")
-    if tokens_per_batch < 1:
-        raise BadSettings(f"tokens_per_batch {tokens_per_batch} is no size; 1 or more was wanted")
-    if shard and processes > 1:
-        raise BadSettings("torchrun already divides the work; leave --shard out")
-    if shard and not 0 <= shard[0] < shard[1]:
-        raise BadSettings(f"shard {shard[0]} of {shard[1]} does not exist; count from 0")
-    return shard or (rank, processes)
-
-
-def _own(checkpoint: Path | None) -> Path | None:
-    """The checkpoint of this process."""
-    rank, processes = world()
-    if checkpoint is None or processes == 1:
-        return checkpoint
-    return checkpoint.with_suffix(f".{rank}of{processes}{checkpoint.suffix}")
-
-
-def _resume(checkpoint: Path | None, about: dict[str, Any]) -> Tally | None:
-    """The tally of an earlier run with the very same settings, if there is one."""
-    if checkpoint is None or not checkpoint.exists():
-        return None
-    tally = Tally.load(checkpoint)
-    # How the sums will be solved changes none of them.
-    differing = [key for key in about if key != "solve" and tally.about.get(key) != about[key]]
-    if differing:
-        raise WrongModel(
-            f"{checkpoint} is of a run with other settings ({', '.join(differing)}); "
-            "delete it to start anew, or repeat those settings to go on"
-        )
-    tally.about = about
-    return tally
-
-
-def finish(checkpoint: Path | None) -> None:
-    """Remove the checkpoint of a run whose result is saved; under torchrun, all call it."""
-    own = _own(checkpoint)
-    wait_for_all()  # the first process may still be saving
-    if own is not None:
-        own.unlink(missing_ok=True)
-
-
-def merge(paths: Sequence[Path]) -> Tally:
-    """Add up shards of one run; all of them must be there. Read one at a time."""
-    if not paths:
-        raise BadSettings("nothing to merge: name the files of all shards")
-    shards = [_shard_of(path) for path in paths]
-    of = shards[0][1]
-    if any(other != of for _, other in shards):
-        raise BadSettings(f"shards of different divisions: {sorted({o for _, o in shards})} parts")
-    if len(shards) != len({which for which, _ in shards}):
-        raise BadSettings(
-            f"a shard was given twice: {sorted(which for which, _ in shards)} of {of}"
-        )
-    missing = set(range(of)) - {which for which, _ in shards}
-    if missing:
-        raise BadSettings(f"shards {sorted(missing)} of {of} are missing")
-    whole = Tally.load(paths[0])
-    for path in paths[1:]:
-        whole = whole.merge(Tally.load(path))
-    return whole
-
-
-def _shard_of(path: Path) -> tuple[int, int]:
-    match load_about(path).get("about"):
-        case {"shard": [int(which), int(of)], "data": dict()}:
-            return which, of
-    raise BadArtifact(f"{path} is no shard but a whole or unfinished run")
-
-
-def bank_from(
+def solve_bank(
     tally: Tally,
     *,
     intercept: bool | None = None,
@@ -303,7 +80,7 @@ def _rows_for(tally: Tally, ridge: float | str) -> tuple[Moments, int]:
     return tally.fit.merge(back), 0
 
 
-def fit_bank(
+def fit(
     transformer: Transformer,
     text: Any = None,
     sampling: Sampling | None = None,
@@ -314,9 +91,9 @@ def fit_bank(
     progress: Progress = silent,
     **options: Any,
 ) -> ShortcutBank:
-    """`collect`, then `bank_from`; `options` go to `collect`.
+    """`collect`, then `solve_bank`; `options` go to `collect`.
 
-    A checkpoint among them stays until the bank is saved and `recipes.finish` is called.
+    A checkpoint among them stays until the bank is saved and `stats.collect.finish` is called.
     """
     check_solving(ridge, rank, transformer.d_model)
     solving = {"intercept": intercept, "ridge": ridge, "rank": rank}
@@ -324,7 +101,7 @@ def fit_bank(
         transformer, text, sampling, choose_ridge=ridge == "auto", solving=solving,
         progress=progress, **options,
     )  # fmt: skip
-    return bank_from(tally, progress=progress)
+    return solve_bank(tally, progress=progress)
 
 
 def default_bank(
@@ -382,16 +159,16 @@ def _fit_in_cache(
     tell: Callable[[str], None],
 ) -> ShortcutBank:
     """Fit with a checkpoint if the cache can hold one; nothing in a cache may be in the way."""
-    own = _own(checkpoint)
+    own = own_checkpoint(checkpoint)
     try:
         check_target(folder)
-        return fit_bank(transformer, checkpoint=checkpoint, **plan)
+        return fit(transformer, checkpoint=checkpoint, **plan)
     except (BadArtifact, WrongModel) as error:  # a damaged checkpoint, or of another text
         if own is None or not own.is_file():
             raise
         tell(str(error))
         own.unlink()
-        return fit_bank(transformer, checkpoint=checkpoint, **plan)
+        return fit(transformer, checkpoint=checkpoint, **plan)
     except CannotWrite as error:
         tell(f"fitting without a checkpoint: {error}")
-        return fit_bank(transformer, **plan)
+        return fit(transformer, **plan)

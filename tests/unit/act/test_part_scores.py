@@ -13,7 +13,7 @@ from layerleap.act.edits.part_scores import PartScores
 from layerleap.act.edits.replace import Replacement
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import bank_from, collect
+from layerleap.maps.fit import solve_bank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.parts import KINDS
 from layerleap.models.hooks.recording import record
@@ -21,6 +21,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Answer, Bootstrap
 from layerleap.read.scores import CHECK_EVERY, MEASURES, score
+from layerleap.stats.collect import collect
 from layerleap.stream.examples import Batch, Sampling, iter_batches, iter_examples
 
 FIT, READ = sentences(80), sentences(14, seed=9)
@@ -31,7 +32,7 @@ families = pytest.mark.parametrize("name", ["llama", "bert", "gptj", "albert"])
 @cache
 def case(name: str = "llama") -> tuple[Transformer, ShortcutBank]:
     model = tiny(name)
-    return model, bank_from(collect(model, FIT, SAMPLING, parts=True))
+    return model, solve_bank(collect(model, FIT, SAMPLING, parts=True))
 
 
 def batches(model: Transformer, tokens: int = 60) -> list[Batch]:

@@ -24,7 +24,7 @@ from layerleap.errors import (
 from layerleap.maps import artifact
 from layerleap.maps.artifact import content_hash
 from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank, check_target
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
 
@@ -36,7 +36,7 @@ def llama():
 
 @pytest.fixture(scope="module")
 def bank(llama):
-    return fit_bank(llama, sentences(40), intercept=True)
+    return fit(llama, sentences(40), intercept=True)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def assert_equal_banks(found, wanted):
     [{}, {"intercept": True}, {"rank": 3}, {"rank": 3, "intercept": True}, {"pairs": "all"}],
 )
 def test_a_loaded_bank_is_the_saved_one_to_the_bit(llama, tmp_path, options):
-    bank = fit_bank(llama, sentences(30), **options)
+    bank = fit(llama, sentences(30), **options)
     loaded = ShortcutBank.from_pretrained(bank.save_pretrained(tmp_path / "bank"))
     assert_equal_banks(loaded, bank)
     assert len(loaded) == (6 if "pairs" in options else 3)

@@ -1,8 +1,8 @@
-"""The short functions between model and bank that no other test file looks at."""
+"""`fit` and `default_bank`: from a model and a text to a bank."""
 
-import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,16 +10,12 @@ import torch
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, CannotWrite
-from layerleap.maps import fit as recipes
-from layerleap.maps.fit import (
-    bank_from,
-    collect,
-    default_bank,
-    default_text,
-    fit_bank,
-    resolve_text,
-)
+from layerleap.maps import fit as maps_fit
+from layerleap.maps.fit import default_bank, fit, solve_bank
+from layerleap.stats.collect import collect
 from layerleap.stream.examples import Sampling
+
+COLLECT = sys.modules[collect.__module__]  # `layerleap.stats.collect` itself is the function
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +28,8 @@ def default_source(monkeypatch, tmp_path):
     """Stand-in for the bundled text."""
     path = tmp_path / "default.txt"
     path.write_text("\n".join(sentences(40)))
-    monkeypatch.setattr(recipes, "default_text", lambda _: str(path))
+    for module in (maps_fit, COLLECT):
+        monkeypatch.setattr(module, "default_text", lambda _: str(path))
     return path
 
 
@@ -40,8 +37,8 @@ def default_source(monkeypatch, tmp_path):
 def test_fitting_a_bank_is_collecting_and_solving(llama, ridge):
     texts = sentences(60)
     tally = collect(llama, texts, choose_ridge=ridge == "auto")
-    wanted = bank_from(tally, ridge=ridge, intercept=True, rank=5)
-    found = fit_bank(llama, texts, ridge=ridge, intercept=True, rank=5)
+    wanted = solve_bank(tally, ridge=ridge, intercept=True, rank=5)
+    found = fit(llama, texts, ridge=ridge, intercept=True, rank=5)
     for pair, shortcut in wanted.maps.items():
         for name, tensor in shortcut.tensors().items():
             assert torch.equal(found.maps[pair].tensors()[name], tensor)
@@ -54,69 +51,34 @@ def test_fitting_a_bank_is_collecting_and_solving(llama, ridge):
 
 def test_an_automatic_ridge_needs_rows_held_back(llama):
     with pytest.raises(BadSettings, match=r"made without: .*--ridge auto.* a ridge as a number"):
-        bank_from(collect(llama, sentences(30)), ridge="auto")
+        solve_bank(collect(llama, sentences(30)), ridge="auto")
     few = collect(llama, sentences(30), n_texts=1, choose_ridge=True)
     assert few.held_back.n == 0
     with pytest.raises(BadSettings, match="give more documents, or a ridge as a number"):
-        bank_from(few, ridge="auto")
+        solve_bank(few, ridge="auto")
 
 
 def test_solving_options_are_kept_with_the_statistics(llama):
     solving = {"intercept": True, "ridge": 0.5, "rank": 4}
     tally = collect(llama, sentences(30), solving=solving)
-    bank = bank_from(tally)
+    bank = solve_bank(tally)
     assert {key: bank.settings[key] for key in solving} == solving
     assert bank[0, 3].rank == 4
     assert {fit.ridge for fit in bank.fits.values()} == {0.5}
-    assert bank_from(tally, ridge=0.0, rank=7).settings["ridge"] == 0.0
-    assert bank_from(tally, intercept=False)[0, 3].bias is None
-
-
-@pytest.mark.parametrize("option", ["n_texts", "tokens_per_batch"])
-@pytest.mark.parametrize("value", [0, -3])
-def test_sizes_below_one_are_refused(llama, option, value):
-    with pytest.raises(BadSettings, match=f"{option} {value}"):
-        collect(llama, sentences(30), **{option: value})
+    assert solve_bank(tally, ridge=0.0, rank=7).settings["ridge"] == 0.0
+    assert solve_bank(tally, intercept=False)[0, 3].bias is None
 
 
 def test_without_a_text_the_models_default_is_taken(llama, default_source):
     tally = collect(llama)
     assert tally.about["text"] == str(default_source)
-    assert fit_bank(llama).data["rows_fitted"] == tally.fit.n > 0
-
-
-def test_drawn_texts_can_be_asked_for_in_python(llama, monkeypatch, tmp_path):
-    path = tmp_path / "drawn.jsonl"
-    path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
-    monkeypatch.setattr(recipes, "drawn", lambda transformer, drawing, starts, progress: path)
-    tally = collect(llama, "drawn")
-    assert tally.fit.n > 0
-    assert tally.about["text"] == "drawn"  # the cache's own name for it means nothing elsewhere
-    assert tally.about["sampling"]["unit"] == "paragraph"
-    assert tally.about["sampling"]["per_document"] is None
+    assert fit(llama).data["rows_fitted"] == tally.fit.n > 0
 
 
 def test_solving_reports_every_layer(llama):
     told = []
-    bank_from(collect(llama, sentences(20)), progress=lambda *step: told.append(step))
+    solve_bank(collect(llama, sentences(20)), progress=lambda *step: told.append(step))
     assert told == [("solving", done, 3, "layers") for done in (1, 2, 3)]
-
-
-def test_a_given_text_is_streamed_as_it_is(llama):
-    sampling = Sampling(seed=3)
-    assert resolve_text(llama, "./x.txt", sampling) == ("./x.txt", sampling)
-    assert resolve_text(llama, None, sampling) == ("wikipedia", sampling)
-
-
-def test_models_that_speak_no_english_get_texts_of_their_own(llama, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        recipes, "drawn", lambda transformer, drawing, starts, progress: tmp_path / "drawn.jsonl"
-    )
-    source, sampling = resolve_text(llama, "drawn", Sampling(seed=3))
-    assert source == tmp_path / "drawn.jsonl"
-    assert (sampling.unit, sampling.per_document, sampling.seed) == ("paragraph", None, 3)
-    monkeypatch.setattr(recipes, "DRAWN_BY_DEFAULT", ("tiny-llama",))
-    assert default_text(llama) == "drawn"
 
 
 def test_a_default_bank_is_fitted_once_and_kept(llama, empty_cache, default_source, monkeypatch):
@@ -127,7 +89,7 @@ def test_a_default_bank_is_fitted_once_and_kept(llama, empty_cache, default_sour
     folders = [path for path in (empty_cache / "banks").iterdir()]
     (folder,) = folders
     assert re.fullmatch(f"{llama.identity.fingerprint}-[0-9a-f]{{8}}", folder.name)
-    monkeypatch.setattr(recipes, "fit_bank", lambda *_, **__: pytest.fail("fitted again"))
+    monkeypatch.setattr(maps_fit, "fit", lambda *_, **__: pytest.fail("fitted again"))
     second = default_bank(llama, tell=told.append)
     assert len(told) == 1
     for pair, shortcut in first.maps.items():
@@ -164,7 +126,7 @@ def test_what_is_left_of_a_default_bank_is_fitted_again(llama, empty_cache, defa
 def test_other_defaults_give_another_default_bank(llama, empty_cache, default_source, monkeypatch):
     default_bank(llama)
     plan = {"sampling": Sampling(unit="paragraph", held_out=0.0), "n_texts": 20}
-    monkeypatch.setattr(recipes, "_default_plan", lambda _: plan)
+    monkeypatch.setattr(maps_fit, "_default_plan", lambda _: plan)
     assert default_bank(llama).settings["positions"] == "one"
     assert len(list((empty_cache / "banks").iterdir())) == 2
 
@@ -211,7 +173,7 @@ def test_a_default_bank_is_given_even_if_saving_fails(
     def full(*_):
         raise CannotWrite("cannot write: the disk is full")
 
-    monkeypatch.setattr(recipes.ShortcutBank, "save_pretrained", full)
+    monkeypatch.setattr(maps_fit.ShortcutBank, "save_pretrained", full)
     told = []
     default_bank(llama, tell=told.append).check_model(llama)
     assert "the disk is full" in told[-1]
@@ -222,40 +184,17 @@ def test_a_masked_models_default_bank_hides_one_position_per_text(
     empty_cache, default_source, monkeypatch
 ):
     bert, seen = tiny("bert"), []
-    batches_of = recipes.batches_of
+    batches_of = COLLECT.batches_of
 
     def watched(*args, **options):
         for batch in batches_of(*args, **options):
             seen.append(batch)
             yield batch
 
-    monkeypatch.setattr(recipes, "batches_of", watched)
+    monkeypatch.setattr(COLLECT, "batches_of", watched)
     bank = default_bank(bert)
     assert bank.settings["positions"] == "one"
     hidden = [(b.inputs["input_ids"] == bert.tokenizer.mask_token_id).sum(1) for b in seen]
     assert set(torch.cat(hidden).tolist()) == {1}
-    plans = [recipes._default_plan(model) for model in (bert, tiny("llama"))]
+    plans = [maps_fit._default_plan(model) for model in (bert, tiny("llama"))]
     assert plans[0]["n_texts"] >= 4 * plans[1]["n_texts"]
-
-
-def test_sequences_to_start_from_mean_drawn_texts_and_no_other(llama, monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(
-        recipes, "drawn", lambda _, drawing, starts, progress: asked.append(starts) or tmp_path
-    )
-    resolve_text(llama, None, Sampling(field="body"), starts="mine.txt")
-    source, sampling = resolve_text(llama, "drawn", Sampling(field="body"), starts="mine.txt")
-    assert asked == ["mine.txt", "mine.txt"]
-    assert (source, sampling.field) == (tmp_path, "text")
-    with pytest.raises(BadSettings, match="for drawn texts; the text is wikipedia"):
-        resolve_text(llama, "wikipedia", Sampling(), starts="mine.txt")
-
-
-def test_only_as_many_texts_are_drawn_as_are_needed(llama, monkeypatch, tmp_path):
-    path, asked = tmp_path / "drawn.jsonl", []
-    path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
-    monkeypatch.setattr(recipes, "drawn", lambda _, drawing, **__: asked.append(drawing) or path)
-    collect(llama, "drawn", Sampling(held_out=0.25), n_texts=20)
-    collect(llama, "drawn", Sampling(held_out=0.25), n_texts=1501)
-    collect(llama, "drawn")
-    assert [drawing.n_texts for drawing in asked] == [1000, 3000, 12_000]

@@ -13,7 +13,7 @@ from families import build
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadArtifact
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.imports import import_mat, import_tuned_lens
 from layerleap.models.transformer import Transformer
 
@@ -33,7 +33,7 @@ def dump(path, value, protocol=4):
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("kind", ["tensor", "array", "double"])
 def test_matrices_of_the_papers_code_give_the_same_as_our_bank(llama, tmp_path, protocol, kind):
-    bank = fit_bank(llama, sentences(30), pairs="all")
+    bank = fit(llama, sentences(30), pairs="all")
     for (src, dst), shortcut in bank.maps.items():
         matrix = shortcut.weight.T.contiguous()  # the paper applies A from the left: h' = A h
         value = {"tensor": matrix, "array": matrix.numpy(), "double": matrix.double()}[kind]

@@ -12,7 +12,7 @@ from tiny_models import sentences, tiny, tokenizer
 from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite, WrongModel
 from layerleap.maps import tuned
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import bank_from, collect, finish
+from layerleap.maps.fit import solve_bank
 from layerleap.maps.linear import LinearMap
 from layerleap.maps.training import summary
 from layerleap.maps.translator import Translator, kl_gradient, translators
@@ -20,6 +20,7 @@ from layerleap.maps.tuned import Tuning, batch, tune
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Answer
+from layerleap.stats.collect import collect, finish
 from layerleap.stats.rows import RowFile, Rows
 from layerleap.stream.examples import Sampling
 
@@ -41,7 +42,7 @@ def made(tmp_path_factory) -> SimpleNamespace:
 def make(transformer, folder: Path) -> SimpleNamespace:
     tally = collect(transformer, sentences(150), SAMPLING, rows=folder / "rows")
     rows, held_out = RowFile(folder / "rows").open().split(0.2)
-    return SimpleNamespace(bank=bank_from(tally), rows=rows, held_out=held_out, tally=tally)
+    return SimpleNamespace(bank=solve_bank(tally), rows=rows, held_out=held_out, tally=tally)
 
 
 def run(made, tuning: Tuning = FAST, **options):
@@ -157,7 +158,7 @@ def test_the_saved_map_does_what_the_trained_one_did(made):
 
 
 def test_a_map_of_low_rank_can_be_the_start(made):
-    low = bank_from(made.tally, rank=2)
+    low = solve_bank(made.tally, rank=2)
     bank, record = tune(model(), low, made.rows, made.held_out, FAST, layers=[2])
     assert record[-1]["kl"] < record[0]["kl"]
     assert set(bank.maps[2, 3].tensors()) == {"weight", "bias"}
@@ -306,7 +307,7 @@ def test_a_checkpoint_of_another_training_is_refused_by_name(made, tmp_path):
         run(made, other, checkpoint=path)
     with pytest.raises(WrongModel, match=r"rows, held_out"):
         tune(model(), made.bank, made.held_out, made.rows, FAST, checkpoint=path)
-    ridged = bank_from(made.tally, ridge=0.1)
+    ridged = solve_bank(made.tally, ridge=0.1)
     with pytest.raises(WrongModel, match="maps"):
         tune(model(), ridged, made.rows, made.held_out, FAST, checkpoint=path)
 
@@ -420,7 +421,7 @@ def test_other_families_are_tuned_alike(name, tmp_path):
     rows, held_out = RowFile(tmp_path / "rows").open().split(0.25)
     # From the identity: a random BERT is so nearly linear that its closed form leaves no room.
     tuning = Tuning(most_rows=1920, rows_per_step=64, lr=1e-2, check_every=10, start="identity")
-    _, record = tune(transformer, bank_from(tally), rows, held_out, tuning)
+    _, record = tune(transformer, solve_bank(tally), rows, held_out, tuning)
     for layer in range(transformer.n_layers):
         own = [r for r in record if (r["layer"], r["start"]) == (layer, "identity")]
         assert own[-1]["kl"] < own[0]["kl"]

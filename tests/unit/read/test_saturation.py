@@ -6,7 +6,7 @@ from tiny_models import sentences, tiny
 
 from layerleap.errors import BadArtifact, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.linear import LinearMap
 from layerleap.read import lens as lens_module
 from layerleap.read.lens import Lens
@@ -25,7 +25,7 @@ DOCUMENTS = sentences(30)
 @pytest.fixture(scope="module")
 def llama():
     transformer = tiny("llama")
-    bank = fit_bank(transformer, DOCUMENTS)
+    bank = fit(transformer, DOCUMENTS)
     return transformer, {"id": Lens(transformer), "mat": Lens(transformer, bank)}
 
 

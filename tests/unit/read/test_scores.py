@@ -10,7 +10,7 @@ from tiny_models import sentences, tiny
 
 from layerleap.errors import BadText, ModelRefused, NotFinite
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import collect, fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.structure import Step
 from layerleap.models.transformer import Transformer
@@ -27,6 +27,7 @@ from layerleap.read.scores import (
     check_tail,
     score,
 )
+from layerleap.stats.collect import collect
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
 DOCUMENTS = sentences(50)
@@ -35,7 +36,7 @@ DOCUMENTS = sentences(50)
 @pytest.fixture(scope="module", params=["llama", "bert"])
 def case(request):
     transformer = tiny(request.param)
-    bank = fit_bank(transformer, DOCUMENTS, pairs="all")
+    bank = fit(transformer, DOCUMENTS, pairs="all")
     return transformer, bank, {"-": Lens(transformer), "mat": Lens(transformer, bank)}
 
 
@@ -403,7 +404,7 @@ def test_resamples_are_drawn_once_per_table(case, monkeypatch):
 
 def test_quality_counts_only_the_pairs_of_its_bank(case):
     transformer, *_ = case
-    final = fit_bank(transformer, DOCUMENTS, pairs="final")
+    final = fit(transformer, DOCUMENTS, pairs="final")
     quality = Quality(transformer, final)
     score(
         transformer, {"-": Lens(transformer)},

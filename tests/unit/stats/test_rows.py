@@ -8,8 +8,8 @@ import torch
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
-from layerleap.maps.fit import collect
 from layerleap.stats import tally as tally_module
+from layerleap.stats.collect import collect
 from layerleap.stats.rows import RowFile, Rows, RowWriter, _places
 from layerleap.stream.examples import Sampling
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from tiny_models import sentences, tiny, tokenizer
 
 from layerleap.errors import BadArtifact, BadSettings, BadText, WrongModel
-from layerleap.maps import fit as recipes
-from layerleap.maps.fit import bank_from, collect, finish, merge
+from layerleap.maps.fit import solve_bank
 from layerleap.models.load import load
 from layerleap.stats import tally as tally_module
+from layerleap.stats.collect import collect, finish, merge
 from layerleap.stats.moments import Moments, save_moments
 from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Sampling
@@ -395,7 +395,7 @@ def test_a_bank_of_shards_is_solved_as_the_shards_say_or_as_asked(tmp_path):
     said = {"intercept": True, "ridge": 0.5, "rank": 3}
     whole = merge(shards(tmp_path, 2, solving=said))
     for options in ({}, {"ridge": 0.25}, {"intercept": False}, {"rank": 4, "ridge": "auto"}):
-        bank = bank_from(whole, **options)
+        bank = solve_bank(whole, **options)
         wanted = {**said, **options}
         assert {key: bank.settings[key] for key in said} == wanted
         assert bank[0, 3].rank == wanted["rank"]
@@ -404,16 +404,16 @@ def test_a_bank_of_shards_is_solved_as_the_shards_say_or_as_asked(tmp_path):
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])
 def test_without_an_automatic_ridge_no_row_is_wasted(ridge):
-    split, whole = bank_from(run(), ridge=ridge), bank_from(run(choose_ridge=False), ridge=ridge)
+    split, whole = solve_bank(run(), ridge=ridge), solve_bank(run(choose_ridge=False), ridge=ridge)
     assert split.data["rows_fitted"] == whole.data["rows_fitted"]
     assert split.data["rows_held_back"] == 0
     for pair, shortcut in whole.maps.items():
         torch.testing.assert_close(split.maps[pair].weight, shortcut.weight, rtol=1e-4, atol=1e-5)
     tally = run()
-    auto = bank_from(tally, ridge="auto")
+    auto = solve_bank(tally, ridge="auto")
     assert auto.data["rows_fitted"] == tally.fit.n
     assert auto.data["rows_held_back"] == tally.held_back.n > 0
-    every = bank_from(run(pairs="all"))  # rows held back know nothing of inner layers
+    every = solve_bank(run(pairs="all"))  # rows held back know nothing of inner layers
     assert every.data["rows_held_back"] == tally.held_back.n
 
 
@@ -429,7 +429,7 @@ def test_a_text_without_a_position_to_fit_on_is_refused():
 
 
 def test_maps_of_merged_shards_equal_those_of_one_run(tmp_path):
-    ours, theirs = bank_from(merge(shards(tmp_path, 3))), bank_from(run())
+    ours, theirs = solve_bank(merge(shards(tmp_path, 3))), solve_bank(run())
     for src in range(3):
         torch.testing.assert_close(ours[src, 3].weight, theirs[src, 3].weight, rtol=1e-4, atol=1e-5)
 
@@ -447,20 +447,20 @@ def saved(tmp_path_factory) -> Path:
 PREAMBLE = """
 import os, sys, torch
 torch.set_num_threads(1)
-from layerleap.maps import fit as recipes
+import layerleap as ll
 from layerleap.models.load import load
 from layerleap.stats import moments, tally
 from layerleap.stream.examples import Sampling
 moments.BUFFER = 10
 folder = sys.argv[1]
 def collect(**options):
-    return recipes.collect(load(folder), folder + "/texts.txt", Sampling(unit="document"),
-                           choose_ridge=True, tokens_per_batch=64, **options)
+    return ll.collect(load(folder), folder + "/texts.txt", Sampling(unit="document"),
+                      choose_ridge=True, tokens_per_batch=64, **options)
 """
 
 
 def collect_saved(folder: Path, **options) -> Tally:
-    return recipes.collect(
+    return collect(
         load(folder), f"{folder}/texts.txt", Sampling(unit="document"), **SETTINGS, **options
     )
 
@@ -509,7 +509,7 @@ def test_two_processes_under_torchrun_give_the_maps_of_one(saved, tmp_path):
 import torch.distributed as dist
 from safetensors.torch import save_file
 found = collect(pairs="all")
-bank = recipes.bank_from(found)
+bank = ll.solve_bank(found)
 pairs = [(s, d) for s in range(3) for d in range(s + 1, 4)]
 tensors = {f"xy.{s}.{d}": found.fit.xy(s, d).contiguous() for s, d in pairs}
 tensors |= {f"map.{s}": bank[s, 3].weight.contiguous() for s in range(3)}
@@ -521,7 +521,7 @@ dist.destroy_process_group()
     process = start(code, saved, tmp_path, module=launcher)
     assert process.returncode == 0, process.stderr
     single = collect_saved(saved, pairs="all")
-    bank = bank_from(single)
+    bank = solve_bank(single)
     for rank in (0, 1):
         theirs = load_file(tmp_path / f"rank{rank}.safetensors")
         assert theirs["n"].tolist() == [single.fit.n, single.held_back.n, single.n_texts]

@@ -80,9 +80,9 @@ def fit(
     Example: layerleap fit smollm2 --text news --positions every:4 --unit paragraph -o bank
     """
     with clean_errors(), TerminalProgress() as progress:
-        from layerleap import Sampling, bank_from, collect
-        from layerleap.maps.fit import finish
+        from layerleap import Sampling, collect, solve_bank
         from layerleap.maps.linear import check_solving
+        from layerleap.stats.collect import finish
         from layerleap.stats.tally import world
 
         number = parse_ridge(ridge)
@@ -111,7 +111,7 @@ def fit(
         if world()[0] != 0:
             finish(work)
             return
-        bank = bank_from(tally, progress=progress)
+        bank = solve_bank(tally, progress=progress)
         bank.save_pretrained(out_folder)
         finish(work)
     _show_bank(bank, out_folder, json)
@@ -162,13 +162,13 @@ def merge(
     Example: layerleap merge part-0 part-1 part-2 part-3 -o bank
     """
     with clean_errors(), TerminalProgress() as progress:
-        from layerleap import bank_from
         from layerleap import merge as merged
+        from layerleap import solve_bank
 
         number = None if ridge is None else parse_ridge(ridge)
         _check_out(out_folder)
         tally = merged(files)
-        bank = bank_from(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
+        bank = solve_bank(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
         bank.save_pretrained(out_folder)
     _show_bank(bank, out_folder, json)
 

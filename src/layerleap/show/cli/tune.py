@@ -75,10 +75,10 @@ def tune(
     with clean_errors(), TerminalProgress() as progress:
         from layerleap import Sampling, ShortcutBank, collect
         from layerleap.maps.bank import check_target
-        from layerleap.maps.fit import finish
         from layerleap.maps.training import summary
         from layerleap.maps.tuned import Tuning
         from layerleap.maps.tuned import tune as tuned
+        from layerleap.stats.collect import finish
         from layerleap.stats.rows import RowFile
 
         tuning = Tuning(

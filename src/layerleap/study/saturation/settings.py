@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from layerleap.errors import BadSettings
-from layerleap.maps.fit import default_text
 from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import Reads, reads
 from layerleap.stream.examples import Sampling
+from layerleap.stream.source import default_text
 
 # What there is to fit on and to read by default: a clip has some twenty positions, all of them
 # read, and the encoder behind them takes as long as a page of text.

@@ -31,7 +31,7 @@ from layerleap.errors import (
     NothingToFit,
 )
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import enough, finish, fit_bank, resolve_text
+from layerleap.maps.fit import fit
 from layerleap.memory import peak_memory
 from layerleap.models.transformer import Transformer
 from layerleap.models.untrained import untrained
@@ -40,9 +40,11 @@ from layerleap.read.lens import Lens
 from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.scores import score_probe
 from layerleap.read.saturation import Saturation, require_ranks
+from layerleap.stats.collect import finish
 from layerleap.stream.batches import batches_of, reads
 from layerleap.stream.examples import Batch, Census, Sampling, require_text
 from layerleap.stream.pieces import Side
+from layerleap.stream.source import enough, resolve_text
 from layerleap.study.early_texts import early_texts
 from layerleap.study.saturation.claims import claims
 from layerleap.study.saturation.donors import PairSettings
@@ -209,7 +211,7 @@ class _Run:
         """The bank; None if there is nothing to fit one on, and then everything is read."""
         started, checkpoint = time.monotonic(), self.folder / CHECKPOINT
         try:
-            bank = fit_bank(
+            bank = fit(
                 self.transformer, self.text, self.sampling, n_texts=self.n_fit,
                 starts=self.settings.starts, checkpoint=checkpoint, progress=self.progress,
             )  # fmt: skip

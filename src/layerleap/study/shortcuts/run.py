@@ -18,17 +18,19 @@ import layerleap
 from layerleap.errors import BadArtifact, BadText, LayerleapError
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import bank_from, collect, enough, finish, resolve_text
+from layerleap.maps.fit import solve_bank
 from layerleap.maps.parts import solve_parts
 from layerleap.memory import give_back
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
 from layerleap.read.scores import Quality, Scores, score
+from layerleap.stats.collect import collect, finish
 from layerleap.stats.rows import RowFile, Rows
 from layerleap.stats.tally import Tally
 from layerleap.stream.drawn import NOTE
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
+from layerleap.stream.source import enough, resolve_text
 from layerleap.study.shortcuts.inside import Inside
 
 if TYPE_CHECKING:
@@ -141,7 +143,7 @@ class Run:
             for bias in (False, True)
         )
         tally.parts = parts = None  # much memory, and the maps are made
-        bank = bank_from(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
+        bank = solve_bank(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
         bank = bank.changed(data={**bank.data, **said})
         if not couples:
             return Fitted(bank)

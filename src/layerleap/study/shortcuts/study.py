@@ -20,7 +20,6 @@ import layerleap
 from layerleap.act.exits.cost import measure
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import default_text
 from layerleap.maps.linear import check_solving
 from layerleap.maps.training import summary
 from layerleap.memory import peak_memory
@@ -28,6 +27,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.scores import Scores
 from layerleap.stream.examples import Sampling
+from layerleap.stream.source import default_text
 from layerleap.study.early_texts import early_texts
 from layerleap.study.shortcuts.claims import claims
 from layerleap.study.shortcuts.exits import (

@@ -24,11 +24,11 @@ from layerleap.act.exits.timing import measure_timing
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import default_text
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.scores import Scores
 from layerleap.stream.examples import Sampling, longest_input, require_text
+from layerleap.stream.source import default_text
 from layerleap.study.shortcuts.run import Run
 from layerleap.study.shortcuts.study import ShortcutSettings
 from layerleap.study.suitability.plans import (
