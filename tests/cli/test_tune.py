@@ -107,7 +107,7 @@ def test_what_cannot_be_tuned_is_one_clear_line(place: Path, tmp_path: Path) -> 
     for words, said in (
         (("--start", "nothing"), "start 'nothing' is unknown"),
         (("--judged", 0), "share 0"),
-        (("--rows", 0), "keeps none"),
+        (("--rows", 0), "saves nothing"),
         (("--lr", -1), "no step size"),
     ):
         result = tune(place, tmp_path / "tuned", *words)

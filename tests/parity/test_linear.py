@@ -36,7 +36,7 @@ def rows(n=120, d=7, seed=0, *, offset=0.0):
 def moments_of(*layers, pairs="final"):
     found = Moments(len(layers) - 1, layers[0].shape[1], pairs)
     found.add([torch.as_tensor(layer) for layer in layers])
-    return found.settle()
+    return found.flush()
 
 
 def solved(x, y, **options):

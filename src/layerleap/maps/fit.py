@@ -55,7 +55,7 @@ def solve_bank(
     if tally.parts is not None:
         penalty = 0.0 if options["ridge"] == "auto" else options["ridge"]
         plain = {"intercept": options["intercept"], "ridge": penalty}
-        parts, part_fits = solve_parts(tally.parts, tally.couples, **plain, progress=progress)
+        parts, part_fits = solve_parts(tally.parts, tally.block_parts, **plain, progress=progress)
         fits += part_fits
     data = {"text": tally.about["text"], **tally.about.get("data", {}), "rows_fitted": moments.n}
     return ShortcutBank(
@@ -76,7 +76,7 @@ def _rows_for(tally: Tally, ridge: float | str) -> tuple[Moments, int]:
     if back is None:
         return tally.fit, 0
     if ridge == "auto" or back.shape != tally.fit.shape:  # they hold no pairs of inner layers
-        return tally.fit, back.settle().n
+        return tally.fit, back.flush().n
     return tally.fit.merge(back), 0
 
 

@@ -169,7 +169,7 @@ class _Source:
     """The eigendecomposition of one source layer's Gram matrix, and what follows from it."""
 
     def __init__(self, moments: Moments, src: int, intercept: bool) -> None:
-        self.moments, self.src, self.intercept = moments.settle(), src, intercept
+        self.moments, self.src, self.intercept = moments.flush(), src, intercept
         if moments.n == 0:
             raise BadText("no rows to fit on; the text gave no position to read")
         self.xx = self._centred(moments.xx(src), src, src)
@@ -237,7 +237,7 @@ class _Source:
         In the eigenbasis an error is a quadratic form in the inverse eigenvalues, so each
         candidate costs d^2 instead of a new fit.
         """
-        if held_back is None or held_back.settle().n == 0:
+        if held_back is None or held_back.flush().n == 0:
             raise BadSettings(
                 "an automatic ridge needs rows held back from the fit, and there are none: "
                 "give more documents, or a ridge as a number"

@@ -19,7 +19,7 @@ from torch import Tensor
 from layerleap.errors import NotFinite
 from layerleap.maps.linear import LinearMap
 from layerleap.models.transformer import Transformer
-from layerleap.stats.rows import Rows
+from layerleap.stats.saved_states import SavedStates
 
 BETAS, EPSILON = (0.9, 0.98), 1e-8
 FLOOR = 1e-4  # of the mean eigenvalue: directions below it are not blown up to full size
@@ -88,7 +88,7 @@ class Translator:
             getattr(self, name).copy_(state[name])
 
 
-def translators(starts: Sequence[LinearMap], rows: Rows) -> list[Translator]:
+def translators(starts: Sequence[LinearMap], rows: SavedStates) -> list[Translator]:
     """A translator per start map, scaled by what a sample of the rows looks like.
 
     The start maps must lie where they are to be trained.

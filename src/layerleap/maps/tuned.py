@@ -32,7 +32,7 @@ from layerleap.maps.translator import (
 )
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stats.rows import Rows
+from layerleap.stats.saved_states import SavedStates
 from layerleap.stats.tally import pause_after
 
 ENTRIES = 2**23  # logits held at a time where readings are measured: 32 MB in float32
@@ -73,8 +73,8 @@ class Tuning:
 def tune(
     transformer: Transformer,
     bank: ShortcutBank,
-    rows: Rows,
-    held_out: Rows,
+    rows: SavedStates,
+    held_out: SavedStates,
     tuning: Tuning | None = None,
     *,
     layers: Sequence[int] | None = None,
@@ -92,7 +92,7 @@ def tune(
         transformer: the model.
         bank: the closed-form maps; what is trained, and what training is compared with.
         rows: rows to train on.
-        held_out: rows of other documents, which say when to stop; `Rows.split` makes both.
+        held_out: rows of other documents, which say when to stop; `SavedStates.split` makes both.
         tuning: how to train.
         layers: source layers to train; all by default.
         checkpoint: a file to save to about every half minute, and to go on from. It stays; call
@@ -128,8 +128,8 @@ class _Run:
         self,
         transformer: Transformer,
         bank: ShortcutBank,
-        rows: Rows,
-        held_out: Rows,
+        rows: SavedStates,
+        held_out: SavedStates,
         tuning: Tuning,
         layers: list[int],
     ) -> None:

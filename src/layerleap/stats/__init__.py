@@ -9,6 +9,10 @@ shards (`merge` adds them up) or distributed with torchrun.
 
 from layerleap.stats.collect import collect, finish, merge
 from layerleap.stats.moments import Moments, load_moments, save_moments
+from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stats.tally import Tally
 
-__all__ = ["Moments", "Tally", "collect", "finish", "load_moments", "merge", "save_moments"]
+__all__ = [
+    "Moments", "SavedStates", "StateFile", "Tally", "collect", "finish", "load_moments", "merge",
+    "save_moments",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Collect the statistics of a text in one pass: resumable, and divisible into shards.
+"""Collect the statistics of a text in one pass; it can be resumed and split into shards.
 
 In: a wrapped model and a text. Out: a `Tally`, from which maps are solved.
 """
@@ -13,14 +13,14 @@ from layerleap.models.discovery.parts import KINDS, block_parts
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Pairs, load_about
-from layerleap.stats.rows import RowFile, RowWriter
+from layerleap.stats.saved_states import StateFile, StateWriter
 from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.source import default_text, enough, resolve_text
 
 TOKENS_PER_BATCH = 1024
-RIDGE_SHARE = 0.1  # share of the fitting documents held back when the ridge is chosen from data
+RIDGE_SHARE = 0.1  # share of the fitting documents held back to choose a ridge
 
 
 def collect(
@@ -36,36 +36,36 @@ def collect(
     solving: Mapping[str, Any] | None = None,
     shard: tuple[int, int] | None = None,
     checkpoint: Path | None = None,
-    rows: RowFile | Path | None = None,
+    save_states: StateFile | Path | None = None,
     tokens_per_batch: int | None = None,
     progress: Progress = silent,
 ) -> Tally:
-    """Moments of the fitting side of `text`, in one pass.
+    """Moments of the fitting documents of `text`, collected in one pass.
 
     Args:
         transformer: the model.
-        text: anything `batches_of` reads, "drawn", or None for what suits the model.
-        sampling: how texts are cut and positions chosen.
+        text: anything `batches_of` reads, "drawn", or None for the model's default text.
+        sampling: how to cut texts and choose positions.
         starts: a text of real sequences from which a masked model draws its texts.
-        n_texts: stop after that many texts.
-        pairs: "final" for maps to the last layer, "all" for every pair.
-        parts: in the same pass, see what enters and leaves attention, FFN and norms of every
-            block; or some kinds of `models.parts` alone. Rows held back do not enter.
-        choose_ridge: hold back a tenth of the documents for choosing a ridge.
-        solving: options that `bank_from` is to use unless told otherwise; kept with the result.
-        shard: (which, of how many) when several runs share the work by hand.
-        checkpoint: a file to save to about every half minute, and to go on from. The finished
-            tally stays in it; call `finish` once what is made of it is safe.
-        rows: a file to keep a sample of the rows in that are fitted on, for `tune`.
-        tokens_per_batch: padded tokens per forward pass; suited to a CPU when None.
-        progress: told about every batch.
+        n_texts: stop after this many texts.
+        pairs: "final" for maps to the last layer, "all" for maps between all layers.
+        parts: also collect the inputs and outputs of attention, FFN and norms of every block; or
+            name some of these kinds. Rows held back for the ridge are not included.
+        choose_ridge: hold back a tenth of the documents to choose a ridge.
+        solving: default options for `solve_bank`, stored with the result.
+        shard: (index, number of shards) if several runs share the work.
+        checkpoint: a file to save to about every half minute, and to resume from. The finished
+            tally stays there; call `finish` once your results are saved.
+        save_states: a file for a sample of the states fitted on, which `tune` trains on.
+        tokens_per_batch: padded tokens per forward pass; the default suits a CPU.
+        progress: called after every batch.
     """
     tokens = TOKENS_PER_BATCH if tokens_per_batch is None else tokens_per_batch
     rank, processes = world()
-    mine = _check_run(pairs, n_texts, tokens, shard, rank, processes)
-    kept = RowFile(rows) if isinstance(rows, Path) else rows
-    if kept is not None and mine[1] > 1:
-        raise BadSettings("rows are kept by a run of its own; leave rows, or the sharing, out")
+    own_shard = _check_run(pairs, n_texts, tokens, shard, rank, processes)
+    file = StateFile(save_states) if isinstance(save_states, Path) else save_states
+    if file is not None and own_shard[1] > 1:
+        raise BadSettings("a sharded run cannot save states; run without shards or save_states")
     if text is None:
         text = default_text(transformer) if starts is None else "drawn"
     sampling = sampling or Sampling()
@@ -77,7 +77,7 @@ def collect(
         "text": str(text) if isinstance(text, str | Path) else "given texts",
         "sampling": sampling.to_dict(), "solve": dict(solving or {}),
         "n_texts": n_texts, "pairs": pairs, "parts": block_parts(transformer, kinds) or None,
-        "choose_ridge": choose_ridge, "rows_kept": kept.settings() if kept else None,
+        "choose_ridge": choose_ridge, "save_states": file.settings() if file else None,
         "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
     }  # fmt: skip
     own = own_checkpoint(checkpoint)
@@ -89,18 +89,20 @@ def collect(
         transformer, source, sampling, n_texts=n_texts, census=census, tokens_per_batch=tokens,
         ridge_share=RIDGE_SHARE if choose_ridge else 0.0,
     )  # fmt: skip
-    with closing(RowWriter(kept, transformer, tally.fit.rows)) if kept else nullcontext() as writer:
+    with (
+        closing(StateWriter(file, transformer, tally.fit.rows)) if file else nullcontext()
+    ) as writer:
         run_tally(
             transformer, batches, tally,
-            shard=mine, checkpoint=own, rows=writer, progress=progress,
-            total=None if n_texts is None else -(-n_texts // mine[1]),
+            shard=own_shard, checkpoint=own, writer=writer, progress=progress,
+            total=None if n_texts is None else -(-n_texts // own_shard[1]),
         )  # fmt: skip
     tally.about = {**about, "data": census.to_dict()}
     reduce_tally(tally)
     if tally.fit.n == 0 and not shard:
         raise NothingToFit(
             "no position to fit on: the text is empty, every piece is too short, or every document "
-            "fell to the held-out side; give more documents"
+            "is held out; give more documents"
         )
     if writer is not None:
         writer.finish()
@@ -115,13 +117,13 @@ def _check_run(
     rank: int,
     processes: int,
 ) -> tuple[int, int]:
-    """This process's share of the work; settings without meaning are refused."""
+    """This process's shard; invalid settings are refused."""
     if pairs not in ("final", "all"):
-        raise BadSettings(f"pairs {pairs!r} are unknown; 'final' or 'all' was wanted")
+        raise BadSettings(f"unknown pairs {pairs!r}; expected 'final' or 'all'")
     if n_texts is not None and n_texts < 1:
-        raise BadSettings(f"n_texts {n_texts} leaves nothing to fit on; 1 or more was wanted")
+        raise BadSettings(f"n_texts {n_texts} leaves nothing to fit on; expected 1 or more")
     if tokens_per_batch < 1:
-        raise BadSettings(f"tokens_per_batch {tokens_per_batch} is no size; 1 or more was wanted")
+        raise BadSettings(f"tokens_per_batch {tokens_per_batch} is too small; expected 1 or more")
     if shard and processes > 1:
         raise BadSettings("torchrun already divides the work; leave --shard out")
     if shard and not 0 <= shard[0] < shard[1]:
@@ -138,23 +140,23 @@ def own_checkpoint(checkpoint: Path | None) -> Path | None:
 
 
 def _resume(checkpoint: Path | None, about: dict[str, Any]) -> Tally | None:
-    """The tally of an earlier run with the very same settings, if there is one."""
+    """The tally of an earlier run with the same settings, if there is one."""
     if checkpoint is None or not checkpoint.exists():
         return None
     tally = Tally.load(checkpoint)
-    # How the sums will be solved changes none of them.
+    # The solving options do not affect the sums.
     differing = [key for key in about if key != "solve" and tally.about.get(key) != about[key]]
     if differing:
         raise WrongModel(
-            f"{checkpoint} is of a run with other settings ({', '.join(differing)}); "
-            "delete it to start anew, or repeat those settings to go on"
+            f"{checkpoint} was written by a run with different settings ({', '.join(differing)}); "
+            "delete it to start over, or repeat those settings to resume"
         )
     tally.about = about
     return tally
 
 
 def finish(checkpoint: Path | None) -> None:
-    """Remove the checkpoint of a run whose result is saved; under torchrun, all call it."""
+    """Remove the checkpoint of a run whose result is saved; under torchrun, call it everywhere."""
     own = own_checkpoint(checkpoint)
     wait_for_all()  # the first process may still be saving
     if own is not None:
@@ -162,13 +164,14 @@ def finish(checkpoint: Path | None) -> None:
 
 
 def merge(paths: Sequence[Path]) -> Tally:
-    """Add up shards of one run; all of them must be there. Read one at a time."""
+    """The sum of all shards of one run, read one file at a time."""
     if not paths:
         raise BadSettings("nothing to merge: name the files of all shards")
     shards = [_shard_of(path) for path in paths]
     of = shards[0][1]
     if any(other != of for _, other in shards):
-        raise BadSettings(f"shards of different divisions: {sorted({o for _, o in shards})} parts")
+        counts = sorted({of for _, of in shards})
+        raise BadSettings(f"these shards come from runs split into {counts} shards; merge one run")
     if len(shards) != len({which for which, _ in shards}):
         raise BadSettings(
             f"a shard was given twice: {sorted(which for which, _ in shards)} of {of}"
@@ -176,14 +179,14 @@ def merge(paths: Sequence[Path]) -> Tally:
     missing = set(range(of)) - {which for which, _ in shards}
     if missing:
         raise BadSettings(f"shards {sorted(missing)} of {of} are missing")
-    whole = Tally.load(paths[0])
+    total = Tally.load(paths[0])
     for path in paths[1:]:
-        whole = whole.merge(Tally.load(path))
-    return whole
+        total = total.merge(Tally.load(path))
+    return total
 
 
 def _shard_of(path: Path) -> tuple[int, int]:
     match load_about(path).get("about"):
         case {"shard": [int(which), int(of)], "data": dict()}:
             return which, of
-    raise BadArtifact(f"{path} is no shard but a whole or unfinished run")
+    raise BadArtifact(f"{path} is not a finished shard: it holds a whole or an unfinished run")

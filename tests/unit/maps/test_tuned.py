@@ -21,7 +21,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Answer
 from layerleap.stats.collect import collect, finish
-from layerleap.stats.rows import RowFile, Rows
+from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stream.examples import Sampling
 
 FAST = Tuning(most_rows=1920, rows_per_step=64, lr=1e-2, check_every=10)
@@ -40,8 +40,8 @@ def made(tmp_path_factory) -> SimpleNamespace:
 
 
 def make(transformer, folder: Path) -> SimpleNamespace:
-    tally = collect(transformer, sentences(150), SAMPLING, rows=folder / "rows")
-    rows, held_out = RowFile(folder / "rows").open().split(0.2)
+    tally = collect(transformer, sentences(150), SAMPLING, save_states=folder / "rows")
+    rows, held_out = StateFile(folder / "rows").open().split(0.2)
     return SimpleNamespace(bank=solve_bank(tally), rows=rows, held_out=held_out, tally=tally)
 
 
@@ -49,7 +49,7 @@ def run(made, tuning: Tuning = FAST, **options):
     return tune(model(), made.bank, made.rows, made.held_out, tuning, **options)
 
 
-def kl_of(lens: Lens, rows: Rows, layer: int) -> float:
+def kl_of(lens: Lens, rows: SavedStates, layer: int) -> float:
     states = rows.states(slice(None))
     answer = Answer(lens.transformer.logits(states[:, -1]))
     return answer.compare(lens.logits(states[:, layer], layer)).kl.mean().item()
@@ -170,7 +170,7 @@ def test_scaling_does_not_depend_on_how_large_the_states_are(made):
     (one,) = translators([start], made.rows)
     records = made.rows._records.copy()
     records["states"] *= 8.0  # a power of two: exact
-    (other,) = translators([start], Rows(records, made.rows._chosen, made.rows.model))
+    (other,) = translators([start], SavedStates(records, made.rows._chosen, made.rows.model))
     torch.testing.assert_close(other.scale, one.scale)
     assert torch.equal(other.size, 8 * one.size)
 
@@ -391,7 +391,7 @@ def test_settings_without_meaning_are_refused(change, named):
 
 
 def test_missing_rows_are_refused(made):
-    none = Rows(made.rows._records, np.arange(0), made.rows.model)
+    none = SavedStates(made.rows._records, np.arange(0), made.rows.model)
     with pytest.raises(BadText, match="no rows to train on"):
         tune(model(), made.bank, none, made.held_out, FAST)
     with pytest.raises(BadText, match="no rows to hold out"):
@@ -403,7 +403,7 @@ def test_a_bank_or_rows_of_another_model_are_refused(made, tmp_path):
     theirs = make(other, tmp_path)
     with pytest.raises(WrongModel, match="this bank is of"):
         tune(model(), theirs.bank, made.rows, made.held_out, FAST)
-    with pytest.raises(WrongModel, match="these rows are of"):
+    with pytest.raises(WrongModel, match="these states were saved from"):
         tune(model(), made.bank, made.rows, theirs.held_out, FAST)
 
 
@@ -417,8 +417,8 @@ def test_layers_without_a_map_are_refused(made, layers):
 def test_other_families_are_tuned_alike(name, tmp_path):
     transformer = tiny(name)
     sampling = Sampling(positions="one" if name == "bert" else "all")
-    tally = collect(transformer, sentences(200), sampling, rows=tmp_path / "rows")
-    rows, held_out = RowFile(tmp_path / "rows").open().split(0.25)
+    tally = collect(transformer, sentences(200), sampling, save_states=tmp_path / "rows")
+    rows, held_out = StateFile(tmp_path / "rows").open().split(0.25)
     # From the identity: a random BERT is so nearly linear that its closed form leaves no room.
     tuning = Tuning(most_rows=1920, rows_per_step=64, lr=1e-2, check_every=10, start="identity")
     _, record = tune(transformer, solve_bank(tally), rows, held_out, tuning)

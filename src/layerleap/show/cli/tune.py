@@ -79,7 +79,7 @@ def tune(
         from layerleap.maps.tuned import Tuning
         from layerleap.maps.tuned import tune as tuned
         from layerleap.stats.collect import finish
-        from layerleap.stats.rows import RowFile
+        from layerleap.stats.saved_states import StateFile
 
         tuning = Tuning(
             start=start,  # type: ignore[arg-type]  # checked there
@@ -95,13 +95,13 @@ def tune(
             out_folder.with_name(f".{out_folder.name}.tuning.{end}")
             for end in ("rows", "pass.safetensors", "safetensors")
         )
-        file = RowFile(kept, limit=rows, seed=seed)
+        file = StateFile(kept, limit=rows, seed=seed)
         check_target(out_folder)
         transformer = load_model(model, blocks, tail, revision, dtype)
         closed = ShortcutBank.from_pretrained(bank)
         closed.check_model(transformer)
         collect(
-            transformer, text, sampling, starts=starts, n_texts=texts, rows=file,
+            transformer, text, sampling, starts=starts, n_texts=texts, save_states=file,
             checkpoint=passed, progress=progress,
         )  # fmt: skip
         sides = file.open().split(judged, seed)

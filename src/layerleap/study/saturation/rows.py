@@ -22,7 +22,7 @@ from layerleap.read.probes.task import States
 from layerleap.read.random_walks import RandomWalk, RandomWalks
 from layerleap.read.saturation import Ranks, Saturation
 from layerleap.read.scores import score
-from layerleap.stats.rows import RowFile, RowWriter
+from layerleap.stats.saved_states import StateFile, StateWriter
 from layerleap.stream.examples import Batch
 
 EVERY = 2**40  # rows are never so many: all are kept, in their order
@@ -96,9 +96,9 @@ def observe(
     """
     ranks = Ranks(transformer, lenses, k)
     walks = RandomWalks(transformer, lenses, k=k, share=walk_share, seed=seed)
-    target = RowFile(file, EVERY, seed)
+    target = StateFile(file, EVERY, seed)
     target.remove()
-    writer = RowWriter(target, transformer, 0)
+    writer = StateWriter(target, transformer, 0)
 
     def keep(states: Mapping[int, Tensor], batch: Batch) -> None:
         ranks.note(batch)

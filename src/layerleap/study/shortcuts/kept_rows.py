@@ -16,7 +16,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import solve
 from layerleap.maps.tuned import Tuning, tune
 from layerleap.stats.moments import Moments
-from layerleap.stats.rows import Rows
+from layerleap.stats.saved_states import SavedStates
 from layerleap.study.shortcuts.run import Run, named
 
 HELD_OUT = 0.1  # of the documents fitted on: they say when training stops
@@ -24,7 +24,7 @@ IDENTITY_SHARE = 0.5  # of the training rows, spent on starting from the identit
 
 
 def bank_of(
-    rows: Rows, chosen: torch.Tensor, *, intercept: bool, ridge: float | str
+    rows: SavedStates, chosen: torch.Tensor, *, intercept: bool, ridge: float | str
 ) -> ShortcutBank:
     """Maps to the last layer, solved for rows that were kept.
 
@@ -45,7 +45,7 @@ def bank_of(
     )  # fmt: skip
 
 
-def fit_sample(run: Run, rows: Rows, n_rows: int, label: str) -> ShortcutBank:
+def fit_sample(run: Run, rows: SavedStates, n_rows: int, label: str) -> ShortcutBank:
     """A bank to the last layer fitted on some of the rows that were kept: no pass is needed."""
     started, s = time.monotonic(), run.settings
     chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(s.sampling.seed))
@@ -57,7 +57,7 @@ def fit_sample(run: Run, rows: Rows, n_rows: int, label: str) -> ShortcutBank:
     return bank.changed(data={**counts, "rows_fitted": n_rows, **data})
 
 
-def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]], dict[str, int]]:
+def train(run: Run, rows: SavedStates) -> tuple[ShortcutBank, list[dict[str, Any]], dict[str, int]]:
     """Maps trained from the closed form, the record of that, and what it was judged by.
 
     Training also starts from the identity, on fewer rows, for comparison.
@@ -88,8 +88,8 @@ def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]], dic
 def _trained(
     run: Run,
     start: ShortcutBank,
-    train: Rows,
-    held: Rows,
+    train: SavedStates,
+    held: SavedStates,
     tuning: Tuning,
 ) -> tuple[ShortcutBank, list[dict[str, Any]]]:
     """One training; a checkpoint of another one is in nobody's way."""

@@ -26,7 +26,7 @@ from layerleap.progress import Progress
 from layerleap.read.lens import Lens
 from layerleap.read.scores import Quality, Scores, score
 from layerleap.stats.collect import collect, finish
-from layerleap.stats.rows import RowFile, Rows
+from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stats.tally import Tally
 from layerleap.stream.drawn import NOTE
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
@@ -47,7 +47,9 @@ class Fitted(NamedTuple):
 
     bank: ShortcutBank
     biased: ShortcutBank | None = None  # its parts alone, with an intercept; None without parts
-    rows: Rows | None = None  # the rows fitted on, or a sample of them, if they were to be kept
+    rows: SavedStates | None = (
+        None  # the rows fitted on, or a sample of them, if they were to be kept
+    )
 
 
 class Run:
@@ -113,13 +115,13 @@ class Run:
         checkpoint = self.folder / f"fitting-{slug(name)}.safetensors"
         # By its key: rows of other settings must never be taken for those of this fit.
         file = self.folder / f"rows-{slug(name)}-{_digest(key)}"
-        rows = RowFile(file) if keep_rows else None
+        rows = StateFile(file) if keep_rows else None
         if fitted := self._kept(folder, rows, key, source, sampling, asked):
             return fitted
         tally = collect(
             self.transformer, source, sampling, n_texts=asked, pairs=pairs, parts=list(parts),
             choose_ridge=s.ridge == "auto", checkpoint=checkpoint if self.work else None,
-            rows=rows, progress=named(self.progress, f"fitting on {name}"),
+            save_states=rows, progress=named(self.progress, f"fitting on {name}"),
         )  # fmt: skip
         account = self.account("fit", name, tally.about["data"], asked, started)
         give_back()
@@ -135,7 +137,7 @@ class Run:
 
     def _solved(self, tally: Tally, said: Mapping[str, Any]) -> Fitted:
         """The bank, its parts without an intercept; and the same parts with one."""
-        s, couples, parts = self.settings, tally.couples, tally.parts
+        s, couples, parts = self.settings, tally.block_parts, tally.parts
         plain, biased = (
             solve_parts(parts, couples, intercept=bias, progress=self.progress)
             if parts is not None
@@ -155,7 +157,7 @@ class Run:
     def _kept(
         self,
         folder: Path,
-        rows: RowFile | None,
+        rows: StateFile | None,
         key: list[Any],
         source: Any,
         sampling: Sampling,
