@@ -49,7 +49,7 @@ def test_json_is_for_programs_and_a_bank_adds_its_own_strip(place: Path) -> None
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [(("-k", 99), "99 ranks were asked for"), (("-k", 0), "choose 1 to 61"),
+    [(("-k", 99), "cannot follow 99 ranks"), (("-k", 0), "choose 1 to 61"),
      (("--position", 9), "position 9 does not exist"), (("--bank", "nowhere"), "nowhere")],
 )  # fmt: skip
 def test_what_cannot_be_shown_is_one_line_and_code_two(

@@ -19,7 +19,7 @@ from layerleap.maps.translator import Translator, kl_gradient, translators
 from layerleap.maps.tuned import Tuning, batch, tune
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
-from layerleap.read.metrics import Answer
+from layerleap.read.metrics import Reference
 from layerleap.stats.collect import collect, finish
 from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stream.examples import Sampling
@@ -51,8 +51,8 @@ def run(made, tuning: Tuning = FAST, **options):
 
 def kl_of(lens: Lens, rows: SavedStates, layer: int) -> float:
     states = rows.states(slice(None))
-    answer = Answer(lens.transformer.logits(states[:, -1]))
-    return answer.compare(lens.logits(states[:, layer], layer)).kl.mean().item()
+    reference = Reference(lens.transformer.logits(states[:, -1]))
+    return reference.compare(lens.logits(states[:, layer], layer)).kl.mean().item()
 
 
 def without_seconds(record: list[dict]) -> list[dict]:

@@ -173,7 +173,7 @@ def test_a_token_the_model_does_not_know_is_refused(case, token):
 
 @pytest.mark.parametrize("top_k", [0, -1, 62])
 def test_top_k_must_lie_within_the_vocabulary(case, top_k):
-    with pytest.raises(BadSettings, match=f"top_k {top_k} is not in 1 to 61"):
+    with pytest.raises(BadSettings, match=f"top_k {top_k} is out of range; expected 1 to 61"):
         Lens(case[1]).read("the cat", top_k=top_k)
 
 

@@ -26,7 +26,7 @@ from layerleap.read.probes.softmax import Softmax
 from layerleap.read.probes.task import TaskProbe, features
 from layerleap.read.saturation import saturate
 from layerleap.read.scores import score
-from layerleap.stats.rows import RowFile, RowWriter
+from layerleap.stats.saved_states import StateFile, StateWriter
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
 
@@ -50,11 +50,11 @@ def batches(n: int = 150):
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """Saturation, rows and evidence of a small random model: one pass, as a study has it."""
-    file = RowFile(tmp_path_factory.mktemp("rows") / "rows", limit=2000)
-    writer = RowWriter(file, model(), 0)
+    file = StateFile(tmp_path_factory.mktemp("rows") / "rows", limit=2000)
+    writer = StateWriter(file, model(), 0)
     found = saturate(
         model(), {"id": Lens(model())}, batches(), k=2,
-        keep_states=lambda states, batch: writer.add(
+        on_states=lambda states, batch: writer.add(
             [states[layer] for layer in sorted(states)], batch.documents
         ),
     )["id"]  # fmt: skip

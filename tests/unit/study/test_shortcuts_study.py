@@ -456,7 +456,7 @@ def test_a_text_of_one_document_is_refused_with_the_reason(llama, tmp_path):
         settings = ShortcutSettings(
             text=str(tmp_path / "one.txt"), other=None, sampling=Sampling(seed=seed)
         )
-        with pytest.raises(BadText, match="every document is held out|held-out side") as caught:
+        with pytest.raises(BadText, match=r"every document is held out|held-out side") as caught:
             study_shortcuts(llama, settings)
         assert "give more" in str(caught.value)
         assert "\n" not in str(caught.value)

@@ -20,7 +20,7 @@ from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
 from layerleap.read.probes.task import States
 from layerleap.read.random_walks import RandomWalk, RandomWalks
-from layerleap.read.saturation import Ranks, Saturation
+from layerleap.read.saturation import Saturation, SaturationObserver
 from layerleap.read.scores import score
 from layerleap.stats.saved_states import StateFile, StateWriter
 from layerleap.stream.examples import Batch
@@ -94,23 +94,23 @@ def observe(
         total: how many texts there will be, if known.
         phase: what progress calls it.
     """
-    ranks = Ranks(transformer, lenses, k)
+    ranks = SaturationObserver(transformer, lenses, k)
     walks = RandomWalks(transformer, lenses, k=k, share=walk_share, seed=seed)
     target = StateFile(file, EVERY, seed)
     target.remove()
     writer = StateWriter(target, transformer, 0)
 
     def keep(states: Mapping[int, Tensor], batch: Batch) -> None:
-        ranks.note(batch)
+        ranks.add_batch(batch)
         writer.add([states[layer] for layer in sorted(states)], batch.documents)
 
-    def watch(way: str, layer: int, logits: Tensor) -> None:
-        ranks.watch(way, layer, logits)
-        walks.watch(way, layer, logits)
+    def on_logits(name: str, layer: int, logits: Tensor) -> None:
+        ranks.on_logits(name, layer, logits)
+        walks.on_logits(name, layer, logits)
 
     with closing(writer):
         scores = score(
-            transformer, lenses, batches(), keep_states=keep, watch=watch,
+            transformer, lenses, batches(), on_states=keep, on_logits=on_logits,
             progress=progress, total=total, phase=phase,
         )  # fmt: skip
     writer.finish()

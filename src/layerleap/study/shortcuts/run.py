@@ -24,7 +24,8 @@ from layerleap.memory import give_back
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
-from layerleap.read.scores import Quality, Scores, score
+from layerleap.read.map_errors import MapErrors
+from layerleap.read.scores import Scores, score
 from layerleap.stats.collect import collect, finish
 from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stats.tally import Tally
@@ -243,7 +244,7 @@ class Run:
         if kept and (found := self._kept_reading(kept, key, source, sampling)):
             return found
         started, census = time.monotonic(), Census()
-        quality = Quality(self.transformer, measured) if measured is not None else None
+        quality = MapErrors(measured) if measured is not None else None
         scores = self._scores(text, source, sampling, banks, quality, inside, census)
         tables = {
             "scores": labelled(scores, text),
@@ -271,7 +272,7 @@ class Run:
         source: Any,
         sampling: Sampling,
         banks: Mapping[str, ShortcutBank],
-        quality: Quality | None,
+        quality: MapErrors | None,
         inside: Inside | None,
         census: Census,
     ) -> Scores:
@@ -284,8 +285,8 @@ class Run:
         try:
             return score(
                 self.transformer, lenses, iter_batches(self.transformer, examples),
-                keep_states=None if quality is None else quality.add,
-                also=None if inside is None else inside.add,
+                on_states=None if quality is None else quality.add,
+                on_recording=None if inside is None else inside.add,
                 progress=self.progress, total=asked, phase=f"reading {text}",
             )  # fmt: skip
         except BadText as error:
