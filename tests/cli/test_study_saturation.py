@@ -54,7 +54,7 @@ def test_json_is_for_programs_and_quick_is_said(place: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [(("-k", 99), "99 ranks were asked for"), (("--sections", "magic"), "section 'magic'"),
+    [(("-k", 99), "cannot follow 99 ranks"), (("--sections", "magic"), "section 'magic'"),
      (("--text", "-"), "standard input"), (("--bank", "nowhere"), "nowhere"),
      (("--held-out", 0), "held_out 0")],
 )  # fmt: skip
