@@ -215,7 +215,7 @@ def test_shards_without_rows_held_back_cannot_choose_a_ridge(
     part = tmp_path / "part"
     assert run("fit", folder, "--text", text, "--shard", "0/1", "-o", part).exit_code == 0
     result = run("merge", part, "--ridge", "auto", "-o", tmp_path / "bank")
-    refused(result, "made without", "--ridge auto", "a ridge as a number")
+    refused(result, "these statistics have none", "--ridge auto", "a ridge as a number")
 
 
 def test_study_writes_report_data_and_bank_and_leaves_no_work_behind(
@@ -328,7 +328,7 @@ def test_bank_of_another_model(bank: Path, tmp_path: Path) -> None:
     other = tiny("llama", seed=1)
     other.model.save_pretrained(tmp_path / "other")
     other.tokenizer.save_pretrained(tmp_path / "other")  # type: ignore[union-attr]
-    refused(run("read", tmp_path / "other", "the cat", "--bank", bank), "this bank is of")
+    refused(run("read", tmp_path / "other", "the cat", "--bank", bank), "this bank belongs to")
 
 
 def test_tampered_and_truncated_bank(folder: Path, bank: Path, tmp_path: Path) -> None:
@@ -338,11 +338,14 @@ def test_tampered_and_truncated_bank(folder: Path, bank: Path, tmp_path: Path) -
         copy = shutil.copytree(bank, tmp_path / name)
         weights = copy / "maps.safetensors"
         weights.write_bytes(harm(weights.read_bytes()))
-        refused(run("read", folder, "the cat", "--bank", copy), "changed or cut short")
+        refused(run("read", folder, "the cat", "--bank", copy), "changed or truncated")
 
 
 def test_missing_bank(folder: Path, tmp_path: Path) -> None:
-    refused(run("read", folder, "the cat", "--bank", tmp_path / "none"), "no folder")
+    refused(
+        run("read", folder, "the cat", "--bank", tmp_path / "none"),
+        "is neither a folder nor a valid name",
+    )
 
 
 @pytest.mark.parametrize(
@@ -403,9 +406,9 @@ def test_a_folder_of_other_things_is_refused_before_the_pass(
         "merge": ("merge", text),
         "import": ("import", "mat", folder, "--model", folder),
     }[command]
-    refused(run(*words, "-o", tmp_path / "thesis"), "other things than a bank", "another folder")
+    refused(run(*words, "-o", tmp_path / "thesis"), "other files than a bank", "another folder")
     monkeypatch.chdir(tmp_path)
-    refused(run(*words, "-o", "."), "the folder you are in")
+    refused(run(*words, "-o", "."), "the current folder")
     refused(run(*words, "-o", text), "is a file")
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "precious"
 

@@ -373,8 +373,8 @@ def test_an_automatic_ridge_without_rows_held_back_is_refused(held_back):
         ({"ridge": float("nan")}, "ridge"),
         ({"ridge": float("inf")}, "ridge"),
         ({"ridge": "strong"}, "strong"),
-        ({"rank": 0}, "rank 0 is not in 1 to 7"),
-        ({"rank": 8}, "rank 8 is not in 1 to 7"),
+        ({"rank": 0}, "rank 0 is out of range; expected 1 to 7"),
+        ({"rank": 8}, "rank 8 is out of range; expected 1 to 7"),
         ({"targets": [5]}, "no moments from layer 0 to layer 5"),
     ],
 )

@@ -1,9 +1,13 @@
-"""Fit a bank: statistics of a text in one pass, then every map in closed form.
+"""Fit a bank: the statistics of a text in one pass, then every map in closed form.
 
-model = load("smollm2")                      models
-tally = collect(model, "wikipedia", ...)     stream, stats
-bank  = solve_bank(tally, ...)               maps
-bank.lens(model).read("The capital of")      read
+In: a wrapped model and a text. Out: a `ShortcutBank`.
+
+    model = ll.load("smollm2")
+    bank = ll.fit(model, "wikipedia")
+    print(ll.evaluate(model, bank, "wikipedia"))
+
+`fit` is `collect` (in `layerleap.stats`) followed by `solve_bank`; shards of a large run are
+collected separately, merged, then solved.
 """
 
 import hashlib
@@ -36,20 +40,20 @@ def solve_bank(
     rank: int | None = None,
     progress: Progress = silent,
 ) -> ShortcutBank:
-    """Solve every map the tally's moments hold; see `maps.linear.solve` for the options.
+    """A bank of every map that the tally's moments determine; see `maps.linear.solve`.
 
-    Options left out are those that `collect` was given, else a plain least-squares fit. Maps of
-    parts are of full rank, and without a penalty where the ridge is "auto".
+    Options default to those given to `collect`, else to plain least squares. Maps of parts always
+    have full rank, and no penalty if the ridge is "auto".
     """
-    asked = {"intercept": intercept, "ridge": ridge, "rank": rank}
+    given = {"intercept": intercept, "ridge": ridge, "rank": rank}
     options = {"intercept": False, "ridge": 0.0, "rank": None, **tally.about.get("solve", {})}
-    options |= {key: value for key, value in asked.items() if value is not None}
-    moments, unused = _rows_for(tally, options["ridge"])
+    options |= {key: value for key, value in given.items() if value is not None}
+    moments, n_unused = _moments_for(tally, options["ridge"])
     maps, fits = [], []
     for src in range(moments.n_layers):
-        for found, fit in solve(moments, src, held_back=tally.held_back, **options):
-            maps.append(found)
-            fits.append(fit)
+        for linear, report in solve(moments, src, held_back=tally.held_back, **options):
+            maps.append(linear)
+            fits.append(report)
         progress("solving", src + 1, moments.n_layers, "layers")
     parts: dict[tuple[int, str], LinearMap] = {}
     if tally.parts is not None:
@@ -61,21 +65,21 @@ def solve_bank(
     return ShortcutBank(
         maps, model=tally.about["model"], n_layers=moments.n_layers, d_model=moments.d_model,
         parts=parts, fits=fits, settings={**options, **tally.about["sampling"]},
-        data={**data, "rows_held_back": unused},
+        data={**data, "rows_held_back": n_unused},
     )  # fmt: skip
 
 
-def _rows_for(tally: Tally, ridge: float | str) -> tuple[Moments, int]:
-    """The rows to fit on, and how many are kept out of the fit."""
+def _moments_for(tally: Tally, ridge: float | str) -> tuple[Moments, int]:
+    """The moments to fit on, and the number of rows not used in the fit."""
     back = tally.held_back
     if ridge == "auto" and back is None:
         raise BadSettings(
-            "an automatic ridge needs rows held back, and these statistics were made without: "
-            "make them again with --ridge auto (choose_ridge), or give a ridge as a number"
+            "ridge 'auto' needs rows held back, but these statistics have none: collect them again "
+            "with --ridge auto (choose_ridge=True), or give a ridge as a number"
         )
     if back is None:
         return tally.fit, 0
-    if ridge == "auto" or back.shape != tally.fit.shape:  # they hold no pairs of inner layers
+    if ridge == "auto" or back.shape != tally.fit.shape:  # held-back moments lack inner targets
         return tally.fit, back.flush().n
     return tally.fit.merge(back), 0
 
@@ -91,9 +95,19 @@ def fit(
     progress: Progress = silent,
     **options: Any,
 ) -> ShortcutBank:
-    """`collect`, then `solve_bank`; `options` go to `collect`.
+    """A bank of linear shortcuts, fitted in one pass over a text.
 
-    A checkpoint among them stays until the bank is saved and `stats.collect.finish` is called.
+    Args:
+        transformer: the model.
+        text: anything `batches_of` reads, "drawn", or None for the model's default text.
+        sampling: how to cut texts, choose positions and hold out documents.
+        intercept: also fit a bias.
+        ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto" to choose
+            it on a tenth of the documents.
+        rank: the rank of the maps; full by default.
+        progress: called after every batch and every solved layer.
+        options: passed on to `collect`: n_texts, pairs, parts, checkpoint, ... A checkpoint stays
+            until you call `layerleap.stats.finish`, after saving the bank.
     """
     check_solving(ridge, rank, transformer.d_model)
     solving = {"intercept": intercept, "ridge": ridge, "rank": rank}
@@ -110,21 +124,21 @@ def default_bank(
     tell: Callable[[str], None] = lambda _: None,
     progress: Progress = silent,
 ) -> ShortcutBank:
-    """The bank kept in the cache for these very weights; fitted now if there is none."""
+    """The cached bank for exactly these weights; fitted now if there is none."""
     text, plan = default_text(transformer), _default_plan(transformer)
-    made_of = json.dumps([text, plan["sampling"].to_dict(), plan["n_texts"]])
-    digest = hashlib.sha256(made_of.encode()).hexdigest()[:8]  # other defaults, another bank
+    key = json.dumps([text, plan["sampling"].to_dict(), plan["n_texts"]])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:8]  # other defaults give another bank
     folder = cache_root() / "banks" / f"{transformer.identity.fingerprint}-{digest}"
     if folder.is_dir():
         try:
             bank = ShortcutBank.from_pretrained(folder)
             bank.check_model(transformer)
             return bank
-        except (BadArtifact, WrongModel) as error:  # a cache can be made again
+        except (BadArtifact, WrongModel) as error:  # a cache can be recreated
             tell(str(error))
             shutil.rmtree(folder, ignore_errors=True)
     name = transformer.identity.name
-    tell(f"no bank of {name} yet: fitting one on {text} (once; kept in {folder})")
+    tell(f"no bank for {name} yet: fitting one on {text} (once; cached in {folder})")
     checkpoint = folder.with_suffix(".fitting.safetensors")
     plan = {"text": text, "progress": progress, **plan}
     bank = _fit_in_cache(transformer, plan, folder, checkpoint, tell)
@@ -132,16 +146,16 @@ def default_bank(
         bank.save_pretrained(folder)
         finish(checkpoint)
     except (CannotWrite, OSError) as error:
-        tell(f"the bank is not kept: {error}")
+        tell(f"the bank was not cached: {error}")
     return bank
 
 
 def _default_plan(transformer: Transformer) -> dict[str, Any]:
     """How the default bank samples its text.
 
-    A masked model reads the positions that are hidden from it: many at once would leave it
-    little to read from, so it gets one per text, and more and shorter texts. An image is one row,
-    so all images that are not held out are taken.
+    A masked model is read at its masked positions. Masking many at once would leave little context,
+    so it gets one position per text, and more and shorter texts. An image is one row, so all
+    images that are not held out are used.
     """
     if reads(transformer) == "images":
         return {"sampling": Sampling(), "n_texts": None}
@@ -158,12 +172,12 @@ def _fit_in_cache(
     checkpoint: Path,
     tell: Callable[[str], None],
 ) -> ShortcutBank:
-    """Fit with a checkpoint if the cache can hold one; nothing in a cache may be in the way."""
+    """Fit with a checkpoint if possible; a broken or read-only cache must not prevent the fit."""
     own = own_checkpoint(checkpoint)
     try:
         check_target(folder)
         return fit(transformer, checkpoint=checkpoint, **plan)
-    except (BadArtifact, WrongModel) as error:  # a damaged checkpoint, or of another text
+    except (BadArtifact, WrongModel) as error:  # a checkpoint that is damaged or of another text
         if own is None or not own.is_file():
             raise
         tell(str(error))

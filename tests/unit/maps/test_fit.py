@@ -50,7 +50,9 @@ def test_fitting_a_bank_is_collecting_and_solving(llama, ridge):
 
 
 def test_an_automatic_ridge_needs_rows_held_back(llama):
-    with pytest.raises(BadSettings, match=r"made without: .*--ridge auto.* a ridge as a number"):
+    with pytest.raises(
+        BadSettings, match=r"these statistics have none: .*--ridge auto.* a ridge as a number"
+    ):
         solve_bank(collect(llama, sentences(30)), ridge="auto")
     few = collect(llama, sentences(30), n_texts=1, choose_ridge=True)
     assert few.held_back.n == 0
@@ -85,7 +87,7 @@ def test_a_default_bank_is_fitted_once_and_kept(llama, empty_cache, default_sour
     told = []
     first = default_bank(llama, tell=told.append)
     assert len(told) == 1
-    assert "no bank of tiny-llama yet" in told[0]
+    assert "no bank for tiny-llama yet" in told[0]
     folders = [path for path in (empty_cache / "banks").iterdir()]
     (folder,) = folders
     assert re.fullmatch(f"{llama.identity.fingerprint}-[0-9a-f]{{8}}", folder.name)
@@ -109,7 +111,7 @@ def test_a_damaged_default_bank_is_fitted_again(llama, empty_cache, default_sour
     (folder / "maps.safetensors").write_bytes(b"cut")
     told = []
     found = default_bank(llama, tell=told.append)
-    assert "changed or cut short" in told[0]
+    assert "changed or truncated" in told[0]
     assert torch.equal(found[0, 3].weight, wanted[0, 3].weight)
     assert default_bank(llama, tell=told.append).check_model(llama) is None
     assert len(told) == 2
@@ -162,7 +164,7 @@ def test_a_default_bank_is_given_even_if_it_cannot_be_kept(
     told, passes = [], []
     bank = default_bank(llama, tell=told.append, progress=lambda *step: passes.append(step))
     bank.check_model(llama)
-    assert "the bank is not kept: cannot write" in told[-1]
+    assert "the bank was not cached: cannot write" in told[-1]
     assert sum(step[0] == "solving" for step in passes) == 3  # one fit, not two
     assert (tmp_path / "file").read_text() == "in the way"
 

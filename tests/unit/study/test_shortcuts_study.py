@@ -294,7 +294,7 @@ def test_the_bank_of_a_study_leads_to_the_last_layer_and_carries_its_scores(case
     loaded = ShortcutBank.from_pretrained(bank.save_pretrained(tmp_path / "bank"))
     assert loaded.quality == bank.quality
     assert not {"study", "account"} & set(bank.data)
-    assert "Held-out scores:" in bank.card()
+    assert "Scores on held-out text:" in bank.card()
 
 
 def test_a_report_is_written_from_it(case, tmp_path):

@@ -75,15 +75,14 @@ def tune(
     with clean_errors(), TerminalProgress() as progress:
         from layerleap import Sampling, ShortcutBank, collect
         from layerleap.maps.bank import check_target
-        from layerleap.maps.training import summary
-        from layerleap.maps.tuned import Tuning
+        from layerleap.maps.tuned import Tuning, summary
         from layerleap.maps.tuned import tune as tuned
         from layerleap.stats.collect import finish
         from layerleap.stats.saved_states import StateFile
 
         tuning = Tuning(
             start=start,  # type: ignore[arg-type]  # checked there
-            most_rows=most_rows,
+            max_rows=most_rows,
             rows_per_step=rows_per_step, lr=lr, check_every=check_every, patience=patience,
             seed=seed,
         )  # fmt: skip

@@ -68,7 +68,7 @@ def train(run: Run, rows: SavedStates) -> tuple[ShortcutBank, list[dict[str, Any
     s = run.settings
     train, held = rows.split(HELD_OUT, s.sampling.seed)
     start = bank_of(train, torch.arange(len(train)), intercept=s.intercept, ridge=s.ridge)
-    tuning = Tuning(most_rows=s.tuned_rows, seed=s.sampling.seed)
+    tuning = Tuning(max_rows=s.tuned_rows, seed=s.sampling.seed)
     tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
     record = []
     ways: tuple[tuple[Literal["identity", "mat"], float], ...]
@@ -77,7 +77,7 @@ def train(run: Run, rows: SavedStates) -> tuple[ShortcutBank, list[dict[str, Any
         # Whole looks, so that both ways are judged after the same numbers of rows.
         looks = max(1, round(share * tuning.steps / tuning.check_every))
         most = min(s.tuned_rows, looks * tuning.check_every * tuning.rows_per_step)
-        own_tuning = replace(tuning, start=way, most_rows=most)
+        own_tuning = replace(tuning, start=way, max_rows=most)
         tuned, own = _trained(run, start, train, held, own_tuning)
         record += [row for row in own if row not in record]
     key = {"study": ["tuned", s.tuned_rows, s.sampling.seed], "fingerprint": "tuned"}
