@@ -218,7 +218,7 @@ def test_only_the_chosen_states_are_ever_held():
             return super().cells(rows, layers)
 
     states = Counting(of)
-    TaskProbe.fit(of, states, choice=CellSampling(limit=400))
+    TaskProbe.fit(of, states, sampling=CellSampling(limit=400))
     assert 0 < states.most <= 400
     states.most = 0
     evidence = made(500, of.n_layers)

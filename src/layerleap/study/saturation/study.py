@@ -312,7 +312,7 @@ class _Run:
                     f"The task probe through {name} tells {tasks} tasks apart, the last with all "
                     f"later ones, and not {settings.k}: {why}."
                 )
-            return {"lens": name, "tasks": tasks, **found.to_dict(), "words": found.words()}
+            return {"lens": name, "tasks": tasks, **found.to_dict(), "words": found.summary()}
         raise AssertionError  # k is 3 or more
 
     def _intervene(self, seen: SaturationData) -> Row:

@@ -120,7 +120,7 @@ def _lensed(
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
         seen.saturation[name].rows(learning), SomeStates(seen.states, learning),
-        choice=CellSampling(tasks=2, limit=cells, seed=seed),
+        sampling=CellSampling(tasks=2, limit=cells, seed=seed),
     )  # fmt: skip
     rest = whole.rows(others).with_probe(probe, SomeStates(seen.states, others))
     if len(rest) < 2:
