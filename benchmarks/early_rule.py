@@ -148,7 +148,7 @@ def _evidence(
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
         seen.saturation["mat"].rows(learning), SomeStates(seen.states, learning),
-        choice=CellSampling(tasks=2, limit=3000, seed=0),
+        sampling=CellSampling(tasks=2, limit=3000, seed=0),
     )  # fmt: skip
     short = seen.evidence["short"].rows(others)
     rest = short.with_probe(probe, SomeStates(seen.states, others))

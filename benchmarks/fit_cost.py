@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from common import MODEL, Row, interleave, median, timed
 
-from layerleap import Sampling, Tally, Transformer, bank_from, load
+from layerleap import Sampling, Tally, Transformer, load, solve_bank
 from layerleap.stats.tally import run_tally
 from layerleap.stream.examples import Batch, iter_batches, iter_examples
 
@@ -51,7 +51,7 @@ def _row(transformer: Transformer, positions: str, n_texts: int) -> Row:
     for module in (transformer.model, transformer.model.base_model):
         _passes(module, warm)(0)
     samples = interleave(sides, len(rounds))
-    solving = [timed(lambda: bank_from(tally)) for _ in range(3)]
+    solving = [timed(lambda: solve_bank(tally)) for _ in range(3)]
     ours = median(samples["ours"]) * len(rounds) + median(solving)
     peer, headless = (median(samples[name]) * len(rounds) for name in ("peer", "headless"))
     return Row(

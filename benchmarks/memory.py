@@ -45,7 +45,8 @@ def _peak_of_child(n_texts: int) -> float:
 
 def fit(n_texts: int) -> None:
     """Fit maps to the last layer on that many sentences, every position of them."""
-    from layerleap import Sampling, fit_bank, load
+    from layerleap import Sampling, load
+    from layerleap import fit as fit_bank
 
     fit_bank(load(MODEL), "wikipedia", Sampling(positions="all"), n_texts=n_texts)
 

@@ -14,8 +14,9 @@ from common import MODEL, Row, median, timed
 from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
-from layerleap import LinearMap, Moments, Sampling, Transformer, load
+from layerleap import LinearMap, Sampling, Transformer, load
 from layerleap.maps.linear import solve
+from layerleap.stats import Moments
 from layerleap.stream.examples import iter_batches, iter_examples
 
 CHUNK = 1024  # rows per call of `Moments.add`

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from common import MODEL, Row, interleave, median, timed
 
-from layerleap import Lens, Sampling, fit_bank, load
+from layerleap import Lens, Sampling, fit, load
 from layerleap.act.edits.replace import Replacement, cascades
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
@@ -30,7 +30,7 @@ ROWS, LAYERS = 3000, 31  # of the replay, which must take less than a second
 def run(*, smoke: bool) -> list[Row]:
     """Rows for the replay alone, and for both loops against the released ones."""
     model = load(MODEL)
-    bank = fit_bank(model, "wikipedia", n_texts=60 if smoke else 1500, parts=True)
+    bank = fit(model, "wikipedia", n_texts=60 if smoke else 1500, parts=True)
     texts = list(
         iter_examples(model, "wikipedia", Sampling(), side="held-out", n_texts=4 if smoke else 32)
     )

@@ -18,7 +18,7 @@ from common import MODEL, Row, interleave, median
 
 from layerleap import Lens, Sampling, Transformer, load
 from layerleap.memory import peak_memory
-from layerleap.read.reader import RowQueue, Rows
+from layerleap.read.reader import RowQueue, StateRows
 from layerleap.read.saturation import saturate
 from layerleap.stream.examples import Batch, Example, iter_batches, iter_examples
 
@@ -82,15 +82,15 @@ class _Counted(Lens):
 def _readings(
     transformer: Transformer, lens: Lens, rounds: list[list[Batch]]
 ) -> Callable[[int], None]:
-    def read(rows: Rows) -> None:
+    def read(rows: StateRows) -> None:
         for layer in range(transformer.n_layers + 1):
             lens.logits(rows[layer], layer)
 
     def every(number: int) -> None:
-        waiting = RowQueue(transformer, read)
+        queue = RowQueue(transformer, read)
         for batch in rounds[number]:
-            waiting.add(transformer.capture(batch.inputs, keep=batch.keep).states)
-        waiting.settle()
+            queue.add(transformer.capture(batch.inputs, keep=batch.keep).states)
+        queue.flush()
 
     return every
 

@@ -1,4 +1,4 @@
-"""Made-up saturation layers, and states that know of them or do not."""
+"""Made-up saturation layers, and states that contain them or not."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,8 +10,8 @@ from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.probes.cells import task_labels
 from layerleap.read.probes.random_states import RandomStates
-from layerleap.read.random_walks import Double, RandomWalk, RandomWalks
-from layerleap.read.saturation import Ranks, Saturation
+from layerleap.read.random_walks import RandomWalk, RandomWalks, Walk
+from layerleap.read.saturation import Saturation, SaturationObserver
 from layerleap.read.scores import score
 from layerleap.stream.examples import Batch
 
@@ -20,7 +20,7 @@ def saturation(
     rows: int = 200, n_layers: int = 12, k: int = 3, *, per_document: int = 4, seed: int = 0,
     in_order: bool = True,
 ) -> Saturation:  # fmt: skip
-    """Random saturation layers; ranks settle in order unless told otherwise."""
+    """Random saturation layers; ranks saturate in order unless `in_order` is False."""
     g = torch.Generator().manual_seed(seed)
     layer = torch.randint(1, n_layers, (rows, k), generator=g)
     if in_order:
@@ -33,13 +33,13 @@ def saturation(
 
 
 def ignorant(of: Saturation, d_model: int = 16, *, step: float = 0.1, seed: int = 0) -> Any:
-    """Random walks: a row's states are alike, and say nothing of its tasks."""
+    """Random walks: a row's states are similar, but hold nothing about its tasks."""
     steps = torch.tensor([1.0] + [step] * of.n_layers)
     return RandomStates(of.documents, d_model, steps, seed=seed)
 
 
 class Knowing:
-    """Random walks, and on top of them the task itself in a few coordinates."""
+    """Random walks plus the task itself in a few coordinates."""
 
     def __init__(self, of: Saturation, d_model: int = 16, *, loudness: float = 1.0) -> None:
         self.walks, self.labels, self.loudness = ignorant(of, d_model), task_labels(of), loudness
@@ -50,16 +50,16 @@ class Knowing:
         return len(self.walks)
 
     def cells(self, rows: Tensor, layers: Tensor) -> Tensor:
-        found = self.walks.cells(rows, layers)
+        states = self.walks.cells(rows, layers)
         task = self.labels[rows, layers].long()
-        found[torch.arange(len(rows)), task] += self.loudness
-        return found
+        states[torch.arange(len(rows)), task] += self.loudness
+        return states
 
 
-def doubled(logits: Iterable[Tensor], generator: torch.Generator) -> list[Tensor]:
+def random_walk(logits: Iterable[Tensor], generator: torch.Generator) -> list[Tensor]:
     """A random walk beside some rows, layer by layer."""
-    double = Double()
-    return [double.step(z, generator) for z in logits]
+    walk = Walk()
+    return [walk.step(z, generator) for z in logits]
 
 
 def walked(
@@ -69,12 +69,16 @@ def walked(
     **settings: Any,
 ) -> tuple[dict[str, Saturation], dict[str, RandomWalk]]:
     """Saturation layers of a pass, and those of random walks beside it."""
-    walks, ranks = RandomWalks(transformer, lenses, **settings), Ranks(transformer, lenses)
+    walks = RandomWalks(transformer, lenses, **settings)
+    observer = SaturationObserver(transformer, lenses)
 
-    def watch(way: str, layer: int, logits: Tensor) -> None:
-        ranks.watch(way, layer, logits)
-        walks.watch(way, layer, logits)
+    def on_logits(name: str, layer: int, logits: Tensor) -> None:
+        observer.on_logits(name, layer, logits)
+        walks.on_logits(name, layer, logits)
 
-    score(transformer, lenses, batches, keep_states=lambda _, b: ranks.note(b), watch=watch)
-    found = ranks.results()
-    return found, walks.results(found)
+    score(
+        transformer, lenses, batches,
+        on_states=lambda _, batch: observer.add_batch(batch), on_logits=on_logits,
+    )  # fmt: skip
+    saturation = observer.results()
+    return saturation, walks.results(saturation)

@@ -1,57 +1,136 @@
 """layerleap: see what a transformer is about to say, layers before it says it, and act on it.
 
-    zoo -> models -> stream -> stats -> maps -> read -> act -> study -> show
+    import layerleap as ll
 
-A stage imports only from stages to its left. Public names are
-loaded when first used, so that `layerleap --help` does not wait for torch.
+    model = ll.load("smollm2")
+    bank = ll.fit(model, "wikipedia", n_texts=500)     linear shortcuts, in one pass
+    ll.evaluate(model, bank, "news")                   how good they are on held-out text
+    ll.read(model, "The capital of France is")         what every layer would say
+    ll.generate(model, "Once upon a time")             exact, or early with a rule
+    model.capture(...), model.edit(...)                look inside, and change it
+
+Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
+is first used, so that `layerleap --help` does not wait for torch.
+
+The package is one pipeline; a stage imports only from stages to its left:
+
+    zoo -> models -> stream -> stats -> maps -> read -> act -> study -> show
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what runs
+    from layerleap import stats as stats
+    from layerleap import zoo as zoo
+    from layerleap.act import edits as edits
+    from layerleap.act import exits as exits
+    from layerleap.act.decode.decoder import Decoder as Decoder
+    from layerleap.act.decode.decoder import decoder as decoder
+    from layerleap.act.decode.generate import Generation as Generation
+    from layerleap.act.decode.generate import generate as generate
+    from layerleap.errors import LayerleapError as LayerleapError
+    from layerleap.maps.bank import ShortcutBank as ShortcutBank
+    from layerleap.maps.fit import default_bank as default_bank
+    from layerleap.maps.fit import fit as fit
+    from layerleap.maps.imports import import_mat as import_mat
+    from layerleap.maps.imports import import_tuned_lens as import_tuned_lens
+    from layerleap.maps.tune import tune as tune
+    from layerleap.models.discovery.laws import check_model as check
+    from layerleap.models.load import load as load
+    from layerleap.models.transformer import Transformer as Transformer
+    from layerleap.models.untrained import untrained as untrained
+    from layerleap.read.evaluate import Evaluation as Evaluation
+    from layerleap.read.evaluate import evaluate as evaluate
+    from layerleap.read.lens import Lens as Lens
+    from layerleap.read.readings import Readings as Readings
+    from layerleap.read.text import read_text as read
+    from layerleap.stream.documents import iter_documents as iter_documents
+    from layerleap.stream.examples import Sampling as Sampling
+    from layerleap.study import registry as studies
+    from layerleap.study.result import StudyResult as StudyResult
+    from layerleap.study.suitability.result import Suitability as Suitability
+    from layerleap.study.suitability.study import suitability as suitability
 
 __version__ = "0.1.0"
 
 STAGES = ("zoo", "models", "stream", "stats", "maps", "read", "act", "study", "show")
 
+# Module and name; a module alone is a namespace. `read` is callable: see `layerleap.read`.
 _HOME = {
-    "load": "layerleap.models.load",
-    "Transformer": "layerleap.models.transformer",
-    "check_model": "layerleap.models.discovery.laws",
-    "Sampling": "layerleap.stream.examples",
-    "iter_documents": "layerleap.stream.documents",
-    "Moments": "layerleap.stats.moments",
-    "Tally": "layerleap.stats.tally",
-    "LinearMap": "layerleap.maps.linear",
-    "ShortcutBank": "layerleap.maps.bank",
-    "import_mat": "layerleap.maps.imports",
-    "import_tuned_lens": "layerleap.maps.imports",
-    "Lens": "layerleap.read.lens",
-    "Readings": "layerleap.read.readings",
-    "collect": "layerleap.maps.fit",
-    "merge": "layerleap.maps.fit",
-    "bank_from": "layerleap.maps.fit",
-    "fit_bank": "layerleap.maps.fit",
-    "ShortcutSettings": "layerleap.study.shortcuts.study",
-    "study_shortcuts": "layerleap.study.shortcuts.study",
-    "decoder": "layerleap.act.decode.decoder",
-    "generate": "layerleap.act.decode.generate",
-    "suitability": "layerleap.study.suitability.study",
-    "write_report": "layerleap.show.report.report",
-    "LayerleapError": "layerleap.errors",
+    "stats": ("layerleap.stats", ""),
+    "zoo": ("layerleap.zoo", ""),
+    "edits": ("layerleap.act.edits", ""),
+    "exits": ("layerleap.act.exits", ""),
+    "Decoder": ("layerleap.act.decode.decoder", "Decoder"),
+    "decoder": ("layerleap.act.decode.decoder", "decoder"),
+    "Generation": ("layerleap.act.decode.generate", "Generation"),
+    "generate": ("layerleap.act.decode.generate", "generate"),
+    "LayerleapError": ("layerleap.errors", "LayerleapError"),
+    "ShortcutBank": ("layerleap.maps.bank", "ShortcutBank"),
+    "default_bank": ("layerleap.maps.fit", "default_bank"),
+    "fit": ("layerleap.maps.fit", "fit"),
+    "import_mat": ("layerleap.maps.imports", "import_mat"),
+    "import_tuned_lens": ("layerleap.maps.imports", "import_tuned_lens"),
+    "tune": ("layerleap.maps.tune", "tune"),
+    "check": ("layerleap.models.discovery.laws", "check_model"),
+    "load": ("layerleap.models.load", "load"),
+    "Transformer": ("layerleap.models.transformer", "Transformer"),
+    "untrained": ("layerleap.models.untrained", "untrained"),
+    "Evaluation": ("layerleap.read.evaluate", "Evaluation"),
+    "evaluate": ("layerleap.read.evaluate", "evaluate"),
+    "Lens": ("layerleap.read.lens", "Lens"),
+    "Readings": ("layerleap.read.readings", "Readings"),
+    "read": ("layerleap.read", ""),
+    "iter_documents": ("layerleap.stream.documents", "iter_documents"),
+    "Sampling": ("layerleap.stream.examples", "Sampling"),
+    "studies": ("layerleap.study.registry", ""),
+    "StudyResult": ("layerleap.study.result", "StudyResult"),
+    "Suitability": ("layerleap.study.suitability.result", "Suitability"),
+    "suitability": ("layerleap.study.suitability.study", "suitability"),
 }
 
-_NAMESPACES = {"exits": "layerleap.act.exits"}
-
-__all__ = ["__version__", *_HOME, *_NAMESPACES]
+__all__ = [
+    "Decoder",
+    "Evaluation",
+    "Generation",
+    "LayerleapError",
+    "Lens",
+    "Readings",
+    "Sampling",
+    "ShortcutBank",
+    "StudyResult",
+    "Suitability",
+    "Transformer",
+    "check",
+    "decoder",
+    "default_bank",
+    "edits",
+    "evaluate",
+    "exits",
+    "fit",
+    "generate",
+    "import_mat",
+    "import_tuned_lens",
+    "iter_documents",
+    "load",
+    "read",
+    "stats",
+    "studies",
+    "suitability",
+    "tune",
+    "untrained",
+    "zoo",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _NAMESPACES:
-        return importlib.import_module(_NAMESPACES[name])
-    raise AttributeError(f"module 'layerleap' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'layerleap' has no attribute {name!r}")
+    module, attribute = _HOME[name]
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])

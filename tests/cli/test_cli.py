@@ -2,6 +2,7 @@
 
 import errno
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
 from layerleap.show.cli.app import app
+from layerleap.stats.collect import collect
+
+COLLECT = sys.modules[collect.__module__]  # `layerleap.stats.collect` itself is the function
 
 
 def run(*words: object) -> Result:
@@ -211,7 +215,7 @@ def test_shards_without_rows_held_back_cannot_choose_a_ridge(
     part = tmp_path / "part"
     assert run("fit", folder, "--text", text, "--shard", "0/1", "-o", part).exit_code == 0
     result = run("merge", part, "--ridge", "auto", "-o", tmp_path / "bank")
-    refused(result, "made without", "--ridge auto", "a ridge as a number")
+    refused(result, "these statistics have none", "--ridge auto", "a ridge as a number")
 
 
 def test_study_writes_report_data_and_bank_and_leaves_no_work_behind(
@@ -324,7 +328,7 @@ def test_bank_of_another_model(bank: Path, tmp_path: Path) -> None:
     other = tiny("llama", seed=1)
     other.model.save_pretrained(tmp_path / "other")
     other.tokenizer.save_pretrained(tmp_path / "other")  # type: ignore[union-attr]
-    refused(run("read", tmp_path / "other", "the cat", "--bank", bank), "this bank is of")
+    refused(run("read", tmp_path / "other", "the cat", "--bank", bank), "this bank belongs to")
 
 
 def test_tampered_and_truncated_bank(folder: Path, bank: Path, tmp_path: Path) -> None:
@@ -334,11 +338,14 @@ def test_tampered_and_truncated_bank(folder: Path, bank: Path, tmp_path: Path) -
         copy = shutil.copytree(bank, tmp_path / name)
         weights = copy / "maps.safetensors"
         weights.write_bytes(harm(weights.read_bytes()))
-        refused(run("read", folder, "the cat", "--bank", copy), "changed or cut short")
+        refused(run("read", folder, "the cat", "--bank", copy), "changed or truncated")
 
 
 def test_missing_bank(folder: Path, tmp_path: Path) -> None:
-    refused(run("read", folder, "the cat", "--bank", tmp_path / "none"), "no folder")
+    refused(
+        run("read", folder, "the cat", "--bank", tmp_path / "none"),
+        "is neither a folder nor a valid name",
+    )
 
 
 @pytest.mark.parametrize(
@@ -383,8 +390,8 @@ def test_no_space_left_on_the_disk(
 
 def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused must be refused before a model is even loaded."""
-    for place in ("layerleap.models.load.load", "layerleap.maps.fit.merge"):
-        monkeypatch.setattr(place, lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr("layerleap.models.load.load", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr(COLLECT, "merge", lambda *_, **__: pytest.fail("too late"))
 
 
 @pytest.mark.parametrize("command", ["fit", "merge", "import"])
@@ -399,9 +406,9 @@ def test_a_folder_of_other_things_is_refused_before_the_pass(
         "merge": ("merge", text),
         "import": ("import", "mat", folder, "--model", folder),
     }[command]
-    refused(run(*words, "-o", tmp_path / "thesis"), "other things than a bank", "another folder")
+    refused(run(*words, "-o", tmp_path / "thesis"), "other files than a bank", "another folder")
     monkeypatch.chdir(tmp_path)
-    refused(run(*words, "-o", "."), "the folder you are in")
+    refused(run(*words, "-o", "."), "the current folder")
     refused(run(*words, "-o", text), "is a file")
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "precious"
 
@@ -427,7 +434,7 @@ def test_interruption_keeps_the_checkpoint_and_the_next_run_ends_the_same(
     from layerleap import ShortcutBank
     from layerleap.stats import tally
 
-    monkeypatch.setattr("layerleap.maps.fit.TOKENS_PER_BATCH", 64)
+    monkeypatch.setattr(COLLECT, "TOKENS_PER_BATCH", 64)
     fit = ("fit", folder, "--text", text, "--positions", "all", "-o")
     assert run(*fit, tmp_path / "whole").exit_code == 0
     add, seen = tally._add, []

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.show.cli.app import app
 
 TEXT = "the cat sat on the mat"
@@ -24,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny("llama")
     model.model.save_pretrained(place / "model")
     model.tokenizer.save_pretrained(place / "model")  # type: ignore[union-attr]
-    fit_bank(model, sentences(40)).save_pretrained(place / "bank")
+    fit(model, sentences(40)).save_pretrained(place / "bank")
     return place
 
 
@@ -49,7 +49,7 @@ def test_json_is_for_programs_and_a_bank_adds_its_own_strip(place: Path) -> None
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [(("-k", 99), "99 ranks were asked for"), (("-k", 0), "choose 1 to 61"),
+    [(("-k", 99), "cannot follow 99 ranks"), (("-k", 0), "choose 1 to 61"),
      (("--position", 9), "position 9 does not exist"), (("--bank", "nowhere"), "nowhere")],
 )  # fmt: skip
 def test_an_error_is_one_line_and_exit_code_two(

@@ -77,7 +77,7 @@ def test_sections_that_could_not_run_give_code_three(place: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [(("-k", 99), "99 ranks were asked for"), (("--sections", "magic"), "no section 'magic'"),
+    [(("-k", 99), "cannot follow 99 ranks"), (("--sections", "magic"), "no section 'magic'"),
      (("--text", "-"), "standard input"), (("--bank", "nowhere"), "nowhere"),
      (("--held-out", 0), "held_out is 0")],
 )  # fmt: skip

@@ -105,10 +105,10 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bank(
 
 def test_what_cannot_be_tuned_is_one_clear_line(place: Path, tmp_path: Path) -> None:
     for words, said in (
-        (("--start", "nothing"), "start 'nothing' is unknown"),
+        (("--start", "nothing"), "unknown start 'nothing'"),
         (("--judged", 0), "share 0"),
-        (("--rows", 0), "keeps none"),
-        (("--lr", -1), "no step size"),
+        (("--rows", 0), "saves nothing"),
+        (("--lr", -1), "not a valid step size"),
     ):
         result = tune(place, tmp_path / "tuned", *words)
         assert result.exit_code == 2
@@ -122,5 +122,5 @@ def test_a_bank_of_another_model_is_refused_before_the_pass(place: Path, tmp_pat
     other.save_pretrained(tmp_path / "other")
     result = tune(place, tmp_path / "tuned", "--bank", tmp_path / "other")
     assert result.exit_code == 2
-    assert "this bank is of" in " ".join(result.output.split())
+    assert "this bank belongs to" in " ".join(result.output.split())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]

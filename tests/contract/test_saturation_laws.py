@@ -79,7 +79,7 @@ def test_more_ranks_than_outputs_are_refused(name):
     batch, lenses = batch_of(transformer), {"id": Lens(transformer)}
     outputs = transformer.d_vocab
     assert saturate(transformer, lenses, [batch], k=outputs)["id"].k == outputs
-    with pytest.raises(BadSettings, match=f"{outputs + 1} ranks .* has {outputs} outputs"):
+    with pytest.raises(BadSettings, match=f"{outputs + 1} ranks: .* has {outputs} outputs"):
         saturate(transformer, lenses, [batch], k=outputs + 1)
     with pytest.raises(BadSettings, match="choose 1 to"):
         saturate(transformer, lenses, [batch], k=0)
@@ -88,7 +88,7 @@ def test_more_ranks_than_outputs_are_refused(name):
 @pytest.mark.parametrize("name", ["llama", "bert", "vit"])
 def test_a_model_with_one_layer_is_refused(name):
     transformer = Transformer.wrap(build(name, num_hidden_layers=1))
-    with pytest.raises(BadSettings, match="has 1 layer, so no token can settle before the last"):
+    with pytest.raises(BadSettings, match="has 1 layer, so no token can saturate before the last"):
         saturate(transformer, {"id": Lens(transformer)}, [batch_of(transformer)])
 
 
@@ -112,14 +112,14 @@ KINDS = ["llama", "gemma2", "bert", "t5", "whisper", "vit"]
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_watched_readings_settle_where_those_followed_from_the_end_do(name):
+def test_observed_readings_saturate_where_those_tracked_from_the_end_do(name):
     transformer = Transformer.wrap(build(name).double())
     batch = batch_of(transformer, rows=20)
     lenses = {"id": Lens(transformer), "mat": Lens(transformer, random_bank(transformer))}
-    watched = walked(transformer, lenses, [batch], share=0.5)[0]
-    for lens_name, followed in saturate(transformer, lenses, [batch]).items():
+    observed = walked(transformer, lenses, [batch], share=0.5)[0]
+    for lens_name, tracked in saturate(transformer, lenses, [batch]).items():
         for tensor in ("layer", "tokens", "gold", "documents", "positions"):
-            assert torch.equal(getattr(watched[lens_name], tensor), getattr(followed, tensor))
+            assert torch.equal(getattr(observed[lens_name], tensor), getattr(tracked, tensor))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -7,7 +7,7 @@ from tiny_models import sentences, tiny
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import Entropy, Fixed, Gap, Patience, Similarity, TopProbability
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.models.hooks.recording import record
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Distribution
@@ -76,7 +76,7 @@ def between(values):
 @pytest.mark.parametrize("through", ["id", "mat"])
 def test_replay_exits_where_a_run_of_its_own_would(name, through):
     transformer = tiny(name)
-    bank = fit_bank(transformer, DOCUMENTS) if through == "mat" else None
+    bank = fit(transformer, DOCUMENTS) if through == "mat" else None
     lens = Lens(transformer, bank)
     found = iter_examples(transformer, DOCUMENTS, Sampling(), side="held-out", n_texts=12)
     examples = list({(e.ids, e.keep): e for e in found}.values())

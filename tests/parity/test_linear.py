@@ -11,8 +11,8 @@ from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps import linear
-from layerleap.maps.fit import collect
 from layerleap.maps.linear import RIDGES, IdentityMap, moments_r2, solve, squared_error
+from layerleap.stats.collect import collect
 from layerleap.stats.moments import Moments
 from layerleap.stream.examples import Sampling
 
@@ -36,7 +36,7 @@ def rows(n=120, d=7, seed=0, *, offset=0.0):
 def moments_of(*layers, pairs="final"):
     found = Moments(len(layers) - 1, layers[0].shape[1], pairs)
     found.add([torch.as_tensor(layer) for layer in layers])
-    return found.settle()
+    return found.flush()
 
 
 def solved(x, y, **options):
@@ -373,8 +373,8 @@ def test_an_automatic_ridge_without_rows_held_back_is_refused(held_back):
         ({"ridge": float("nan")}, "ridge"),
         ({"ridge": float("inf")}, "ridge"),
         ({"ridge": "strong"}, "strong"),
-        ({"rank": 0}, "rank 0 is not in 1 to 7"),
-        ({"rank": 8}, "rank 8 is not in 1 to 7"),
+        ({"rank": 0}, "rank 0 is out of range; expected 1 to 7"),
+        ({"rank": 8}, "rank 8 is out of range; expected 1 to 7"),
         ({"targets": [5]}, "no moments from layer 0 to layer 5"),
     ],
 )

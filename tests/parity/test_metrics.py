@@ -13,11 +13,12 @@ from sklearn.metrics import r2_score
 from tiny_models import sentences, tiny
 
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.linear import LinearMap
 from layerleap.read.lens import Lens
-from layerleap.read.metrics import DEPTH, Answer, Distribution, mean_interval, resample
-from layerleap.read.scores import GROUPS, Quality, score
+from layerleap.read.map_errors import GROUPS, MapErrors
+from layerleap.read.metrics import DEPTH, Distribution, Reference, mean_interval, resample
+from layerleap.read.scores import score
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
 
@@ -32,7 +33,7 @@ def naive(model, reading):
 
 
 def assert_as_naive(model, reading, tolerance=1e-4):
-    found = Answer(model).compare(reading)
+    found = Reference(model).compare(reading)
     for row in range(len(model)):
         top, rank, surprisal, kl = naive(model[row].tolist(), reading[row].tolist())
         assert int(found.top[row]) == top
@@ -79,7 +80,7 @@ def test_any_logits_give_the_naive_numbers(pair):
 
 def test_all_logits_equal_put_token_k_at_rank_k():
     reading = torch.full((14, 14), -1.0).fill_diagonal_(1.0)
-    found = Answer(torch.zeros(14, 14)).compare(reading)
+    found = Reference(torch.zeros(14, 14)).compare(reading)
     assert found.top.tolist() == list(range(14))
     assert found.rank.tolist() == [*range(10), 10, 10, 10, 10]
 
@@ -93,7 +94,7 @@ def test_the_top_token_is_the_lowest_of_the_best():
 def test_huge_logits_give_finite_numbers(size):
     torch.manual_seed(1)
     model, reading = torch.randn(2, 9, 50) * size
-    found = Answer(model).compare(reading)
+    found = Reference(model).compare(reading)
     for values in (found.surprisal, found.kl):
         assert torch.isfinite(values).all()
         assert (values >= 0).all()
@@ -103,7 +104,7 @@ def test_huge_logits_give_finite_numbers(size):
 def test_a_reading_equal_to_the_answer_has_no_divergence_and_the_floor_as_surprisal():
     torch.manual_seed(0)
     model = torch.randn(300, 40) * 5
-    found = Answer(model).compare(model)
+    found = Reference(model).compare(model)
     assert (found.rank == 0).all()
     assert found.kl.max() < 1e-5
     assert (found.kl >= 0).all()  # rounding would put some just below
@@ -113,7 +114,7 @@ def test_a_reading_equal_to_the_answer_has_no_divergence_and_the_floor_as_surpri
 
 def test_kl_is_scipys_and_torchs():
     model, reading = torch.randn(2, 5, 30)
-    found = Answer(model).compare(reading).kl
+    found = Reference(model).compare(reading).kl
     p, q = (torch.softmax(value.double(), -1).numpy() for value in (model, reading))
     np.testing.assert_allclose(found, rel_entr(p, q).sum(-1), rtol=1e-4)
     by_torch = torch.nn.functional.kl_div(
@@ -124,7 +125,7 @@ def test_kl_is_scipys_and_torchs():
 
 def test_half_precision_logits_are_compared_in_float32():
     model, reading = (torch.randn(2, 8, 40) * 4).bfloat16()
-    found = Answer(model).compare(reading)
+    found = Reference(model).compare(reading)
     assert found.kl.dtype == found.surprisal.dtype == torch.float32
     assert_as_naive(model.float(), reading.float())
 
@@ -134,12 +135,12 @@ def measured(request):
     """Scores and quality of a bank on the held-out side, and the rows behind them."""
     transformer = tiny(request.param)
     texts = sentences(60)
-    bank = fit_bank(transformer, texts, pairs="all", intercept=True)
+    bank = fit(transformer, texts, pairs="all", intercept=True)
     examples = list(iter_examples(transformer, texts, Sampling(), side="held-out"))
     batches = list(iter_batches(transformer, examples, tokens_per_batch=100))
-    quality = Quality(transformer, bank)
+    quality = MapErrors(bank)
     lenses = {"-": Lens(transformer), "all": Lens(transformer, bank)}
-    scores = score(transformer, lenses, batches, keep_states=quality.add)
+    scores = score(transformer, lenses, batches, on_states=quality.add)
     seen = [transformer.capture(batch.inputs, keep=batch.keep).states for batch in batches]
     states = {at: torch.cat([h[at] for h in seen]) for at in range(transformer.n_layers + 1)}
     return SimpleNamespace(
@@ -291,14 +292,14 @@ def test_the_interval_of_r2_brackets_it(measured):
         assert row["documents"] == len(measured.scores.documents.unique())
 
 
-def fake_quality(n_documents, rows_each=4, width=3, constant=False):
-    """Quality of one map between two made-up layers."""
+def fake_errors(n_documents, rows_each=4, width=3, constant=False):
+    """Errors of one map between two made-up layers."""
     torch.manual_seed(0)
     bank = ShortcutBank(
         [LinearMap(0, 1, weight=torch.randn(width, width))],
         model={"name": "made up"}, n_layers=1, d_model=width,
     )  # fmt: skip
-    quality = Quality(SimpleNamespace(n_layers=1, d_model=width), bank)
+    quality = MapErrors(bank)
     documents = torch.arange(n_documents).repeat_interleave(rows_each)
     states = {0: torch.randn(len(documents), width), 1: torch.randn(len(documents), width)}
     if constant:
@@ -311,26 +312,26 @@ def fake_quality(n_documents, rows_each=4, width=3, constant=False):
 
 
 def test_more_documents_than_groups_are_all_counted():
-    row, wanted, found = fake_quality(2 * GROUPS + 3)
+    row, wanted, found = fake_errors(2 * GROUPS + 3)
     assert row["documents"] == 2 * GROUPS + 3
     assert row["r2"] == pytest.approx(r2_score(wanted, found), rel=1e-5)
     assert row["low"] < row["r2"] < row["high"]
 
 
 def test_a_coordinate_that_never_varies_is_left_out_of_r2():
-    row, wanted, found = fake_quality(5, constant=True)
+    row, wanted, found = fake_errors(5, constant=True)
     assert row["r2"] == pytest.approx(r2_score(wanted[:, 1:], found[:, 1:]), rel=1e-5)
 
 
 def test_r2_of_one_document_has_no_interval():
-    row, wanted, found = fake_quality(1)
+    row, wanted, found = fake_errors(1)
     assert row["r2"] == pytest.approx(r2_score(wanted, found), rel=1e-5)
     assert row["low"] is None
     assert row["high"] is None
 
 
 def test_r2_of_a_single_row_is_unknown():
-    row, _, __ = fake_quality(1, rows_each=1)
+    row, _, __ = fake_errors(1, rows_each=1)
     assert row["no_first"] is None
     assert row["r2"] is None or math.isnan(row["r2"])
 
@@ -338,7 +339,7 @@ def test_r2_of_a_single_row_is_unknown():
 def test_how_sure_a_reading_is_equals_softmax_and_entropy_in_float64():
     generator = torch.Generator().manual_seed(4)
     model, reading = torch.randn(2, 50, 300, generator=generator) * 5
-    found = Answer(model).compare(reading)
+    found = Reference(model).compare(reading)
     p = reading.double().softmax(-1)
     best = p.sort(-1, descending=True).values
     entropy = -(p * p.log()).sum(-1)
@@ -347,14 +348,14 @@ def test_how_sure_a_reading_is_equals_softmax_and_entropy_in_float64():
 
 
 def test_two_equal_best_tokens_have_the_same_probability():
-    found = Answer(torch.zeros(1, 3)).compare(torch.tensor([[2.0, 5, 5]]))
+    found = Reference(torch.zeros(1, 3)).compare(torch.tensor([[2.0, 5, 5]]))
     assert found.top.item() == 1
     assert found.p1.item() == found.p2.item()
 
 
 def test_comparing_a_reading_leaves_the_answer_and_the_reading_as_they_were():
     model, reading = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(1))
-    answer, before = Answer(model), reading.clone()
+    answer, before = Reference(model), reading.clone()
     first = answer.compare(reading)
     assert torch.equal(reading, before)
     assert torch.equal(answer.compare(reading).kl, first.kl)

@@ -23,7 +23,7 @@ def moments_of(h: list[np.ndarray], batch: int) -> Moments:
     moments = Moments(LAYERS, WIDTH, "all")
     for start in range(0, ROWS, batch):
         moments.add([torch.from_numpy(layer[start : start + batch]) for layer in h])
-    return moments.settle()
+    return moments.flush()
 
 
 @pytest.mark.parametrize("batch", [7, 512, ROWS])

@@ -1,7 +1,7 @@
-"""ShortcutBank: all maps of one model as one artefact that can be saved, shared and trusted.
+"""ShortcutBank: all maps of one model, with their model card, to save and share.
 
-In: maps and the card that says how they were made and how good they are.
-Out: a folder of `bank.json`, `maps.safetensors` and a README; loading checks all of it.
+In: maps, and how they were fitted and scored.
+Out: a folder with `bank.json`, `maps.safetensors` and a README. Loading verifies all of it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from layerleap.errors import BadArtifact, BadSettings
 from layerleap.maps.artifact import Artifact, require_identity
-from layerleap.maps.card import readme
+from layerleap.maps.card import model_card
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 FORMAT = 1
 CONFIG, WEIGHTS = "bank.json", "maps.safetensors"
 BANK = Artifact("bank", CONFIG, WEIGHTS, FORMAT)
-PART = "part."  # how the names of tensors of parts begin; those of layers begin with a number
+PART = "part."  # prefix of tensors of parts; names of layer maps start with a number
 
 
 class ShortcutBank:
     """Maps by (src, dst), the model they belong to, and their card. Immutable, always fitted.
 
-    `parts` holds maps that stand in for parts of blocks, by (block, part): (3, "attn"), (3, "ffn"),
-    (3, "attn_norm"), ...; their fits are in `part_fits`.
+    `parts` holds maps that replace parts of blocks, by (block, part): (3, "attn"), (3, "ffn"),
+    (3, "attn_norm"), ...; their reports are in `part_fits`.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class ShortcutBank:
         self.fits = {(fit.src, fit.dst): fit for fit in fits if fit.part is None}
         self.part_fits = {(fit.dst, fit.part): fit for fit in fits if fit.part is not None}
         self.settings, self.data = dict(settings or {}), dict(data or {})
-        self.quality = [dict(row) for row in quality]  # held-out scores, if they were measured
-        self.source = source  # who fitted it
+        self.quality = [dict(row) for row in quality]  # held-out scores, if measured
+        self.source = source  # the program that fitted it
 
     def __getitem__(self, pair: tuple[int, int]) -> LinearMap | IdentityMap:
-        """The map from src to dst; from a layer to itself, the identity."""
+        """The map from src to dst; the identity if both are the same layer."""
         src, dst = pair
         if src == dst and 0 <= src <= self.n_layers:
             return IdentityMap(src, dst)
         if pair not in self.maps:
-            have = "every layer to the last" if self.is_final_only else f"{len(self.maps)} pairs"
+            held = "every layer to the last" if self.is_final_only else f"{len(self.maps)} pairs"
             raise BadSettings(
                 f"no map from layer {src} to layer {dst} in this bank of {self.model['name']}: "
-                f"it has layers 0 to {self.n_layers} and holds {have}"
+                f"the model has layers 0 to {self.n_layers}, the bank holds {held}"
             )
         return self.maps[pair]
 
@@ -79,7 +79,7 @@ class ShortcutBank:
 
     @property
     def is_final_only(self) -> bool:
-        """True if there is a map from every layer to the last, and no other."""
+        """True if the bank holds a map from every layer to the last, and no others."""
         return set(self.maps) == {(src, self.n_layers) for src in range(self.n_layers)}
 
     def check_model(self, transformer: Transformer) -> None:
@@ -88,17 +88,17 @@ class ShortcutBank:
 
     def lens(self, transformer: Transformer) -> "Lens":
         """A lens that reads `transformer` through these maps."""
-        from layerleap.read.lens import Lens  # the one look to the right: sugar for users
+        from layerleap.read.lens import Lens  # the only rightward import, for convenience
 
         return Lens(transformer, self)
 
     def to(self, devices: Callable[[int], Any] | Mapping[int, Any]) -> "ShortcutBank":
-        """The bank with each map on the device of the rows that it takes.
+        """The bank with each map on the device of its source layer.
 
         Args:
-            devices: from a source layer to its device. A map copies its weights on every call
-                while they lie elsewhere; once placed, it copies nothing. A part's map goes to
-                the layer that its block makes, for it is the block that holds the part.
+            devices: the device of each layer. A map on another device than its input copies its
+                weights on every call; placing it here avoids that. A part's map goes to the
+                device of its block's output.
         """
         device_of = devices.__getitem__ if isinstance(devices, Mapping) else devices
         placed = [m.to(device_of(m.src)) for m in self.maps.values()]
@@ -112,26 +112,26 @@ class ShortcutBank:
         return self.changed(maps=placed, parts=parts)
 
     def changed(self, **changes: Any) -> "ShortcutBank":
-        """The same bank, but for the named arguments of the constructor."""
-        every: dict[str, Any] = {key: getattr(self, key) for key in KEPT}
+        """A copy of the bank with some arguments of the constructor changed."""
+        arguments: dict[str, Any] = {key: getattr(self, key) for key in FIELDS}
         fits = [*self.fits.values(), *self.part_fits.values()]
-        every |= {"maps": self.maps.values(), "parts": self.parts, "fits": fits, **changes}
-        return ShortcutBank(every.pop("maps"), **every)
+        arguments |= {"maps": self.maps.values(), "parts": self.parts, "fits": fits, **changes}
+        return ShortcutBank(arguments.pop("maps"), **arguments)
 
     def card(self) -> str:
-        """The quality card in Markdown."""
-        return readme(self)
+        """The model card in Markdown."""
+        return model_card(self)
 
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Write the bank, all or nothing; only an earlier bank or an empty folder is replaced."""
+        """Write the bank atomically; only an earlier bank or an empty folder is replaced."""
         return BANK.save(folder, self._config(), self._tensors(), self.card())
 
     def digest(self) -> str:
-        """Differs between banks whose numbers differ."""
-        found = blake2b(digest_size=16)
+        """Hash of all numbers in the bank."""
+        digest = blake2b(digest_size=16)
         for name, value in sorted(self._tensors().items()):
-            found.update(name.encode() + value.detach().cpu().float().numpy().tobytes())
-        return found.hexdigest()
+            digest.update(name.encode() + value.detach().cpu().float().numpy().tobytes())
+        return digest.hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:
         keys = {f"{src}-{dst}": m for (src, dst), m in self.maps.items()}
@@ -151,7 +151,7 @@ class ShortcutBank:
     def from_pretrained(
         cls, source: str | Path, *, revision: str | None = None, token: str | None = None
     ) -> "ShortcutBank":
-        """Load a bank from a folder or a hub repository; a damaged one is an error."""
+        """The bank in a folder or hub repository; a damaged one is an error."""
         path, config, tensors = BANK.load(source, revision=revision, token=token)
         try:
             require_identity(config["model"])
@@ -159,7 +159,7 @@ class ShortcutBank:
                 _maps(tensors),
                 parts=_parts(tensors),
                 fits=[FitReport(**fit) for fit in config["fits"]],
-                **{key: config[key] for key in KEPT},
+                **{key: config[key] for key in FIELDS},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadArtifact(f"{path} does not describe a bank ({error})") from error
@@ -167,7 +167,7 @@ class ShortcutBank:
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, token: str | None = None
     ) -> str:
-        """Upload the bank as a model repository of its own; returns its address."""
+        """Upload the bank as a model repository, and return its URL."""
         import tempfile
 
         from huggingface_hub import HfApi
@@ -175,18 +175,18 @@ class ShortcutBank:
         api = HfApi(token=token)
         with tempfile.TemporaryDirectory() as temporary:
             folder = self.save_pretrained(Path(temporary) / "bank")
-            address = api.create_repo(repo_id, private=private, exist_ok=True)
+            url = api.create_repo(repo_id, private=private, exist_ok=True)
             api.upload_folder(
                 repo_id=repo_id, folder_path=folder, commit_message=f"Upload {self!r}"
             )
-        return str(address)
+        return str(url)
 
 
-KEPT = ("source", "model", "n_layers", "d_model", "settings", "data", "quality")
+FIELDS = ("source", "model", "n_layers", "d_model", "settings", "data", "quality")
 
 
 def check_target(folder: str | Path) -> None:
-    """Refuse a folder that a bank cannot be written to, or that holds anything but a bank."""
+    """Refuse a folder that is not writable, or that holds anything but a bank."""
     BANK.check_target(folder)
 
 

@@ -1,9 +1,10 @@
-"""The card of a bank: what a reader must know before trusting it, as Markdown with hub metadata.
+"""The model card of a bank: Markdown with Hugging Face metadata.
 
-In: a bank. Out: the text of its README.
+In: a bank. Out: the text of its README.md.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,108 +12,131 @@ if TYPE_CHECKING:
     from layerleap.maps.bank import ShortcutBank
 
 
-def readme(bank: "ShortcutBank") -> str:
-    """Front matter, use, how it was made, how good it is."""
+def model_card(bank: "ShortcutBank") -> str:
+    """The card: metadata, description, use, training and evaluation."""
     name = bank.model["name"]
-    return "\n".join(
+    sections = [
+        _metadata(bank),
+        [f"# Linear shortcuts for {name}", "", *_description(bank)],
         [
-            "---",
-            "library_name: layerleap",
-            "tags: [layerleap, linear-shortcut, interpretability]",
-            *([f"base_model: {name}"] if _is_hub_name(name) else []),
-            "---",
-            "",
-            f"# Linear shortcuts of {name}",
-            "",
-            f"{len(bank)} maps, {_kind(bank)}, of a "
-            f"model with {bank.n_layers} layers of width {bank.d_model}.",
-            *_parts(bank),
-            "",
+            "## How to use", "",
             "```python",
             "import layerleap as ll",
+            "",
             f'model = ll.load("{name}")',
-            'bank = ll.ShortcutBank.from_pretrained("this folder")',
+            'bank = ll.ShortcutBank.from_pretrained("path/to/this/bank")',
             'bank.lens(model).read("The capital of France is")',
-            "```",
-            "",
-            "## Made from",
-            "",
-            *_bullets({"made by": bank.source, **_model(bank), **bank.data, **bank.settings}),
-            "",
-            "## How good",
-            "",
-            *_quality(bank),
-            "",
-        ]
-    )
+            "```", "",
+            "The bank belongs to exactly the weights it was fitted on; layerleap refuses any other "
+            "model.",
+        ],
+        ["## Training", "", f"Fitted by {bank.source}."],
+        *_lists({"Model": bank.model, "Data": bank.data, "Settings": bank.settings}),
+        ["## Evaluation", "", *_evaluation(bank)],
+    ]  # fmt: skip
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def _metadata(bank: "ShortcutBank") -> list[str]:
+    name = bank.model["name"]
+    tags = ["layerleap", "interpretability", "tuned-lens" if _is_tuned(bank) else "linear-shortcut"]
+    base = [f"base_model: {name}"] if _is_hub_name(name) else []
+    return ["---", "library_name: layerleap", *base, "tags:", *(f"- {tag}" for tag in tags), "---"]
 
 
 def _is_hub_name(name: str) -> bool:
-    """True for "maker/model"; a path to a folder is nothing that the hub could link to."""
+    """True for "owner/model"; the hub cannot link to a local folder."""
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not Path(name).exists()
 
 
-def _kind(bank: "ShortcutBank") -> str:
-    if bank.is_final_only:
-        return "layer to last"
-    every = bank.n_layers * (bank.n_layers + 1) // 2
-    return "all pairs" if len(bank) == every else "some pairs"
+def _is_tuned(bank: "ShortcutBank") -> bool:
+    return bank.settings.get("lens") == "tuned"
 
 
-def _parts(bank: "ShortcutBank") -> list[str]:
-    """One line about maps of parts, if there are any."""
-    if not bank.parts:
-        return []
-    names = ", ".join(dict.fromkeys(part for _, part in bank.parts))
-    deficient = sum(fit.is_deficient for fit in bank.part_fits.values())
-    warning = f" {deficient} of their fits are rank-deficient." if deficient else ""
-    return [
-        f"And {len(bank.parts)} maps that stand in for parts of blocks ({names}), from what enters "
-        f"a part to what leaves it.{warning}"
+def _description(bank: "ShortcutBank") -> list[str]:
+    lines = [
+        f"{len(bank)} linear maps {_pairs(bank)} of {bank.model['name']} ({bank.n_layers} layers, "
+        f"width {bank.d_model}). A map carries a hidden state to a later layer. With the model's "
+        "own head on top, a map to the last layer shows what the model would predict from that "
+        'state. The method is described in ["Jump to Conclusions"](https://arxiv.org/abs/2303.09435'
+        ").",
     ]
+    if _is_tuned(bank):
+        lines += [
+            "",
+            "The maps to the last layer were fine-tuned to match the model's output, as in a "
+            "[tuned lens](https://arxiv.org/abs/2303.08112).",
+        ]
+    if bank.parts:
+        names = ", ".join(dict.fromkeys(part for _, part in bank.parts))
+        deficient = sum(fit.is_deficient for fit in bank.part_fits.values())
+        warning = f" {deficient} of their fits are rank-deficient." if deficient else ""
+        lines += [
+            "",
+            f"The bank also holds {len(bank.parts)} maps that replace parts of blocks ({names}): "
+            f"they predict the output of a part from its input.{warning}",
+        ]
+    return lines
 
 
-def _model(bank: "ShortcutBank") -> dict[str, Any]:
-    """Set apart from the data, which has a fingerprint too."""
-    return {f"model {key}": value for key, value in bank.model.items()}
+def _pairs(bank: "ShortcutBank") -> str:
+    if bank.is_final_only:
+        return "from every layer to the last layer"
+    all_pairs = bank.n_layers * (bank.n_layers + 1) // 2
+    return f"between {'all' if len(bank) == all_pairs else 'some'} pairs of layers"
 
 
-def _bullets(values: dict[str, Any]) -> list[str]:
-    return [f"- {key}: {value}" for key, value in values.items() if value is not None]
+def _lists(groups: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """A section with a list of values for each group that has some."""
+    lists = {
+        title: [f"- {key}: {value}" for key, value in values.items() if value is not None]
+        for title, values in groups.items()
+    }
+    return [[f"### {title}", "", *items] for title, items in lists.items() if items]
 
 
-def _quality(bank: "ShortcutBank") -> list[str]:
-    deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
+def _evaluation(bank: "ShortcutBank") -> list[str]:
     lines = []
+    if bank.quality:
+        columns = list(bank.quality[0])
+        rows = [[_cell(row.get(column)) for column in columns] for row in bank.quality]
+        lines += ["Scores on held-out text:", "", *_table(columns, rows), ""]
+    deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
     if deficient:
         worst = min(deficient, key=lambda fit: fit.rank)
         lines += [
             f"**{len(deficient)} of {len(bank.fits)} fits are rank-deficient** (layer {worst.src}: "
-            f"rank {worst.rank} of {worst.width} from {worst.rows} rows): their maps are the "
-            "minimum-norm answer, and on the rows fitted on their R2 is high by construction. "
-            "Fit on more text.",
+            f"rank {worst.rank} of {worst.width} from {worst.rows} rows). Their maps are the "
+            "minimum-norm solution, and their R2 on the training rows is high by construction. Fit "
+            "on more text.",
             "",
         ]
-    if bank.quality:
-        columns = list(bank.quality[0])
-        lines += ["Held-out scores:", "", _row(columns), _row(["---"] * len(columns))]
-        lines += [_row([_cell(row.get(column)) for column in columns]) for row in bank.quality]
     finals = [fit for fit in bank.fits.values() if fit.dst == bank.n_layers]
     if finals:
-        columns = ["layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of id"]
-        lines += ["", "Fits to the last layer:", "", _row(columns), _row(["---"] * len(columns))]
-        lines += [
-            _row([
+        columns = [
+            "layer",
+            "rows",
+            "rank",
+            "condition",
+            "ridge",
+            "train R2",
+            "identity R2",
+        ]
+        rows = [
+            [
                 str(fit.src), str(fit.rows), f"{fit.rank}/{fit.width}", f"{fit.condition:.2g}",
                 f"{fit.ridge:g}", f"{fit.train_r2:.3f}", f"{fit.train_r2_id:.3f}",
-            ])
+            ]
             for fit in finals
         ]  # fmt: skip
-    return lines or ["Not measured: these maps were imported or saved without scores."]
+        lines += ["Fits to the last layer, on the training rows:", "", *_table(columns, rows), ""]
+    if not bank.quality:
+        lines += ["Not evaluated on held-out text. Use `layerleap.evaluate(model, bank, text)`."]
+    return lines if lines[-1] else lines[:-1]
 
 
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
 
 
 def _cell(value: Any) -> str:

@@ -1,10 +1,10 @@
-"""Maps that others have published, read without running anything they contain.
+"""Import published maps without executing anything they contain.
 
 In: a folder of mat's `i_j.pickle` matrices, or a tuned-lens folder.
 Out: a `ShortcutBank` of the same maps.
 
-Both formats are pickles. They are read by an unpickler that can build tensors and arrays and
-nothing else: any other name in the file is refused before it is looked up.
+Both formats are pickles. The unpickler used here can only build tensors and arrays: any other name
+in the file is refused before it is looked up.
 """
 
 import io
@@ -26,34 +26,34 @@ from layerleap.models.transformer import Transformer
 
 
 def import_mat(folder: str | Path, transformer: Transformer) -> ShortcutBank:
-    """Matrices of "Jump to Conclusions": `i_j.pickle` holds A with h[j] ~ A h[i], no bias."""
+    """A bank of the matrices of "Jump to Conclusions": `i_j.pickle` holds A with h[j] ~ A h[i]."""
     if not Path(folder).is_dir():
-        raise BadArtifact(f"there is no folder {folder}; mat's matrices were wanted")
+        raise BadArtifact(f"there is no folder {folder}; expected a folder of mat's matrices")
     maps = []
     for path in sorted(Path(folder).iterdir()):
-        if found := re.fullmatch(r"(\d+)_(\d+)\.pickle", path.name):
-            src, dst = int(found[1]), int(found[2])
+        if match := re.fullmatch(r"(\d+)_(\d+)\.pickle", path.name):
+            src, dst = int(match[1]), int(match[2])
             matrix = _read_matrix(path)
             _check_shape(path, matrix, transformer, src, dst)
             maps.append(LinearMap(src, dst, weight=matrix.float().T.contiguous()))
     if not maps:
-        raise BadArtifact(f"no files like 0_24.pickle in {folder}; mat's matrices were wanted")
-    reached = max(m.dst for m in maps)
-    if reached != transformer.n_layers:
+        raise BadArtifact(f"no files like 0_24.pickle in {folder}; expected mat's matrices")
+    highest = max(m.dst for m in maps)
+    if highest != transformer.n_layers:
         raise BadArtifact(
-            f"the matrices in {folder} reach layer {reached}; the model's last layer is "
-            f"{transformer.n_layers}, are they of another model?"
+            f"the matrices in {folder} reach layer {highest}, but the model's last layer is "
+            f"{transformer.n_layers}; they belong to another model"
         )
     return _bank(maps, transformer, f"mat, {folder}")
 
 
 def import_tuned_lens(folder: str | Path, transformer: Transformer) -> ShortcutBank:
-    """A tuned lens: `config.json` and `params.pt`, translator l reads h[l] as h + W h + b."""
+    """A bank of a tuned lens (`config.json`, `params.pt`): translator l maps h to h + W h + b."""
     folder = Path(folder)
     config, path = read_json(folder / "config.json"), folder / "params.pt"
     count = config.get("num_hidden_layers") if isinstance(config, dict) else None
     if not isinstance(count, int):
-        raise BadArtifact(f"{folder / 'config.json'} does not say how many layers the lens has")
+        raise BadArtifact(f"{folder / 'config.json'} has no num_hidden_layers")
     _check_count(folder / "config.json", count, transformer)
     base = _check_base(folder / "config.json", config, transformer)
     state = _read_state(path)
@@ -66,29 +66,29 @@ def _check_count(path: Path, count: int, transformer: Transformer) -> None:
     last = transformer.n_layers
     if count != last:
         raise BadArtifact(
-            f"{path} is of a lens with {count} translators; the model has layers 0 to {last}, so "
-            f"{last} were wanted"
+            f"{path} belongs to a lens with {count} translators; the model has layers 0 to {last}, "
+            f"so {last} are expected"
         )
 
 
 def _count_above(state: dict[str, Any], count: int) -> int:
-    """How many translators there are, at least `count`: a missing one is named later."""
-    found = [re.fullmatch(r"(\d+)\.weight", str(key)) for key in state]
-    return max([count, *(int(match[1]) + 1 for match in found if match)])
+    """The number of translators, at least `count`; a missing one is reported later."""
+    matches = [re.fullmatch(r"(\d+)\.weight", str(key)) for key in state]
+    return max([count, *(int(match[1]) + 1 for match in matches if match)])
 
 
 def _check_base(path: Path, config: dict[str, Any], transformer: Transformer) -> dict[str, Any]:
-    """What the lens says it was made for; refused if that is another model.
+    """The base model named in the config; refused if it is another model.
 
-    Makers and mirrors differ, so the last parts of the names are compared. A folder can be
-    called anything, and a model without a name goes by its class: nothing to compare with.
+    Owners and mirrors differ, so only the last parts of the names are compared. A local folder can
+    have any name, and a model without a name goes by its class: these are not compared.
     """
     base, name = config.get("base_model_name_or_path"), transformer.identity.name
     if not isinstance(base, str) or not base:
         return {}
     known = name != transformer.identity.architecture and not Path(name).exists()
     if known and _last_part(base) != _last_part(name):
-        raise BadArtifact(f"{path} is of a lens for {base}; the model is {name}")
+        raise BadArtifact(f"{path} belongs to a lens for {base}, but the model is {name}")
     return {"base_model_name_or_path": base}
 
 
@@ -99,13 +99,13 @@ def _last_part(name: str) -> str:
 def _translator(
     state: dict[str, Any], path: Path, transformer: Transformer, layer: int
 ) -> LinearMap:
-    change, bias = state.get(f"{layer}.weight"), state.get(f"{layer}.bias")
-    if not isinstance(change, Tensor):
+    delta, bias = state.get(f"{layer}.weight"), state.get(f"{layer}.bias")
+    if not isinstance(delta, Tensor):
         raise BadArtifact(f"{path} has no translator for layer {layer}")
-    _check_shape(path, change, transformer, layer, transformer.n_layers)
-    if bias is not None and getattr(bias, "shape", None) != (len(change),):
-        raise BadArtifact(f"{path} has no bias of {len(change)} numbers for layer {layer}")
-    weight = torch.eye(len(change)) + change.float().T
+    _check_shape(path, delta, transformer, layer, transformer.n_layers)
+    if bias is not None and getattr(bias, "shape", None) != (len(delta),):
+        raise BadArtifact(f"{path} has no bias of {len(delta)} numbers for layer {layer}")
+    weight = torch.eye(len(delta)) + delta.float().T
     return LinearMap(
         layer,
         transformer.n_layers,
@@ -134,7 +134,7 @@ def _check_shape(path: Path, matrix: Tensor, transformer: Transformer, src: int,
     width = transformer.d_model
     if tuple(matrix.shape) != (width, width):
         raise BadArtifact(
-            f"{path} holds a matrix of {tuple(matrix.shape)}; {width} x {width} was wanted"
+            f"{path} holds a matrix of {tuple(matrix.shape)}; expected {width} x {width}"
         )
     if not 0 <= src < dst <= transformer.n_layers:
         raise BadArtifact(
@@ -145,7 +145,7 @@ def _check_shape(path: Path, matrix: Tensor, transformer: Transformer, src: int,
 def _read_matrix(path: Path) -> Tensor:
     try:
         with path.open("rb") as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, about odd files: they fail anyway
+            warnings.simplefilter("ignore")  # torch warns about odd files, which fail anyway
             return torch.as_tensor(_TensorsOnly(stream).load())
     except Exception as error:  # a damaged pickle can make its reader raise anything
         first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -154,34 +154,34 @@ def _read_matrix(path: Path) -> Tensor:
 
 def _read_state(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise BadArtifact(f"{path} is missing; was the folder copied whole?")
+        raise BadArtifact(f"{path} is missing; copy the whole folder")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             state = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # torch has no common class for a file it will not read
+    except Exception as error:  # torch has no common class for unreadable files
         raise BadArtifact(
             f"{path} cannot be read safely: it is damaged or holds more than tensors"
         ) from error
     if not isinstance(state, dict):
-        raise BadArtifact(f"{path} holds no dictionary of tensors; a tuned lens was wanted")
+        raise BadArtifact(f"{path} is not a dictionary of tensors; expected a tuned lens")
     return state
 
 
 def _storage(data: bytes) -> Any:
-    """A tensor's storage, as plain pickle writes it: a nested file, read by torch's safe loader."""
+    """A tensor's storage: plain pickle nests a file, which torch's safe loader reads."""
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
 class _TensorsOnly(pickle.Unpickler):
-    """Builds tensors and arrays; any other name is an error."""
+    """An unpickler that builds only tensors and arrays; any other name is an error."""
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return _storage
-        module = module.replace("numpy.core", "numpy._core")  # where old files look for it
+        module = module.replace("numpy.core", "numpy._core")  # the name in old files is numpy.core
         if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it wants {module}.{name}, which is not a tensor")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not a tensor")
         return super().find_class(module, name)
 
 

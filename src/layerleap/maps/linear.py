@@ -1,12 +1,12 @@
-"""Linear shortcuts, solved in closed form from moments.
+"""Linear shortcuts between layers, solved in closed form from moments.
 
-In: `Moments` of layers. Out: `LinearMap`s, each with how it was fitted.
+In: `Moments` of layers. Out: `LinearMap`s, each with a `FitReport`.
 
     h[dst] ~ h[src] @ W + b        W = argmin  sum |h[src] W + b - h[dst]|^2 + penalty |W|^2
 
-Faithful to "Jump to Conclusions" (arXiv 2303.09435) this is with b = 0 and no penalty. One
-eigendecomposition of the source's Gram matrix serves every target, every ridge and every rank,
-and gives the minimum-norm answer where the data leave directions undetermined.
+"Jump to Conclusions" (arXiv 2303.09435) uses b = 0 and no penalty. One eigendecomposition of the
+source's Gram matrix serves every target, ridge and rank. Where the data leave directions
+undetermined, it gives the minimum-norm solution.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,26 +24,26 @@ RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # tried by "auto"
 
 @dataclass(frozen=True)
 class FitReport:
-    """How one map came about; plain JSON types."""
+    """How one map was fitted; plain JSON types."""
 
     src: int
     dst: int
-    rows: int  # rows fitted on
-    rank: int  # directions the data determine
-    width: int  # directions there are
-    condition: float  # largest over smallest singular value of the rows, among those kept
+    rows: int  # number of rows fitted on
+    rank: int  # number of directions the data determine
+    width: int  # number of all directions
+    condition: float  # largest over smallest singular value of the rows, determined ones only
     ridge: float  # penalty as a fraction of the mean squared singular value per direction
-    train_r2: float  # coordinate-averaged, on the rows fitted on
+    train_r2: float  # average over coordinates, on the rows fitted on
     train_r2_id: float  # the same for the identity map
-    part: str | None = None  # the part of block `dst` that the map stands for; None for layers
+    part: str | None = None  # the part of block `dst` that the map replaces; None for layers
 
     @property
     def is_deficient(self) -> bool:
-        """True if the rows did not determine the map."""
+        """True if the rows do not determine the map."""
         return self.rank < self.width
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `part` only where there is one."""
+        """Plain JSON types; `part` only if there is one."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
@@ -51,7 +51,7 @@ class FitReport:
 class LinearMap:
     """h[dst] ~ h[src] @ weight + bias, or h[src] @ left @ right + bias at low rank.
 
-    Built by `solve` or loaded, so always fitted. Kept in float32 whatever the model's dtype.
+    Created by `solve` or loaded, so always fitted. Stored in float32 whatever the model's dtype.
     """
 
     src: int
@@ -62,44 +62,44 @@ class LinearMap:
     bias: Tensor | None = None
 
     def __call__(self, h: Tensor) -> Tensor:
-        """Carry rows of h[src] to layer dst, in their own dtype and on their own device."""
-        wide = torch.promote_types(h.dtype, self._any.dtype)  # float64 rows are not narrowed
-        own = {name: value.to(h.device, wide) for name, value in self.tensors().items()}
+        """Rows of h[src] carried to layer dst, in the dtype and on the device of `h`."""
+        wide = torch.promote_types(h.dtype, self._any.dtype)  # float64 rows stay float64
+        tensors = {name: value.to(h.device, wide) for name, value in self.tensors().items()}
         y = h.to(wide)
         for name in ("weight", "left", "right"):
-            y = y @ own[name] if name in own else y
-        if "bias" in own:
-            y = y + own["bias"]
+            y = y @ tensors[name] if name in tensors else y
+        if "bias" in tensors:
+            y = y + tensors["bias"]
         return self._narrowed(y, h.dtype)
 
     def _narrowed(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """The model's tail wants its own dtype; of those in use only float16 has a short range."""
+        """Back to the dtype of the model's tail; float16 is the only one with a short range."""
         y = y.to(dtype)
         if dtype == torch.float16 and not torch.isfinite(y).all():
             raise NotFinite(
-                f"states carried from layer {self.src} to layer {self.dst} leave the range of "
+                f"states carried from layer {self.src} to layer {self.dst} exceed the range of "
                 "float16; run the model in bfloat16 or float32"
             )
         return y
 
     @property
     def _any(self) -> Tensor:
-        found = self.weight if self.weight is not None else self.left
-        assert found is not None
-        return found
+        tensor = self.weight if self.weight is not None else self.left
+        assert tensor is not None
+        return tensor
 
     @property
     def rank(self) -> int:
-        """Inner width: d_model for a full map."""
+        """The inner width: d_model for a full map."""
         return self._any.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is saved, by name."""
+        """The tensors to save, by name."""
         named = {"weight": self.weight, "left": self.left, "right": self.right, "bias": self.bias}
         return {name: value for name, value in named.items() if value is not None}
 
     def to(self, device: Any) -> "LinearMap":
-        """The same map elsewhere."""
+        """The same map on another device."""
         return LinearMap(self.src, self.dst, **{k: v.to(device) for k, v in self.tensors().items()})
 
 
@@ -111,7 +111,7 @@ class IdentityMap:
     dst: int
 
     def __call__(self, h: Tensor) -> Tensor:
-        """The rows as they are."""
+        """The rows, unchanged."""
         return h
 
 
@@ -128,13 +128,13 @@ def solve(
     """Maps from `src` to each of `targets`.
 
     Args:
-        moments: what was seen.
+        moments: the statistics to fit on.
         src: the source layer.
-        targets: all that the moments hold, when None.
-        intercept: fit a bias too.
+        targets: the target layers; by default all that the moments hold.
+        intercept: also fit a bias.
         ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto".
         rank: keep only the best `rank` directions of the prediction.
-        held_back: moments of other documents, for choosing the ridge.
+        held_back: moments of other documents, to choose the ridge.
     """
     check_solving(ridge, rank, moments.d_model)
     if not 0 <= src <= moments.n_layers:
@@ -145,20 +145,20 @@ def solve(
     assert isinstance(ridge, float | int)
     for dst in moments.targets(src) if targets is None else targets:
         weight, bias = source.solve(dst, ridge)
-        found = LinearMap(src, dst, weight=_f32(weight), bias=_f32(bias))
+        linear = LinearMap(src, dst, weight=_f32(weight), bias=_f32(bias))
         if rank is not None:
             left, right, bias = source.reduce(dst, weight, rank, ridge)
             weight = left @ right
-            found = LinearMap(src, dst, left=_f32(left), right=_f32(right), bias=_f32(bias))
-        yield found, source.report(dst, weight, bias, ridge)
+            linear = LinearMap(src, dst, left=_f32(left), right=_f32(right), bias=_f32(bias))
+        yield linear, source.report(dst, weight, bias, ridge)
 
 
 def check_solving(ridge: float | str, rank: int | None, d_model: int) -> None:
-    """Refuse a ridge or rank without meaning; called before a pass over the text is spent."""
+    """Refuse an invalid ridge or rank; call it before spending a pass over the text."""
     if rank is not None and not 1 <= rank <= d_model:
-        raise BadSettings(f"rank {rank} is not in 1 to {d_model}")
+        raise BadSettings(f"rank {rank} is out of range; expected 1 to {d_model}")
     if ridge != "auto" and (isinstance(ridge, str) or not 0 <= ridge < torch.inf):
-        raise BadSettings(f"ridge {ridge!r} is neither 'auto' nor a number of at least 0")
+        raise BadSettings(f"ridge {ridge!r} is invalid; expected 'auto' or a number of at least 0")
 
 
 def _f32(value: Tensor | None) -> Tensor | None:
@@ -166,20 +166,20 @@ def _f32(value: Tensor | None) -> Tensor | None:
 
 
 class _Source:
-    """The eigendecomposition of one source layer's Gram matrix, and what follows from it."""
+    """Solves from one source layer, with one eigendecomposition of its Gram matrix."""
 
     def __init__(self, moments: Moments, src: int, intercept: bool) -> None:
-        self.moments, self.src, self.intercept = moments.settle(), src, intercept
+        self.moments, self.src, self.intercept = moments.flush(), src, intercept
         if moments.n == 0:
-            raise BadText("no rows to fit on; the text gave no position to read")
+            raise BadText("no rows to fit on: the text has no position to read")
         self.xx = self._centred(moments.xx(src), src, src)
         values, self.vectors = torch.linalg.eigh(self.xx)
         self.values = values.clamp_min(0)
-        # Eigenvalues below this share of the largest are rounding: the data are silent there.
+        # Eigenvalues below this share of the largest are rounding: not determined by the data.
         scale = self.values[-1] * len(values)
-        if intercept:  # centring subtracts products of the raw size, and leaves their rounding
+        if intercept:  # centring subtracts uncentred products and leaves their rounding
             scale = torch.maximum(scale, 8 * moments.xx(src).trace())
-        self.known = self.values > scale * torch.finfo(values.dtype).eps
+        self.determined = self.values > scale * torch.finfo(values.dtype).eps
 
     def _centred(self, products: Tensor, src: int, dst: int) -> Tensor:
         if not self.intercept:
@@ -191,9 +191,9 @@ class _Source:
         return self._centred(self.moments.xy(self.src, dst), self.src, dst)
 
     def _inverse(self, ridge: float) -> Tensor:
-        """1 / (eigenvalue + penalty), 0 where the data are silent: the minimum-norm choice."""
+        """1 / (eigenvalue + penalty), or 0 if not determined: the minimum-norm solution."""
         penalised = self.values + self._penalty(ridge)
-        return torch.where(self.known, 1 / penalised.clamp_min(1e-300), 0.0)
+        return torch.where(self.determined, 1 / penalised.clamp_min(1e-300), 0.0)
 
     def _penalty(self, ridge: float) -> Tensor:
         return ridge * self.values.mean()
@@ -214,8 +214,8 @@ class _Source:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Reduced-rank regression: project the predictions onto their leading directions.
 
-        A penalty counts as further rows sqrt(penalty) I with targets 0, predicted like the rest;
-        so the answer has the least penalised error of all maps of that rank.
+        A penalty is like extra rows sqrt(penalty) I with targets 0, predicted like the others. So
+        the result has the least penalised error of all maps of that rank.
         """
         predicted = weight.T @ self.xx @ weight + self._penalty(ridge) * (weight.T @ weight)
         directions = torch.linalg.eigh(predicted).eigenvectors[:, -rank:]
@@ -223,24 +223,24 @@ class _Source:
         return left, directions.T, self._bias(dst, left @ directions.T)
 
     def report(self, dst: int, weight: Tensor, bias: Tensor | None, ridge: float) -> FitReport:
-        kept = self.values[self.known]
-        condition = (kept[-1] / kept[0]).sqrt().item() if len(kept) else 1.0
+        values = self.values[self.determined]
+        condition = (values[-1] / values[0]).sqrt().item() if len(values) else 1.0
         return FitReport(
-            self.src, dst, self.moments.n, int(self.known.sum()), len(weight), condition,
+            self.src, dst, self.moments.n, int(self.determined.sum()), len(weight), condition,
             ridge, moments_r2(self.moments, self.src, dst, weight, bias),
             moments_r2(self.moments, self.src, dst, None, None),
         )  # fmt: skip
 
     def best_ridge(self, held_back: Moments | None) -> float:
-        """The penalty with the least error to the last layer on rows held back.
+        """The penalty with the least error to the last layer on the rows held back.
 
-        In the eigenbasis an error is a quadratic form in the inverse eigenvalues, so each
+        In the eigenbasis the error is a quadratic form in the inverse eigenvalues, so each
         candidate costs d^2 instead of a new fit.
         """
-        if held_back is None or held_back.settle().n == 0:
+        if held_back is None or held_back.flush().n == 0:
             raise BadSettings(
-                "an automatic ridge needs rows held back from the fit, and there are none: "
-                "give more documents, or a ridge as a number"
+                "ridge 'auto' needs rows held back from the fit, but there are none: give more "
+                "documents, or a ridge as a number"
             )
         dst = self.moments.n_layers
         other = _HeldBack(held_back, self, dst)
@@ -257,7 +257,7 @@ class _Source:
 
 
 class _HeldBack:
-    """Held-back rows seen from the fit's centre, coordinates weighted to count equally in R2."""
+    """Held-back moments around the fit's means, with weights that make R2 average coordinates."""
 
     def __init__(self, held_back: Moments, source: _Source, dst: int) -> None:
         src, n = source.src, held_back.n
@@ -271,17 +271,17 @@ class _HeldBack:
             self.xy = self.xy - torch.outer(sum_x, mean_y) - torch.outer(mean_x, sum_y)
             self.xy = self.xy + n * torch.outer(mean_x, mean_y)
         spread = _spread(held_back, dst)
-        # Without any spread (one row) there is no R2, and plain squared errors must do.
+        # Without any spread (one row) R2 is undefined: use plain squared errors.
         self.weights = torch.where(spread > 0, spread.rsqrt(), 0.0 if spread.any() else 1.0)
 
 
 def moments_r2(
     moments: Moments, src: int, dst: int, weight: Tensor | None, bias: Tensor | None
 ) -> float:
-    """Coordinate-averaged R2 of a map on the rows behind `moments`, without seeing them again.
+    """R2 of a map on the rows of `moments`, averaged over coordinates, without a second pass.
 
-    `weight` None is the identity map. Coordinates that never vary are left out; if none varies
-    there is nothing to explain, and the answer is 0.
+    `weight` None is the identity map. Coordinates that never vary are left out; if none varies,
+    R2 is 0.
     """
     error, spread = squared_error(moments, src, dst, weight, bias), _spread(moments, dst)
     varies = spread > 0
@@ -289,7 +289,7 @@ def moments_r2(
 
 
 def _spread(moments: Moments, layer: int) -> Tensor:
-    """Squared distance of a layer's rows from their mean, per coordinate; 0 if only rounding."""
+    """Sum of squared deviations from the mean, per coordinate; 0 if it is only rounding."""
     squares = moments.squares(layer)
     spread = squares - moments.sums[layer].square() / moments.n
     return torch.where(spread > 1e-12 * squares, spread, 0.0)

@@ -1,13 +1,13 @@
-"""Linear stand-ins for the parts of blocks, fitted to what enters and leaves them.
+"""Linear replacements for the parts of blocks (attention, FFN, norms), in closed form.
 
-In: `Moments` of what enters and leaves each part.
+In: `Moments` of the input and output of each part.
 Out: a `LinearMap` and a `FitReport` per part.
 
-    y ~ x @ W + b      x: what enters a part of a block, y: what the part makes of it
+    y ~ x @ W + b      x: the input of a part of a block, y: its output
 
-Faithful to "Jump to Conclusions" (arXiv 2303.09435) with b = 0 and no penalty. For
-attention that is a map of one position's input to its own output: what it reads from other
-positions is left to the average.
+"Jump to Conclusions" (arXiv 2303.09435) fits the same with b = 0 and no penalty. For attention
+this maps the input of one position to the output at that position; what attention reads from
+other positions enters only on average.
 """
 
 from collections.abc import Sequence
@@ -22,26 +22,26 @@ from layerleap.stats.moments import Moments
 
 def solve_parts(
     moments: Moments,
-    couples: Sequence[BlockPart],
+    parts: Sequence[BlockPart],
     *,
     intercept: bool = False,
     ridge: float = 0.0,
     progress: Progress = silent,
 ) -> tuple[dict[tuple[int, str], LinearMap], list[FitReport]]:
-    """The map of each couple by (block, part), and how each came about.
+    """The map of each part by (block, part), and a report per fit.
 
-    Maps and fits say src = block - 1 and dst = block; `FitReport.part` says which part it is.
+    Maps and reports have src = block - 1 and dst = block; `FitReport.part` names the part.
     """
-    if moments.pairs != "couples" or moments.n_layers + 1 != 2 * len(couples):
+    if moments.pairs != "parts" or moments.n_layers + 1 != 2 * len(parts):
         raise BadSettings(
-            f"moments of {moments.n_layers + 1} vectors ({moments.pairs}); those of "
-            f"{len(couples)} couples were wanted"
+            f"got moments of {moments.n_layers + 1} vectors ({moments.pairs!r}); expected the "
+            f"inputs and outputs of {len(parts)} parts"
         )
     maps, fits = {}, []
-    for place, couple in enumerate(couples):
-        src, dst = couple.block - 1, couple.block
-        for found, fit in solve(moments, 2 * place, intercept=intercept, ridge=ridge):
-            maps[dst, couple.part] = replace(found, src=src, dst=dst)
-            fits.append(replace(fit, src=src, dst=dst, part=couple.part))
-        progress("solving parts", place + 1, len(couples), "parts")
+    for index, part in enumerate(parts):
+        src, dst = part.block - 1, part.block
+        for linear, fit in solve(moments, 2 * index, intercept=intercept, ridge=ridge):
+            maps[dst, part.part] = replace(linear, src=src, dst=dst)
+            fits.append(replace(fit, src=src, dst=dst, part=part.part))
+        progress("solving parts", index + 1, len(parts), "parts")
     return maps, fits

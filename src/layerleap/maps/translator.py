@@ -1,14 +1,14 @@
-"""One layer's map while it is trained towards the model's own distribution.
+"""One layer's map while it is fine-tuned towards the model's own output distribution.
 
 In: a start map, rows, and gradients at the last layer. Out: a `LinearMap`, the best so far.
 
     y = x W0 + b0 + ([x P, c] D) s         D = 0 at first, so training begins at the start map
 
-P whitens x / rms(h[L]), s is how far the start map is off per coordinate, relative to rms(h[L]),
-and c is the median rms(h[L]). All of D then has the same meaning, "a share of the error", which is
-what lets Adam's one step size serve every direction. The distance to the model's answer is
-KL(model || reading), as in "Eliciting Latent Predictions from Transformers with the Tuned Lens"
-(arXiv 2303.08112); its gradient at the logits is softmax(z) - p, so no softmax is differentiated.
+P whitens x / rms(h[L]). s is the start map's error per coordinate, relative to rms(h[L]), and c is
+the median of rms(h[L]). All entries of D then have the same meaning, "a share of the error", so one
+step size of Adam suits every direction. The loss is KL(model || reading), as in "Eliciting Latent
+Predictions from Transformers with the Tuned Lens" (arXiv 2303.08112). Its gradient at the logits
+is softmax(z) - p, so the softmax itself needs no backward pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from layerleap.errors import NotFinite
 from layerleap.maps.linear import LinearMap
 from layerleap.models.transformer import Transformer
-from layerleap.stats.rows import Rows
+from layerleap.stats.saved_states import SavedStates
 
 BETAS, EPSILON = (0.9, 0.98), 1e-8
-FLOOR = 1e-4  # of the mean eigenvalue: directions below it are not blown up to full size
-SAMPLE = 4096  # rows that whitening is measured on, or 8 per coordinate if that is more
+FLOOR = 1e-4  # of the mean eigenvalue: smaller directions are not scaled up to full size
+SAMPLE = 4096  # rows used to measure the whitening, or 8 per coordinate if that is more
 CHUNK = 512  # of them at a time: 36 MB with 30 layers of 576
-STATE = ("change", "first", "second", "best", "whiten", "scale", "size")
+STATE = ("delta", "first", "second", "best", "whiten", "scale", "size")
 
 
 class Translator:
@@ -34,21 +33,22 @@ class Translator:
     def __init__(self, start: LinearMap, whiten: Tensor, scale: Tensor, size: Tensor) -> None:
         self.start, self.whiten, self.scale, self.size = start, whiten, scale, size
         width = len(scale)
-        self.change, self.first, self.second, self.best = (
+        # The change to the start map (D above), Adam's two moments, and the best change so far.
+        self.delta, self.first, self.second, self.best = (
             torch.zeros(width + 1, width, device=scale.device) for _ in range(4)
         )
 
     def whitened(self, x: Tensor) -> Tensor:
-        """Rows as training sees them, with a constant for the bias: (row, d) -> (row, d + 1)."""
+        """Whitened rows with a constant for the bias: (row, d) -> (row, d + 1)."""
         return torch.cat([x @ self.whiten, self.size.expand(len(x), 1)], dim=1)
 
     def __call__(self, x: Tensor, white: Tensor | None = None) -> Tensor:
-        """Carry rows to the last layer with the map as it is now."""
+        """Rows carried to the last layer by the current map."""
         white = self.whitened(x) if white is None else white
-        return self.start(x).addcmul_(white @ self.change, self.scale)
+        return self.start(x).addcmul_(white @ self.delta, self.scale)
 
     def gradient(self, white: Tensor, at_last: Tensor) -> Tensor:
-        """The gradient of `change`, from that of the carried rows."""
+        """The gradient of `delta`, from the gradient at the carried rows."""
         return white.T @ (at_last * self.scale)
 
     def update(self, gradient: Tensor, lr: float, step: int) -> None:
@@ -57,62 +57,64 @@ class Translator:
         self.second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         unbiased = 1 - BETAS[1] ** step
         size = (self.second / unbiased).sqrt_().add_(EPSILON)
-        self.change.addcdiv_(self.first, size, value=-lr / (1 - BETAS[0] ** step))
+        self.delta.addcdiv_(self.first, size, value=-lr / (1 - BETAS[0] ** step))
 
-    def keep(self) -> None:
-        """Take note that the map as it is now is the best so far."""
-        self.best.copy_(self.change)
+    def keep_best(self) -> None:
+        """Remember the current map as the best so far."""
+        self.best.copy_(self.delta)
 
     def result(self) -> LinearMap:
         """The best map as plain weight and bias; the start map itself if nothing was better."""
         if not self.best.any():
             return self.start
-        named = {name: value.double() for name, value in self.start.tensors().items()}
-        weight = named["weight"] if "weight" in named else named["left"] @ named["right"]
+        start = {name: value.double() for name, value in self.start.tensors().items()}
+        weight = start["weight"] if "weight" in start else start["left"] @ start["right"]
         best, scale = self.best.double(), self.scale.double()
         weight = weight + (self.whiten.double() @ best[:-1]) * scale
         bias = self.size.double() * best[-1] * scale
-        bias = bias + named["bias"] if "bias" in named else bias
+        bias = bias + start["bias"] if "bias" in start else bias
         return LinearMap(
             self.start.src, self.start.dst,
             weight=weight.float().contiguous(), bias=bias.float().contiguous(),
         )  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
-        """All that training has made of the start map; whitening too, for eigenvectors may flip."""
+        """Everything but the start map; whitening too, because eigenvectors may flip sign."""
         return {name: getattr(self, name) for name in STATE}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`."""
+        """Load what `state` returned."""
         for name in STATE:
             getattr(self, name).copy_(state[name])
 
 
-def translators(starts: Sequence[LinearMap], rows: Rows) -> list[Translator]:
-    """A translator per start map, scaled by what a sample of the rows looks like.
+def translators(starts: Sequence[LinearMap], states: SavedStates) -> list[Translator]:
+    """A translator per start map, scaled by statistics of a sample of the states.
 
-    The start maps must lie where they are to be trained.
+    The start maps must be on the device to train on.
     """
     device = next(iter(starts[0].tensors().values())).device
-    d, n = rows.d_model, min(len(rows), max(SAMPLE, 8 * rows.d_model))
-    chosen = torch.linspace(0, len(rows) - 1, n, dtype=torch.float64).round().long()
+    d, n = states.d_model, min(len(states), max(SAMPLE, 8 * states.d_model))
+    rows = torch.linspace(0, len(states) - 1, n, dtype=torch.float64).round().long()
     grams = torch.zeros(len(starts), d, d, dtype=torch.float64, device=device)
     errors = torch.zeros(len(starts), d, dtype=torch.float64, device=device)
     sizes = []
-    for some in chosen.split(CHUNK):
-        states = rows.states(some).to(device)
-        y = states[:, -1]
-        size = rms(y)
+    for chunk in rows.split(CHUNK):
+        h = states.states(chunk).to(device)
+        y = h[:, -1]
+        size = _rms(y)
         sizes.append(size)
-        for place, start in enumerate(starts):
-            x = states[:, start.src]
-            shrunk = (x / size).double()
-            grams[place].addmm_(shrunk.T, shrunk)
-            errors[place] += ((start(x) - y) / size).double().square().sum(0)
+        for index, start in enumerate(starts):
+            x = h[:, start.src]
+            scaled = (x / size).double()
+            grams[index].addmm_(scaled.T, scaled)
+            errors[index] += ((start(x) - y) / size).double().square().sum(0)
     median = torch.cat(sizes).median()
     scales = (errors / n).sqrt()
-    made = zip(starts, grams, scales, strict=True)
-    return [Translator(m, _whitening(g / n), s.float(), median.clone()) for m, g, s in made]
+    return [
+        Translator(start, _whitening(gram / n), scale.float(), median.clone())
+        for start, gram, scale in zip(starts, grams, scales, strict=True)
+    ]
 
 
 def _whitening(gram: Tensor) -> Tensor:
@@ -121,58 +123,19 @@ def _whitening(gram: Tensor) -> Tensor:
     return (vectors * (values + FLOOR * values.mean()).clamp_min(1e-30).rsqrt()).float()
 
 
-def rms(rows: Tensor) -> Tensor:
-    """The length of each row by coordinate, never 0: (row, d) -> (row, 1)."""
+def _rms(rows: Tensor) -> Tensor:
+    """The root mean square of each row, never 0: (row, d) -> (row, 1)."""
     return rows.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
-
-
-def answers(transformer: Transformer, h: Tensor) -> Tensor:
-    """The logits of rows of the last layer, float32 or wider, whatever the model's dtype."""
-    logits = transformer.logits(h.to(transformer.model.dtype))
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def kl_gradient(transformer: Transformer, y: Tensor, p: Tensor) -> Tensor:
     """The gradient of the mean KL(p || reading of y) over rows with respect to y.
 
-    Only y's gradient is asked for: the model's own parameters get none.
+    Only y gets a gradient, not the model's parameters.
     """
     with torch.enable_grad():
         y = y.detach().requires_grad_()
         z = transformer.logits(y.to(transformer.model.dtype))
     at_logits = z.detach().softmax(-1, dtype=p.dtype).sub_(p.to(z.device)).div_(len(y))
-    (found,) = torch.autograd.grad(z, y, at_logits.to(z.dtype))
-    return found
-
-
-class Measure:
-    """KL and agreement of several readings with the model, summed chunk by chunk."""
-
-    def __init__(self, names: Sequence[int]) -> None:
-        self.kl, self.agreed, self.n = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0), 0
-
-    def add(self, transformer: Transformer, last: Tensor, carried: Mapping[int, Tensor]) -> None:
-        """Take in rows of the last layer and what each reading has made of them."""
-        z = answers(transformer, last)
-        p, top = z.softmax(-1), z.argmax(-1)
-        own = z.logsumexp(-1) - torch.linalg.vecdot(p, z)
-        self.n += len(last)
-        for name, y in carried.items():
-            read = answers(transformer, y)
-            cross = read.logsumexp(-1) - torch.linalg.vecdot(p, read)
-            # Clamped because rounding can put a divergence of zero just below it.
-            self.kl[name] += (cross - own).clamp_min(0).double().sum().item()
-            self.agreed[name] += int((read.argmax(-1) == top).sum())
-
-    def of(self, name: int) -> tuple[float, float]:
-        """Mean KL in nats, and the share of rows whose top token is the model's."""
-        return self.kl[name] / self.n, self.agreed[name] / self.n
-
-
-def require_finite(kl: float, layer: int) -> None:
-    """Refuse a start map that reads no numbers: there is nothing to improve on."""
-    if not kl < float("inf"):
-        raise NotFinite(
-            f"the start map of layer {layer} reads NaN or infinite logits on held-out rows; look "
-            "for a dtype too narrow, or a map fitted on too few rows"
-        )
+    (gradient,) = torch.autograd.grad(z, y, at_logits.to(z.dtype))
+    return gradient

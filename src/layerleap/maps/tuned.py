@@ -1,124 +1,220 @@
-"""Tuned maps: shortcuts trained until what the head reads from them is close to the model's answer.
+"""Tuned maps: shortcuts fine-tuned until the head's reading of them matches the model's output.
 
-In: a bank to start from, rows to train on and rows held out. Out: a bank of plain linear maps, and
-a record of KL and agreement on the held-out rows.
+In: a bank to start from, states to train on and states held out. Out: a bank of plain linear maps,
+and a record of KL and agreement on the held-out states.
 
 A tuned lens (arXiv 2303.08112) starts at the identity. Here it starts at the closed form, which
-training would take thousands of rows to reach; the identity is there for comparison. All layers
-are trained together, so that the model's own answer is computed once per batch.
+training would need thousands of rows to reach; the identity is available for comparison. All layers
+train together, so the model's output is computed once per batch. A checkpoint holds everything a
+resumed run needs to end with bit-identical maps.
 """
 
 import hashlib
+import json
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite, WrongModel
+from layerleap.files import whole_file
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
-from layerleap.maps.training import Training
-from layerleap.maps.translator import (
-    Measure,
-    answers,
-    kl_gradient,
-    require_finite,
-    translators,
-)
+from layerleap.maps.translator import Translator, kl_gradient, translators
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stats.rows import Rows
+from layerleap.stats.moments import content_hash
+from layerleap.stats.saved_states import SavedStates
 from layerleap.stats.tally import pause_after
 
-ENTRIES = 2**23  # logits held at a time where readings are measured: 32 MB in float32
+ENTRIES = 2**23  # logits held at a time when readings are measured: 32 MB in float32
+FORMAT, NAME = 2, "layerleap.tuning"
+COUNTERS = ("seconds", "best", "misses", "stopped")  # by layer
 
 
 @dataclass(frozen=True)
 class Tuning:
     """How maps are trained; plain values, written into the bank."""
 
-    most_rows: int = 23_040  # rows a layer sees at most; the file is gone through again if need be
+    max_rows: int = 23_040  # rows per layer at most; the file is read again if needed
     rows_per_step: int = 256
-    lr: float = 1e-3  # falls to 0 in a straight line; 3e-3 first makes things worse, 1e-2 diverges
-    check_every: int = 15  # steps between two looks at the held-out rows
-    patience: int = 3  # looks without an improvement after which a layer stops
+    lr: float = 1e-3  # decays linearly to 0; 3e-3 makes KL worse at first, 1e-2 diverges
+    check_every: int = 15  # steps between two checks on the held-out states
+    patience: int = 3  # checks without improvement after which a layer stops
     start: Literal["mat", "identity"] = "mat"
     seed: int = 0  # decides the order of the rows
 
     def __post_init__(self) -> None:
-        for name in ("most_rows", "rows_per_step", "check_every", "patience"):
+        for name in ("max_rows", "rows_per_step", "check_every", "patience"):
             if getattr(self, name) < 1:
-                raise BadSettings(f"{name} {getattr(self, name)} is too small; 1 or more is needed")
-        if self.most_rows < self.rows_per_step:
+                raise BadSettings(f"{name} {getattr(self, name)} is too small; expected 1 or more")
+        if self.max_rows < self.rows_per_step:
             raise BadSettings(
-                f"most_rows {self.most_rows} is less than one step of {self.rows_per_step} rows"
+                f"max_rows {self.max_rows} is less than one step of {self.rows_per_step} rows"
             )
         if not 0 < self.lr < float("inf"):
-            raise BadSettings(f"lr {self.lr} is no step size; a number above 0 was wanted")
+            raise BadSettings(f"lr {self.lr} is not a valid step size; expected a number above 0")
         if self.start not in ("mat", "identity"):
-            raise BadSettings(f"start {self.start!r} is unknown; 'mat' or 'identity' was wanted")
+            raise BadSettings(f"unknown start {self.start!r}; expected 'mat' or 'identity'")
 
     @property
     def steps(self) -> int:
-        """Steps there are at most."""
-        return self.most_rows // self.rows_per_step
+        """The number of steps at most."""
+        return self.max_rows // self.rows_per_step
 
 
 @torch.no_grad()
-def tune(
+def tune_maps(
     transformer: Transformer,
     bank: ShortcutBank,
-    rows: Rows,
-    held_out: Rows,
+    states: SavedStates,
+    held_out: SavedStates,
     tuning: Tuning | None = None,
     *,
     layers: Sequence[int] | None = None,
     checkpoint: Path | None = None,
     progress: Progress = silent,
 ) -> tuple[ShortcutBank, list[dict[str, Any]]]:
-    """The bank with its maps to the last layer trained, and the record of the training.
+    """The bank with its maps to the last layer fine-tuned, and the record of the training.
 
-    A layer stops by itself when the held-out rows say so and keeps its best state; if nothing is
-    better than its start map, that is kept. The record has a row per layer and look: layer, start,
-    rows_seen, seconds (the layer's own steps and its share of the model's answers, looks not
-    counted), kl, agreement, and best (is it the best state so far, so is it kept).
+    A layer stops when the held-out states show no more improvement, and keeps its best map; that
+    is the start map if nothing was better. The record has a row per layer and check: layer, start,
+    rows_seen, seconds (the layer's own steps and its share of the model's output, without checks),
+    kl, agreement, and best (True if the map was the best so far).
 
     Args:
         transformer: the model.
-        bank: the closed-form maps; what is trained, and what training is compared with.
-        rows: rows to train on.
-        held_out: rows of other documents, which say when to stop; `Rows.split` makes both.
+        bank: the closed-form maps to train, and to compare with.
+        states: states to train on, from `collect(..., save_states=...)`.
+        held_out: states of other documents, which decide when to stop; `SavedStates.split` gives
+            both.
         tuning: how to train.
         layers: source layers to train; all by default.
-        checkpoint: a file to save to about every half minute, and to go on from. It stays; call
-            `recipes.finish` once the bank is safe.
-        progress: told rows times layers.
+        checkpoint: a file to save to about every half minute, and to resume from. It stays; call
+            `layerleap.stats.finish` once the bank is saved.
+        progress: called with rows times layers.
     """
     tuning = tuning or Tuning()
     bank.check_model(transformer)
-    for some, what in ((rows, "train on"), (held_out, "hold out")):
-        if len(some) == 0:
-            raise BadText(f"there are no rows to {what}; give more documents")
-        some.check_model(transformer)
-    run = _Run(transformer, bank, rows, held_out, tuning, _layers(bank, layers))
-    run.go(checkpoint, progress)
+    for side, purpose in ((states, "train on"), (held_out, "hold out")):
+        if len(side) == 0:
+            raise BadText(f"there are no rows to {purpose}; give more documents")
+        side.check_model(transformer)
+    run = _Run(transformer, bank, states, held_out, tuning, _layers(bank, layers))
+    run.train(checkpoint, progress)
     return run.bank(), run.training.record
 
 
-def _layers(bank: ShortcutBank, wanted: Sequence[int] | None) -> list[int]:
+def _layers(bank: ShortcutBank, layers: Sequence[int] | None) -> list[int]:
     last = bank.n_layers
-    found = [src for src in range(last) if (src, last) in bank.maps]
-    chosen = found if wanted is None else sorted(set(wanted))
-    if not chosen or not set(chosen) <= set(found):
+    available = [src for src in range(last) if (src, last) in bank.maps]
+    chosen = available if layers is None else sorted(set(layers))
+    if not chosen or not set(chosen) <= set(available):
         raise BadSettings(
-            f"layers {chosen} to tune, but this bank has maps to the last layer from {found}"
+            f"cannot tune layers {chosen}: this bank has maps to the last layer from {available}"
         )
     return chosen
+
+
+@dataclass
+class Training:
+    """The translators of all layers, and how far they have come: the state in a checkpoint."""
+
+    translators: dict[int, Translator]
+    step: int = 0
+    checked: int = -1  # the step of the last check
+    seconds: dict[int, float] = field(default_factory=dict)  # spent on each layer
+    best: dict[int, float] = field(default_factory=dict)  # the lowest KL
+    misses: dict[int, int] = field(default_factory=dict)  # checks since then
+    stopped: dict[int, int] = field(default_factory=dict)  # the step at which a layer stopped
+    record: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def active(self) -> list[int]:
+        """The layers that still train."""
+        return [layer for layer in self.translators if layer not in self.stopped]
+
+    def is_best(self, layer: int, kl: float, patience: int) -> bool:
+        """True if this is the layer's lowest KL; a layer that keeps missing it is stopped."""
+        if kl < self.best.get(layer, math.inf):
+            self.best[layer], self.misses[layer] = kl, 0
+            self.translators[layer].keep_best()
+            return True
+        self.misses[layer] += 1
+        if self.misses[layer] >= patience or not math.isfinite(kl):
+            self.stopped[layer] = self.step
+        return False
+
+    def add_check(
+        self, layer: int, start: str, rows_seen: int, kl: float, agreement: float, *, best: bool
+    ) -> None:
+        """Add one check to the record; a KL that is not finite becomes None."""
+        spent = self.seconds.get(layer, 0.0)
+        self.record.append(
+            {
+                "layer": layer, "start": start, "rows_seen": rows_seen, "seconds": spent,
+                "kl": kl if math.isfinite(kl) else None, "agreement": agreement, "best": best,
+            }
+        )  # fmt: skip
+
+    def save(self, path: Path, about: Mapping[str, Any]) -> None:
+        """Write everything; a resumed run must have the same `about`."""
+        tensors = {
+            f"{layer}.{name}": value.cpu().contiguous()
+            for layer, translator in self.translators.items()
+            for name, value in translator.state().items()
+        }
+        counters = {
+            name: [[layer, value] for layer, value in getattr(self, name).items()]
+            for name in COUNTERS
+        }
+        header = {
+            "format": FORMAT, "about": about, "step": self.step, "checked": self.checked,
+            "record": self.record, **counters,
+        }  # fmt: skip
+        header["sha256"] = content_hash(tensors, header)
+        with whole_file(path) as temporary:
+            save_file(tensors, temporary, metadata={NAME: json.dumps(header, allow_nan=False)})
+
+    def resume(self, path: Path, about: Mapping[str, Any]) -> None:
+        """Load what `save` wrote; a file of another run is refused."""
+        tensors, header = _read(path)
+        plain = json.loads(json.dumps(about))
+        differing = [key for key in plain if header["about"].get(key) != plain[key]]
+        if differing:
+            raise WrongModel(
+                f"{path} was written by a training with different settings "
+                f"({', '.join(differing)}); delete it to start over, or repeat those settings to "
+                "resume"
+            )
+        self.step, self.checked = header["step"], header["checked"]
+        self.record = header["record"]
+        for name in COUNTERS:
+            setattr(self, name, {layer: value for layer, value in header[name]})
+        for layer, translator in self.translators.items():
+            translator.restore({n: tensors[f"{layer}.{n}"] for n in translator.state()})
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get(NAME, "null"))
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadArtifact(f"{path} is truncated or not a training checkpoint ({error})") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise BadArtifact(f"{path} is not a training checkpoint of format {FORMAT}; delete it")
+    if header.get("sha256") != content_hash(tensors, header):
+        raise BadArtifact(f"{path} was changed after it was saved; delete it to start over")
+    return tensors, header
 
 
 class _Run:
@@ -128,20 +224,21 @@ class _Run:
         self,
         transformer: Transformer,
         bank: ShortcutBank,
-        rows: Rows,
-        held_out: Rows,
+        states: SavedStates,
+        held_out: SavedStates,
         tuning: Tuning,
         layers: list[int],
     ) -> None:
         self.transformer, self.tuning, self.origin = transformer, tuning, bank
-        self.rows, self.held_out, self.layers = rows, held_out, layers
+        self.states, self.held_out, self.layers = states, held_out, layers
         self.device = transformer.device(transformer.n_layers)
         self.closed = [bank.maps[layer, bank.n_layers].to(self.device) for layer in layers]
-        made = translators(self._starts(), rows)
-        self.training = Training(dict(zip(layers, made, strict=True)))
+        self.training = Training(
+            dict(zip(layers, translators(self._starts(), states), strict=True))
+        )
 
-    def go(self, checkpoint: Path | None, progress: Progress) -> None:
-        """Train until every layer has stopped or seen its rows; go on from a checkpoint."""
+    def train(self, checkpoint: Path | None, progress: Progress) -> None:
+        """Train until every layer has stopped or seen its rows; resume from a checkpoint."""
         training, about = self.training, self._about()
         if checkpoint is not None and checkpoint.exists():
             training.resume(checkpoint, about)
@@ -152,12 +249,12 @@ class _Run:
             if training.step == self.tuning.steps or not training.active:
                 break
             self._step()
-            self._tell(progress)
+            self._report(progress)
             if checkpoint is not None and time.monotonic() - saved > pause:
-                began = time.monotonic()
+                started = time.monotonic()
                 training.save(checkpoint, about)
                 saved = time.monotonic()
-                pause = pause_after(saved - began)
+                pause = pause_after(saved - started)
         if checkpoint is not None:
             training.save(checkpoint, about)
 
@@ -170,15 +267,15 @@ class _Run:
         ]
 
     def _about(self) -> dict[str, Any]:
-        """What must be the same for a run to go on."""
+        """What a resumed run must have in common."""
         digest = hashlib.sha256()
-        for found in self.closed:
-            for name, value in found.tensors().items():
-                digest.update(f"{found.src} {name}".encode() + value.cpu().numpy().tobytes())
+        for linear in self.closed:
+            for name, value in linear.tensors().items():
+                digest.update(f"{linear.src} {name}".encode() + value.cpu().numpy().tobytes())
         return {
             "model": self.transformer.identity.fingerprint, "tuning": asdict(self.tuning),
             "layers": self.layers, "maps": digest.hexdigest(),
-            "rows": self.rows.fingerprint(), "held_out": self.held_out.fingerprint(),
+            "states": self.states.fingerprint(), "held_out": self.held_out.fingerprint(),
         }  # fmt: skip
 
     def _is_due(self) -> bool:
@@ -186,85 +283,97 @@ class _Run:
         return step % self.tuning.check_every == 0 or step == self.tuning.steps
 
     def _check(self) -> None:
-        """Look at the held-out rows, and let go of layers that have stopped improving."""
+        """Measure on the held-out states, and stop layers that no longer improve."""
         training = self.training
-        if training.step == 0 and self.tuning.start != "mat":  # what training is to be ahead of
-            for layer, found in self._measure({m.src: m for m in self.closed}).items():
-                training.note(layer, "mat", 0, *found, best=True)
+        if training.step == 0 and self.tuning.start != "mat":  # the closed form, to compare with
+            for layer, measured in self._measure({m.src: m for m in self.closed}).items():
+                training.add_check(layer, "mat", 0, *measured, best=True)
         active = {layer: training.translators[layer] for layer in training.active}
-        seen = training.step * self.tuning.rows_per_step
+        rows_seen = training.step * self.tuning.rows_per_step
         for layer, (kl, agreement) in self._measure(active).items():
-            if training.step == 0:
-                require_finite(kl, layer)
-            best = training.judge(layer, kl, self.tuning.patience)
-            training.note(layer, self.tuning.start, seen, kl, agreement, best=best)
+            if training.step == 0 and not kl < math.inf:
+                raise NotFinite(
+                    f"the start map of layer {layer} gives NaN or infinite logits on held-out "
+                    "rows; use a wider dtype, or fit the map on more rows"
+                )
+            best = training.is_best(layer, kl, self.tuning.patience)
+            training.add_check(layer, self.tuning.start, rows_seen, kl, agreement, best=best)
         training.checked = training.step
 
     def _measure(self, maps: dict[int, Any]) -> dict[int, tuple[float, float]]:
-        measure = Measure(list(maps))
+        """Per layer: mean KL in nats, and the share of rows with the model's top token."""
+        kl, agreed = dict.fromkeys(maps, 0.0), dict.fromkeys(maps, 0)
         size = max(1, ENTRIES // self.transformer.d_vocab)
         for start in range(0, len(self.held_out), size):
             states = self.held_out.states(slice(start, start + size)).to(self.device)
-            carried = {layer: found(states[:, layer]) for layer, found in maps.items()}
-            measure.add(self.transformer, states[:, -1], carried)
-        return {layer: measure.of(layer) for layer in maps}
+            z = _logits(self.transformer, states[:, -1])
+            p, top = z.softmax(-1), z.argmax(-1)
+            entropy = z.logsumexp(-1) - torch.linalg.vecdot(p, z)
+            for layer, carry in maps.items():
+                reading = _logits(self.transformer, carry(states[:, layer]))
+                cross = reading.logsumexp(-1) - torch.linalg.vecdot(p, reading)
+                # Clamped because rounding can push a divergence of zero slightly below zero.
+                kl[layer] += (cross - entropy).clamp_min(0).double().sum().item()
+                agreed[layer] += int((reading.argmax(-1) == top).sum())
+        n = len(self.held_out)
+        return {layer: (kl[layer] / n, agreed[layer] / n) for layer in maps}
 
     def _step(self) -> None:
-        """One batch: the model's answers once, then each layer's gradient and update."""
+        """One batch: the model's output once, then each layer's gradient and update."""
         training, tuning = self.training, self.tuning
-        began = time.perf_counter()
-        chosen = batch(len(self.rows), tuning.rows_per_step, training.step, tuning.seed)
-        states = self.rows.states(chosen).to(self.device)
-        p = answers(self.transformer, states[:, -1]).softmax(-1)
-        shared = (time.perf_counter() - began) / len(training.active)
+        started = time.perf_counter()
+        rows = batch(len(self.states), tuning.rows_per_step, training.step, tuning.seed)
+        states = self.states.states(rows).to(self.device)
+        p = _logits(self.transformer, states[:, -1]).softmax(-1)
+        shared = (time.perf_counter() - started) / len(training.active)
         lr = tuning.lr * (1 - training.step / tuning.steps)
         for layer in training.active:
-            began = time.perf_counter()
-            self._step_of(layer, states[:, layer], p, lr)
-            spent = shared + time.perf_counter() - began
+            started = time.perf_counter()
+            self._update(layer, states[:, layer], p, lr)
+            spent = shared + time.perf_counter() - started
             training.seconds[layer] = training.seconds.get(layer, 0.0) + spent
         training.step += 1
 
-    def _step_of(self, layer: int, x: Tensor, p: Tensor, lr: float) -> None:
+    def _update(self, layer: int, x: Tensor, p: Tensor, lr: float) -> None:
         translator = self.training.translators[layer]
         white = translator.whitened(x)
         at_last = kl_gradient(self.transformer, translator(x, white), p).to(white.device)
         translator.update(translator.gradient(white, at_last), lr, self.training.step + 1)
 
-    def _tell(self, progress: Progress) -> None:
+    def _report(self, progress: Progress) -> None:
         training, size = self.training, self.tuning.rows_per_step
-        over, n = sum(training.stopped.values()), len(training.active)
-        done, total = over + n * training.step, over + n * self.tuning.steps
+        finished, n = sum(training.stopped.values()), len(training.active)
+        done, total = finished + n * training.step, finished + n * self.tuning.steps
         progress("tuning", done * size, total * size, "rows x layers")
 
     def bank(self) -> ShortcutBank:
-        """The bank that came of it; what was said of maps that are no longer there is left out."""
+        """The tuned bank; fit reports of maps that were replaced are dropped."""
         origin, last = self.origin, self.origin.n_layers
-        kept = {layer for layer, t in self.training.translators.items() if not t.best.any()}
-        same = kept if self.tuning.start == "mat" else set()
+        unimproved = {layer for layer, t in self.training.translators.items() if not t.best.any()}
+        unchanged = unimproved if self.tuning.start == "mat" else set()
         tuned = {
             (layer, last): t.result().to("cpu")
             for layer, t in self.training.translators.items()
-            if layer not in same
+            if layer not in unchanged
         }
         fits = [fit for pair, fit in origin.fits.items() if pair not in tuned]
-        how = {
-            **asdict(self.tuning), "layers": self.layers, "never improved": sorted(kept),
-            "rows seen": [self._seen(layer) for layer in self.layers],
+        settings = {
+            **asdict(self.tuning), "layers": self.layers, "never_improved": sorted(unimproved),
+            "rows_seen": [self._rows_seen(layer) for layer in self.layers],
         }  # fmt: skip
-        rows = {"rows_tuned_on": len(self.rows), "rows_tuning_held_out": len(self.held_out)}
+        rows = {"rows_tuned_on": len(self.states), "rows_tuning_held_out": len(self.held_out)}
         return origin.changed(
             maps=({**origin.maps, **tuned}).values(), fits=[*fits, *origin.part_fits.values()],
-            settings={**origin.settings, "lens": "tuned", "tuning": how},
+            settings={**origin.settings, "lens": "tuned", "tuning": settings},
             data={**origin.data, **rows}, quality=self._quality(), source=f"{origin.source}, tuned",
         )  # fmt: skip
 
-    def _seen(self, layer: int) -> int:
+    def _rows_seen(self, layer: int) -> int:
         steps = self.training.stopped.get(layer, self.training.step)
         return steps * self.tuning.rows_per_step
 
     def _quality(self) -> list[dict[str, Any]]:
-        """Scores of the maps that were kept, on the rows that said when to stop."""
+        """Scores of the final maps on the states that decided when to stop."""
         n, start = len(self.held_out), self.tuning.start
         best = {
             row["layer"]: row
@@ -272,17 +381,53 @@ class _Run:
             if row["best"] and row["start"] == start
         }
         return [
-            {"layer": k, "rows": n, "kl": row["kl"], "precision@1": row["agreement"]}
-            for k, row in sorted(best.items())
+            {"layer": layer, "rows": n, "kl": row["kl"], "precision@1": row["agreement"]}
+            for layer, row in sorted(best.items())
         ]
 
 
+def _logits(transformer: Transformer, h: Tensor) -> Tensor:
+    """The logits of rows of the last layer, in float32 or wider whatever the model's dtype."""
+    logits = transformer.logits(h.to(transformer.model.dtype))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def batch(n_rows: int, size: int, step: int, seed: int) -> Tensor:
-    """Which rows step `step` (from 0) takes: every row once in random order, then all again."""
+    """The rows of step `step` (from 0): every row once in random order, then all again."""
     numbers = np.arange(step * size, (step + 1) * size)
-    rounds = numbers // n_rows
-    found = []
-    for which in np.unique(rounds).tolist():
-        order = np.random.default_rng([seed, which]).permutation(n_rows)
-        found.append(order[numbers[rounds == which] % n_rows])
-    return torch.from_numpy(np.concatenate(found))
+    epochs = numbers // n_rows
+    rows = []
+    for epoch in np.unique(epochs).tolist():
+        order = np.random.default_rng([seed, epoch]).permutation(n_rows)
+        rows.append(order[numbers[epochs == epoch] % n_rows])
+    return torch.from_numpy(np.concatenate(rows))
+
+
+def summary(record: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per layer and start: when training overtook the closed form, and where it ended.
+
+    `record` may combine several runs. rows_needed and seconds_needed belong to the first check with
+    a lower KL than the closed form, and are None if there is none. kl_tuned and agreement_tuned
+    belong to the final map; `improved` is False if that is the start map.
+    """
+    closed = {r["layer"]: r for r in record if (r["start"], r["rows_seen"]) == ("mat", 0)}
+    runs: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for row in record:
+        runs.setdefault((row["layer"], row["start"]), []).append(row)
+    table = []
+    for (layer, start), rows in sorted(runs.items()):
+        if not any(row["rows_seen"] for row in rows):
+            continue  # the closed form, recorded for comparison
+        final = [row for row in rows if row["best"]][-1]
+        base = closed[layer]
+        ahead = [r for r in rows if r["rows_seen"] and r["kl"] is not None and r["kl"] < base["kl"]]
+        first: dict[str, Any] = ahead[0] if ahead else {}
+        table.append(
+            {
+                "layer": layer, "start": start, "rows_needed": first.get("rows_seen"),
+                "seconds_needed": first.get("seconds"), "kl_closed": base["kl"],
+                "kl_tuned": final["kl"], "agreement_closed": base["agreement"],
+                "agreement_tuned": final["agreement"], "improved": final["rows_seen"] > 0,
+            }
+        )  # fmt: skip
+    return table

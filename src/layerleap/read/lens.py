@@ -1,6 +1,6 @@
-"""Lens: a map to the last layer, then the model's own tail; what each layer would say.
+"""Lens: a map to the last layer, then the model's own tail: what each layer would predict.
 
-In: a wrapped model, and a bank of shortcuts or nothing (the logit lens).
+In: a wrapped model, and a bank of shortcuts or none (the logit lens).
 Out: logits for states of any layer, and `Readings` of texts.
 """
 
@@ -14,7 +14,7 @@ from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
-from layerleap.read.metrics import Answer, Comparison
+from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
 from layerleap.read.top import top_k
 from layerleap.stream.examples import Batch, Example, collate, longest_input, require_text
@@ -26,29 +26,29 @@ ENTRIES = 2**23  # logits held at a time: 32 MB in float32
 
 
 class Lens:
-    """Reads states of a model through a bank, or as they are when there is none."""
+    """Reads states of a model through a bank, or directly if there is none (the logit lens)."""
 
     def __init__(self, transformer: Transformer, bank: ShortcutBank | None = None) -> None:
         if bank is not None:
             bank.check_model(transformer)
-        # Each map lives where its layer lives, so that reading never moves a matrix.
+        # Each map is on the device of its layer, so reading never moves a matrix.
         self.transformer, self.bank = transformer, bank.to(transformer.device) if bank else None
 
     @property
     def name(self) -> str:
-        """`mat` with a bank, `tuned` if its maps were trained, `id` without."""
+        """`id` without a bank, `mat` with one, `tuned` if its maps were trained."""
         if self.bank is None:
             return "id"
         return "tuned" if self.bank.settings.get("lens") == "tuned" else "mat"
 
     def map(self, layer: int) -> LinearMap | IdentityMap:
-        """The map from `layer` to the last."""
+        """The map from `layer` to the last layer."""
         last = self.transformer.n_layers
         return IdentityMap(layer, last) if self.bank is None else self.bank[layer, last]
 
-    @torch.no_grad()  # not inference mode: a probe may be trained on what comes out
+    @torch.no_grad()  # not inference mode: a probe may be trained on the result
     def logits(self, h: Tensor, layer: int) -> Tensor:
-        """What rows of h[layer] would say: (row, d_model) -> (row, d_vocab)."""
+        """The logits that rows of h[layer] predict: (row, d_model) -> (row, d_vocab)."""
         return self.transformer.logits(self.map(layer)(h))
 
     def read(
@@ -61,9 +61,9 @@ class Lens:
         """Every layer's reading of `text`, through this lens and through the logit lens.
 
         Args:
-            text: a string, or token ids. For masked models it should contain the mask token.
-            positions: which tokens to read, negative ones from the end; when None, all of them,
-                or just the masked ones if there are any.
+            text: a string or token ids. For masked models it should contain the mask token.
+            positions: which tokens to read; negative ones count from the end. By default all, or
+                only the masked ones if there are any.
             top_k: how many tokens to keep per reading.
         """
         return self.read_batch([text], positions=positions, top_k=top_k)[0]
@@ -75,60 +75,62 @@ class Lens:
         positions: Sequence[int] | None = None,
         top_k: int = 5,
     ) -> list[Readings]:
-        """Readings of several texts in one forward pass; each is as if it were read alone."""
+        """Readings of several texts from one forward pass; each is the same as if read alone."""
         if not 1 <= top_k <= self.transformer.d_vocab:
-            raise BadSettings(f"top_k {top_k} is not in 1 to {self.transformer.d_vocab}")
-        encoded, kept, batch = self._batch(texts, positions)
-        seen = self.transformer.capture(batch.inputs, keep=batch.keep)
-        tracks = {name: track(lens, seen.states, top_k) for name, lens in self._and_plain().items()}
-        found = []
-        for number, (ids, keep) in enumerate(zip(encoded, kept, strict=True)):
-            rows = batch.documents == number
-            cut = {name: value.rows(rows) for name, value in tracks.items()}
-            found.append(
-                Readings(self._tokens(ids), keep, self.transformer.n_layers, cut, self._token)
+            raise BadSettings(
+                f"top_k {top_k} is out of range; expected 1 to {self.transformer.d_vocab}"
             )
-        return found
+        encoded, chosen, batch = self._batch(texts, positions)
+        states = self.transformer.capture(batch.inputs, keep=batch.keep).states
+        tracks = {name: track(lens, states, top_k) for name, lens in self._lenses().items()}
+        readings = []
+        for number, (ids, keep) in enumerate(zip(encoded, chosen, strict=True)):
+            rows = batch.documents == number
+            own = {name: value.rows(rows) for name, value in tracks.items()}
+            readings.append(
+                Readings(self._tokens(ids), keep, self.transformer.n_layers, own, self._token)
+            )
+        return readings
 
     def saturation(
         self, text: str | Sequence[int], *, positions: Sequence[int] | None = None, k: int = 5
     ) -> "Strip":
-        """From which layer on each of the k best tokens of a position stands where it ends.
+        """The saturation layer of each of the top k tokens at every position.
 
         Args:
-            text: a string, or token ids. For masked models it should contain the mask token.
+            text: a string or token ids. For masked models it should contain the mask token.
             positions: which tokens to read, as in `read`.
             k: how many ranks.
         """
-        from layerleap.read.saturation import saturate  # both read with lenses themselves
+        from layerleap.read.saturation import saturate  # imported here: both import this module
         from layerleap.read.strip import Strip
 
-        encoded, kept, batch = self._batch([text], positions)
-        tracks = saturate(self.transformer, self._and_plain(), [batch], k=k)
+        encoded, chosen, batch = self._batch([text], positions)
+        tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
         tokens, last = self._tokens(encoded[0]), self.transformer.n_layers
-        return Strip(tokens, kept[0], last, k, tracks, self._token)
+        return Strip(tokens, chosen[0], last, k, tracks, self._token)
 
-    def _and_plain(self) -> dict[str, "Lens"]:
-        """The logit lens, and this lens if it is another."""
+    def _lenses(self) -> dict[str, "Lens"]:
+        """The logit lens, and this lens if it has a bank."""
         return {"id": Lens(self.transformer)} | ({self.name: self} if self.bank is not None else {})
 
     def _batch(
         self, texts: Sequence[str | Sequence[int]], positions: Sequence[int] | None
     ) -> tuple[list[list[int]], list[list[int]], Batch]:
-        """The ids of texts, the positions to read in each, and both as one batch."""
+        """The token ids of each text, the positions to read in each, and both as one batch."""
         require_text(self.transformer)
         if not texts:
-            raise BadText("there is no text to read; at least one was wanted")
+            raise BadText("no text to read; expected at least one")
         encoded = [self._encode(text) for text in texts]
-        kept = [self._positions(ids, positions) for ids in encoded]
+        chosen = [self._positions(ids, positions) for ids in encoded]
         examples = [
             Example(n, tuple(ids), tuple(keep))
-            for n, (ids, keep) in enumerate(zip(encoded, kept, strict=True))
+            for n, (ids, keep) in enumerate(zip(encoded, chosen, strict=True))
         ]
-        return encoded, kept, collate(self.transformer, examples)
+        return encoded, chosen, collate(self.transformer, examples)
 
     def last_position(self, text: str | Sequence[int]) -> int:
-        """The last position that `read` would read by itself: the last token, or the last mask."""
+        """The last position that `read` reads by default: the last token, or the last mask."""
         require_text(self.transformer)
         return self._positions(self._encode(text), None)[-1]
 
@@ -141,28 +143,28 @@ class Lens:
             text = tokenizer(text)["input_ids"] if text else []  # not the special tokens alone
         ids = [int(token) for token in text]
         if not ids:
-            raise BadText("the text is empty; at least one token was wanted")
+            raise BadText("the text is empty; expected at least one token")
         if len(ids) > (limit := longest_input(self.transformer)):
             raise BadText(f"the text has {len(ids)} tokens; this model reads at most {limit}")
         known = getattr(self.transformer.model.get_input_embeddings(), "num_embeddings", None)
         if known and not all(0 <= token < known for token in ids):
-            raise BadText(f"a token id is not in 0 to {known - 1}, the ids that this model knows")
+            raise BadText(f"a token id is out of range; this model knows 0 to {known - 1}")
         return ids
 
-    def _positions(self, ids: list[int], wanted: Sequence[int] | None) -> list[int]:
-        if wanted is None:
+    def _positions(self, ids: list[int], positions: Sequence[int] | None) -> list[int]:
+        if positions is None:
             mask = getattr(self.transformer.tokenizer, "mask_token_id", None)
             is_masked = self.transformer.kind == "masked-token" and mask is not None
             masked = [p for p, token in enumerate(ids) if is_masked and token == mask]
             return masked or list(range(len(ids)))
-        if not wanted:
-            raise BadSettings("no position to read; name at least one, or leave them out for all")
-        for position in wanted:
+        if not positions:
+            raise BadSettings("no position to read; name at least one, or omit positions for all")
+        for position in positions:
             if not -len(ids) <= position < len(ids):
                 raise BadSettings(
                     f"position {position} does not exist: the text has {len(ids)} tokens"
                 )
-        return sorted({position % len(ids) for position in wanted})
+        return sorted({position % len(ids) for position in positions})
 
     def _tokens(self, ids: list[int]) -> list[str]:
         return [self._token(token) for token in ids]
@@ -173,27 +175,27 @@ class Lens:
 
 
 def _require_characters(text: str) -> None:
-    """Refuse half a surrogate pair, which no tokenizer takes."""
+    """Refuse half a surrogate pair, which no tokenizer accepts."""
     try:
         text.encode("utf8")
     except UnicodeEncodeError as error:
         raise BadText(
             f"character {error.start} of the text is half a surrogate pair "
-            f"(U+{ord(text[error.start]):04X}), as wrongly decoded bytes give; give valid Unicode"
+            f"(U+{ord(text[error.start]):04X}), from wrongly decoded bytes; give valid Unicode"
         ) from error
 
 
 @torch.no_grad()
 def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
-    """The readings of every layer at the given rows, reduced to what is kept."""
+    """The readings of every layer at the given rows, reduced to the entries of a `Track`."""
     last = lens.transformer.n_layers
     parts = []
     for rows in chunks(len(states[last]), lens.transformer.d_vocab):
-        answer = Answer(lens.transformer.logits(states[last][rows]))
+        reference = Reference(lens.transformer.logits(states[last][rows]))
         layers = []
         for layer in range(last + 1):
             logits = lens.logits(states[layer][rows], layer).float()
-            compared = answer.compare(logits.to(answer.p.device))
+            compared = reference.compare(logits.to(reference.p.device))
             require_finite(compared, f"lens {lens.name!r}", layer)
             best = _top(logits, top_k)
             layers.append((*best, compared.rank == 0, compared.kl, compared.surprisal))
@@ -204,23 +206,23 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
 
 
 def require_finite(compared: Comparison, reader: str, layer: int) -> None:
-    """Raise `NotFinite` if a reading was; its measures tell, so the logits need no second look."""
+    """Raise `NotFinite` if some logits were not finite, which shows in KL and surprisal."""
     bad = ~(compared.kl.isfinite() & compared.surprisal.isfinite())
     if bad.any():
         raise NotFinite(
             f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
-            f"{len(bad)} rows; look for a dtype too narrow, or a map fitted on too few rows"
+            f"{len(bad)} rows; use a wider dtype, or fit the map on more rows"
         )
 
 
 def _top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids and probabilities of the k best; equal logits in order of id."""
+    """Ids and probabilities of the top k; equal logits are ordered by id."""
     values, ids = top_k(logits, k)
     return ids, (values - logits.logsumexp(-1, keepdim=True)).exp()
 
 
 def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:
-    """Slices of rows whose logits fit the budget; results do not depend on the cut."""
+    """Slices of rows whose logits fit the budget; results do not depend on the size."""
     size = max(1, ENTRIES // d_vocab)
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))

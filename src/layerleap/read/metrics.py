@@ -1,11 +1,11 @@
-"""Measures of a reading against the model's own answer, one value per row.
+"""Metrics that compare a reading with the model's output, one value per row.
 
 In: logits of the model and of a reading, (row, d_vocab). Out: numbers per row, nothing V-sized.
-Averages and intervals are made from rows by a `Bootstrap`, which resamples whole documents,
-because positions of one document are not independent.
+`Bootstrap` turns rows into means with intervals. It resamples whole documents, because positions
+of one document are not independent.
 
 Definitions follow "Jump to Conclusions" (arXiv 2303.09435), section 4:
-    Precision@k   the reading's top token is among the model's k best
+    Precision@k   the reading's top token is among the model's top k
     Surprisal     -ln p_model(the reading's top token), nats; at the last layer -ln p_max, not 0
     KL            KL(model || reading), nats
 """
@@ -21,47 +21,47 @@ DEPTH = 10  # Precision@k is known for k up to this
 
 @dataclass(frozen=True)
 class Comparison:
-    """A reading against the model, per row; and how sure the reading is of itself."""
+    """A reading compared with the model, per row, and the reading's own confidence."""
 
     top: Tensor  # the reading's top token
-    rank: Tensor  # where the model places it, 0 = first; DEPTH means lower than that
+    rank: Tensor  # its rank in the model's output, 0 = first; DEPTH means DEPTH or lower
     surprisal: Tensor
     kl: Tensor
-    p1: Tensor  # the reading's own probability of its top token
-    p2: Tensor  # and of the next best
+    p1: Tensor  # the reading's probability of its top token
+    p2: Tensor  # and of its second token
     entropy: Tensor  # of the reading, nats
 
 
 class Distribution:
-    """Logits as probabilities, and what a glance at them tells: (row, d_vocab) -> (row,)."""
+    """Logits as probabilities, with a few statistics per row: (row, d_vocab) -> (row,)."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits.float()
         self.p = self.logits.softmax(-1)
-        # Of equal logits the lowest id, as torch promises.
+        # Of equal logits, torch returns the lowest id.
         highest, self.top = self.logits.max(-1)
         self.p1 = self.p.gather(-1, self.top[:, None])[:, 0]
-        self.log_norm = highest - self.p1.log()  # far cheaper than another pass for logsumexp
+        self.log_norm = highest - self.p1.log()  # much cheaper than another pass for logsumexp
         self.entropy = self.log_norm - torch.linalg.vecdot(self.p, self.logits)
 
     def second(self) -> Tensor:
-        """The probability of the next best token; to be asked last, for it spends `p`."""
+        """The probability of the second token. Call it last: it overwrites `p`."""
         return self.p.scatter_(-1, self.top[:, None], 0.0).amax(-1)
 
 
-class Answer(Distribution):
-    """The model's own distribution for a few rows, ready to be compared with many readings."""
+class Reference(Distribution):
+    """The model's own distribution for a few rows, ready to compare readings with."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__(logits)
         self.best = self.logits.topk(min(DEPTH + 1, logits.shape[-1])).values
 
     def compare(self, reading: Tensor) -> Comparison:
-        """How `reading` (row, d_vocab) differs from the model's answer."""
+        """How the logits `reading` (row, d_vocab) differ from the model's."""
         read = Distribution(reading)
         chosen = self.logits.gather(-1, read.top[:, None])
         cross = read.log_norm - torch.linalg.vecdot(self.p, read.logits)
-        # Clamped because rounding can put a divergence of zero just below it.
+        # Clamped because rounding can push a divergence of zero slightly below zero.
         kl = (cross - self.entropy).clamp_min(0)
         return Comparison(
             read.top, self._rank(chosen, read.top), self.log_norm - chosen[:, 0], kl,
@@ -71,7 +71,7 @@ class Answer(Distribution):
     def _rank(self, chosen: Tensor, top: Tensor) -> Tensor:
         rank = (self.best > chosen).sum(-1).clamp_max(DEPTH)
         tied = ((self.best == chosen).sum(-1) > 1).nonzero()[:, 0]
-        for row in tied.tolist():  # rare: equal logits are ordered by id, as the top token is
+        for row in tied.tolist():  # rare: equal logits are ordered by id, like the top token
             before = self.logits[row, : int(top[row])] == chosen[row]
             rank[row] = min(DEPTH, int(rank[row] + before.sum()))
         return rank
@@ -79,17 +79,17 @@ class Answer(Distribution):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval and what it rests on."""
+    """A mean with its interval and its sample size."""
 
     value: float
-    low: float | None  # None with one document: it cannot say how documents differ
+    low: float | None  # None with one document: the spread between documents is unknown
     high: float | None
     rows: int
     documents: int
 
 
 class Bootstrap:
-    """Resampled documents, drawn once and then used for any number of measures."""
+    """Resampled documents, drawn once and used for any number of metrics."""
 
     def __init__(self, documents: Tensor, *, resamples: int = 1000, seed: int = 0) -> None:
         names, self.group = documents.unique(return_inverse=True)
@@ -121,7 +121,7 @@ def mean_interval(
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None for NaN and infinity: tables go into JSON, which has neither."""
+    """The value, or None for NaN and infinity, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -1,7 +1,7 @@
-"""Rows that wait for the head, and what is kept of their readings.
+"""Compare predictions at every layer with the model's output, a chunk of rows at a time.
 
-In: rows of states, batch after batch, and ways of reading them.
-Out: every measure of every way, (row, layer), against the model's own answer; and tables of them.
+In: rows of states, batch after batch, and predictors that read them.
+Out: every measure of every predictor, (row, layer); and tables of means with intervals.
 Nothing V-sized is kept: logits live for one chunk of rows.
 """
 
@@ -15,142 +15,145 @@ from torch import Tensor
 from layerleap.models.transformer import Transformer
 from layerleap.read import lens as budget
 from layerleap.read.lens import chunks, require_finite
-from layerleap.read.metrics import DEPTH, Answer, Bootstrap, Comparison, finite
+from layerleap.read.metrics import DEPTH, Bootstrap, Comparison, Reference, finite
 
 PRECISIONS = (1, 5, 10)
-# What is kept of a reading, per row and layer: how good it is, and how sure of itself.
+# Recorded per reading, row and layer: how good it is, and how confident.
 MEASURES = {
     "rank": torch.int8, "surprisal": torch.float32, "kl": torch.float32, "top": torch.int32,
     "p1": torch.float32, "p2": torch.float32, "entropy": torch.float32, "size": torch.float32,
 }  # fmt: skip
-WAITING_ROWS = 1024  # at most so many rows wait for the head, however small the vocabulary
+QUEUE_ROWS = 1024  # rows queued for the head at most, however small the vocabulary is
 
-Rows = Mapping[Any, Tensor]  # rows by what they are; those of h[n_layers] under n_layers
+StateRows = Mapping[Any, Tensor]  # rows of states by key; those of h[n_layers] under n_layers
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """One way of reading every layer below the last."""
+    """One way to predict the model's output from each layer below the last."""
 
-    said: str  # what errors call it
-    state: Callable[[Rows, int], Tensor]  # what it hands to the model's tail at a layer
-    may_fail: bool = False  # logits that are no numbers are a wrong answer, and not an error
+    label: str  # its name in error messages
+    state: Callable[[StateRows, int], Tensor]  # the state it passes to the model's tail at a layer
+    may_fail: bool = False  # count NaN and infinite logits as wrong instead of raising an error
 
 
 class LogitObserver(Protocol):
-    """Shown all logits while they are there: of each chunk of rows every way, layers rising."""
+    """Called with all logits of each chunk of rows and predictor, layers ascending."""
 
-    def __call__(self, way: str, layer: int, logits: Tensor) -> object:
-        """`logits` are (row, d_vocab), and not to be changed."""
+    def __call__(self, name: str, layer: int, logits: Tensor) -> object:
+        """`name` is the predictor's; do not change `logits`, (row, d_vocab)."""
 
 
 class RowQueue:
-    """Rows of several batches, handed on as many at a time as the budget of logits allows.
+    """Collects rows of several batches and passes them on in chunks that fit the logit budget.
 
-    The head is by far the largest matrix; it is read from memory once per layer and way however
-    few rows there are, so rows of several batches wait for one another.
+    The head is by far the largest matrix, and it is read from memory once per layer and predictor
+    however few rows there are. So rows of several batches go through it together.
     """
 
-    def __init__(self, transformer: Transformer, use: Callable[[Rows], None]) -> None:
-        """Nothing waits yet; `use` will be given rows of one chunk at a time, in order."""
+    def __init__(self, transformer: Transformer, use: Callable[[StateRows], None]) -> None:
+        """Start empty; `use` will be called with one chunk of rows at a time, in order."""
         self.transformer, self.use = transformer, use
-        self._waiting: list[Rows] = []
-        self._rows = 0
+        self._batches: list[StateRows] = []
+        self._n_rows = 0
 
-    def add(self, rows: Rows) -> None:
-        """Take in the rows of one batch; every batch has the same keys."""
-        self._waiting.append(rows)
-        self._rows += len(rows[self.transformer.n_layers])
-        if self._rows >= min(WAITING_ROWS, budget.ENTRIES // self.transformer.d_vocab):
-            self.settle()
+    def add(self, rows: StateRows) -> None:
+        """Add the rows of one batch; every batch must have the same keys."""
+        self._batches.append(rows)
+        self._n_rows += len(rows[self.transformer.n_layers])
+        if self._n_rows >= min(QUEUE_ROWS, budget.ENTRIES // self.transformer.d_vocab):
+            self.flush()
 
-    def settle(self) -> None:
-        """Hand on all that still waits."""
-        if not self._waiting:
+    def flush(self) -> None:
+        """Pass on all queued rows."""
+        if not self._batches:
             return
-        every: dict[Hashable, Tensor] = {
-            key: torch.cat([rows[key] for rows in self._waiting]) for key in self._waiting[0]
+        joined: dict[Hashable, Tensor] = {
+            key: torch.cat([rows[key] for rows in self._batches]) for key in self._batches[0]
         }
-        n_rows, self._waiting, self._rows = self._rows, [], 0
+        n_rows, self._batches, self._n_rows = self._n_rows, [], 0
         for part in chunks(n_rows, self.transformer.d_vocab):
-            self.use({key: value[part] for key, value in every.items()})
+            self.use({key: value[part] for key, value in joined.items()})
 
 
 class Reader:
-    """Compares rows with the model's answer, as many at a time as the budget of logits allows."""
+    """Compares predictors with the model's output, row by row and layer by layer."""
 
     def __init__(
         self,
         transformer: Transformer,
-        ways: Mapping[str, Predictor],
+        predictors: Mapping[str, Predictor],
         layers: Sequence[int] | None = None,
-        watch: LogitObserver | None = None,
+        on_logits: LogitObserver | None = None,
     ) -> None:
-        """Nothing read yet.
+        """Start without rows.
 
         Args:
             transformer: the model.
-            ways: by name.
-            layers: those below the last that are read, in order; all when None.
-            watch: shown all logits, those of the last layer included.
+            predictors: by name.
+            layers: the layers below the last to read, in order; all by default.
+            on_logits: called with all logits, including those of the last layer.
         """
-        self.transformer, self.ways, self.watch = transformer, ways, watch
+        self.transformer, self.predictors, self.on_logits = transformer, predictors, on_logits
         self.layers = tuple(range(transformer.n_layers) if layers is None else layers)
-        self.kept: dict[tuple[str, str], list[Tensor]] = {
-            (measure, name): [] for measure in MEASURES for name in ways
+        self._values: dict[tuple[str, str], list[Tensor]] = {
+            (measure, name): [] for measure in MEASURES for name in predictors
         }
-        self.waiting = RowQueue(transformer, self._compare)
+        self._queue = RowQueue(transformer, self._compare)
 
-    def add(self, rows: Rows) -> None:
-        """Take in the rows of one batch; every batch has the same keys."""
-        self.waiting.add(rows)
+    def add(self, rows: StateRows) -> None:
+        """Add the rows of one batch; every batch must have the same keys."""
+        self._queue.add(rows)
 
     def columns(self) -> dict[str, dict[str, Tensor]]:
-        """By measure and way: (row, layer), and last of all the model itself."""
-        self.waiting.settle()
-        return {m: {way: torch.cat(self.kept[m, way]) for way in self.ways} for m in MEASURES}
+        """By measure and predictor: (row, layer). The last column is the model itself."""
+        self._queue.flush()
+        return {
+            measure: {name: torch.cat(self._values[measure, name]) for name in self.predictors}
+            for measure in MEASURES
+        }
 
-    def _compare(self, rows: Rows) -> None:
+    def _compare(self, rows: StateRows) -> None:
         last = self.transformer.n_layers
-        answer = Answer(self.transformer.logits(rows[last]))
-        own = answer.compare(answer.logits)  # what everything reads at the last layer
-        require_finite(own, "the model itself", last)
-        for name, way in self.ways.items():
-            compared = []
-            sizes = []
+        reference = Reference(self.transformer.logits(rows[last]))
+        at_last = reference.compare(reference.logits)  # the same for every predictor
+        require_finite(at_last, "the model itself", last)
+        for name, predictor in self.predictors.items():
+            compared, sizes = [], []
             for layer in self.layers:
-                state = way.state(rows, layer)
-                logits = self.transformer.logits(state).to(answer.p.device)
-                one = answer.compare(logits)
-                compared.append(_answered(one) if way.may_fail else one)
+                state = predictor.state(rows, layer)
+                logits = self.transformer.logits(state).to(reference.p.device)
+                comparison = reference.compare(logits)
+                if predictor.may_fail:
+                    comparison = _failures_marked(comparison)
+                else:
+                    require_finite(comparison, predictor.label, layer)
+                compared.append(comparison)
                 sizes.append(_size(state))
-                if not way.may_fail:
-                    require_finite(one, way.said, layer)
-                if self.watch is not None:
-                    self.watch(name, layer, logits)
-            if self.watch is not None:
-                self.watch(name, last, answer.logits)
+                if self.on_logits is not None:
+                    self.on_logits(name, layer, logits)
+            if self.on_logits is not None:
+                self.on_logits(name, last, reference.logits)
             sizes.append(_size(rows[last]))
-            for measure in MEASURES:
+            for measure, dtype in MEASURES.items():
                 columns = (
                     sizes
                     if measure == "size"
-                    else [getattr(c, measure).cpu() for c in [*compared, own]]
+                    else [getattr(c, measure).cpu() for c in [*compared, at_last]]
                 )
-                values = torch.stack(columns, 1).to(MEASURES[measure])
-                self.kept[measure, name].append(values)
+                self._values[measure, name].append(torch.stack(columns, 1).to(dtype))
 
 
 def _size(state: Tensor) -> Tensor:
-    """The length of what is handed to the tail: a final norm erases it, but it tells something.
+    """The norm of the state passed to the tail; a final norm removes it, but it is informative.
 
-    A fitted map carries a state that it knows little of to near the mean, so to a short one.
+    A fitted map carries an unfamiliar state to near the mean, so its prediction is short.
     """
     return state.float().norm(dim=-1).cpu()
 
 
-def _answered(compared: Comparison) -> Comparison:
-    """Rows without numbers as wrong as can be: no rank, and endlessly far from the model."""
+def _failures_marked(compared: Comparison) -> Comparison:
+    """Rows with NaN or infinite logits count as completely wrong: no rank, infinite KL."""
     failed = ~(compared.kl.isfinite() & compared.surprisal.isfinite())
     filled = {"top": -1, "rank": DEPTH, "surprisal": torch.inf, "kl": torch.inf}
     filled |= dict.fromkeys(("p1", "p2", "entropy"), torch.nan)
@@ -168,17 +171,17 @@ def score_table(
     *,
     answered: bool = False,
 ) -> list[dict[str, Any]]:
-    """One row per way, metric and layer, with 95 % intervals over documents.
+    """One row per predictor, metric and layer, with 95 % intervals over documents.
 
     Args:
-        documents: which document each row is of: (row,).
-        columns: "rank", "surprisal" and "kl", each by way: (row, layer).
-        labels: what else every row of the table is to say.
-        layers: what the columns are of; 0, 1, 2, ... when None.
-        answered: one more metric, the share of rows that gave numbers at all. Where it is below
-            1, surprisal and KL have no mean, and are None.
+        documents: the document of each row: (row,).
+        columns: "rank", "surprisal" and "kl", each by predictor: (row, layer).
+        labels: further entries for every row of the table.
+        layers: the layer of each column; 0, 1, 2, ... by default.
+        answered: add one more metric, the share of rows with finite logits. Where it is below 1,
+            surprisal and KL have no mean and are None.
     """
-    found = []
+    table = []
     bootstrap = Bootstrap(documents)
     for name, rank in columns["rank"].items():
         metrics = {
@@ -191,11 +194,11 @@ def score_table(
         for metric, values in metrics.items():
             numbers = range(values.shape[1]) if layers is None else layers
             for layer, e in zip(numbers, bootstrap.estimates(values), strict=True):
-                found.append(
+                table.append(
                     {
                         **labels, "map": name, "layer": layer, "metric": metric,
                         "value": finite(e.value), "low": finite(e.low), "high": finite(e.high),
                         "rows": e.rows, "documents": e.documents,
                     }
                 )  # fmt: skip
-    return found
+    return table

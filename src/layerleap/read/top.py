@@ -1,24 +1,24 @@
-"""The best of each row of logits, in an order that does not depend on chance.
+"""Deterministic top-k of logits.
 
-In: logits, (row, d_vocab). Out: the k highest of each row and their ids; equal ones by id.
+In: logits, (row, d_vocab). Out: the k highest of each row and their ids; ties are ordered by id.
 """
 
 import torch
 from torch import Tensor
 
-BLOCK = 128  # columns under one maximum; measured: 64 and 256 are slower at 49,152 columns
-FEW = 512  # so few columns are simply sorted
+BLOCK = 128  # columns per maximum; measured: 64 and 256 are slower at 49,152 columns
+FEW = 512  # up to this many columns are simply sorted
 
 
 def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Values and ids of the k best of each row, best first, equal ones in order of id.
+    """Values and ids of the top k of each row, best first; ties are ordered by id.
 
-    A NaN counts as the highest of all, so that it cannot hide.
+    NaN counts as the highest value, so it always shows up.
 
-    The k best lie in the k blocks of neighbouring columns with the highest maxima, of equal
-    blocks the first: any other block has k blocks before it, each with a column that is higher,
-    or as high and of lower id. One pass for the maxima is then all that is V-sized, ties are no
-    special case, and it takes a third of the time of `torch.topk`, which orders ties by chance.
+    Columns are split into blocks. The top k lie in the k blocks with the highest maxima (the first
+    ones if maxima are equal): for any other block there are k blocks with a column that is higher,
+    or equal with a lower id. Only the pass for the maxima is V-sized, ties need no special case,
+    and it takes a third of the time of `torch.topk`, whose order of ties is arbitrary.
     """
     n = values.shape[-1]
     width = BLOCK if n >= BLOCK * 32 else BLOCK // 8
@@ -27,7 +27,7 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return best.values[:, :k], best.indices[:, :k]
     n_blocks = n // width
     maxima = values[:, : n_blocks * width].unflatten(-1, (n_blocks, width)).amax(-1)
-    blocks = top_k(maxima, k)[1].sort(-1).values  # back in order, so that ids are as well
+    blocks = top_k(maxima, k)[1].sort(-1).values  # back in column order, so ids are sorted
     within = torch.arange(width, device=values.device)
     ids = (blocks[:, :, None] * width + within).flatten(1)
     rest = torch.arange(n_blocks * width, n, device=values.device).expand(len(values), -1)

@@ -1,11 +1,11 @@
-"""Moments: all that a linear map needs to know about the data, in constant memory.
+"""Moments: everything a linear map needs to know about the data, in constant memory.
 
-In: batches of vectors, one tensor per layer, or per side of the parts of blocks.
-Out: sums and cross products, additive: moments of parts add up to moments of the whole,
-in any order, on any number of machines.
+In: batches of hidden states, one tensor per layer (or per input and output of a block's parts).
+Out: sums and cross products. They are additive: the moments of shards add up to the moments of
+the whole, in any order, on any number of machines.
 
-Sums are float64. With unit-free states of any size, a covariance then keeps about eight
-digits even where a mean is 1e4 standard deviations away from zero.
+Sums are float64, so a covariance keeps about eight digits even if the mean is 1e4 standard
+deviations away from zero.
 """
 
 import hashlib
@@ -24,29 +24,28 @@ from torch import Tensor
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
 from layerleap.files import whole_file
 
-FORMAT = 1
-BUFFER = 1024  # rows gathered before the products are taken, at most: large products are fast
+FORMAT = 2
+BUFFER = 1024  # rows gathered before they are multiplied: large matrix products are fast
 
-Pairs = Literal["final", "all", "couples"]
-LAYOUTS: tuple[Pairs, ...] = ("final", "all", "couples")
-HELD = {
+Pairs = Literal["final", "all", "parts"]
+LAYOUTS: dict[Pairs, str] = {
     "final": "every layer to the last",
     "all": "every pair src < dst",
-    "couples": "every even vector to the next",
+    "parts": "the input of each part to its output",
 }
 
 
 class Moments:
     """Running sums over rows of h[0] .. h[n_layers].
 
-    n         rows seen
+    n         rows multiplied so far
     sums[l]   sum of h[l]                                  (n_layers + 1, d)
     cross[s]  h[s]^T [h[s], h[t1], h[t2], ...]             (d, (1 + targets) * d)
-              with targets t = n_layers alone, or every later layer
+              the targets t are the last layer only, or every later layer
 
-    With pairs "couples" the vectors are x0, y0, x1, y1, ...: each even one has the next as its
-    only target. An odd one is the source of nothing, so instead of a Gram matrix its entry of
-    `cross` holds just the squares that R2 needs, (1, d).
+    With pairs "parts" the vectors are x0, y0, x1, y1, ...: the input and the output of each part
+    of a block. Each input has one target, its output. An output is never a source, so `cross`
+    holds only its squares, which R2 needs: (1, d).
     """
 
     def __init__(
@@ -56,16 +55,18 @@ class Moments:
         pairs: Pairs = "final",
         names: Sequence[str] | None = None,
     ) -> None:
-        """Nothing seen yet.
+        """Start with no rows.
 
         Args:
-            n_layers: the number of the last vector; vectors are counted from 0.
-            d_model: entries of each vector.
-            pairs: which maps the moments are for.
-            names: what to call each vector in errors; "layer 0" and so on when None.
+            n_layers: index of the last vector; vectors are counted from 0.
+            d_model: width of each vector.
+            pairs: which maps can be fitted.
+            names: what error messages call each vector; "layer 0" and so on by default.
         """
-        if pairs == "couples" and n_layers % 2 == 0:
-            raise BadSettings(f"{n_layers + 1} vectors are no couples; an even number was wanted")
+        if pairs == "parts" and n_layers % 2 == 0:
+            raise BadSettings(
+                f"{n_layers + 1} vectors cannot be inputs and outputs; expected an even number"
+            )
         self.n_layers, self.d_model, self.pairs = n_layers, d_model, pairs
         self.names = names or [f"layer {layer}" for layer in range(n_layers + 1)]
         self.n = 0
@@ -78,49 +79,47 @@ class Moments:
             )
             for src in range(n_layers + 1)
         ]
-        self._filled = 0  # rows waiting to be multiplied
+        self._filled = 0  # rows in the buffer
 
     def targets(self, src: int) -> list[int]:
         """The layers that maps from `src` can be fitted to."""
-        if self.pairs == "couples":
+        if self.pairs == "parts":
             return [src + 1] if self.has_gram(src) else []
         if src == self.n_layers:
             return []
         return [self.n_layers] if self.pairs == "final" else list(range(src + 1, self.n_layers + 1))
 
     def has_gram(self, vector: int) -> bool:
-        """True if a vector's products with itself are kept, and not its squares alone."""
-        return self.pairs != "couples" or vector % 2 == 0
+        """True if the vector's full Gram matrix is kept, False if only its squares are."""
+        return self.pairs != "parts" or vector % 2 == 0
 
     def add(self, states: Sequence[Tensor]) -> None:
-        """Take in one batch: states[l] holds the rows of h[l]."""
+        """Add one batch: states[l] holds the rows of h[l]."""
         if len(states) != self.n_layers + 1:
-            raise BadSettings(f"{len(states)} layers of states; {self.n_layers + 1} were wanted")
-        wanted = (len(states[0]), self.d_model)
+            raise BadSettings(f"got {len(states)} layers of states; expected {self.n_layers + 1}")
+        shape = (len(states[0]), self.d_model)
         for name, h in zip(self.names, states, strict=True):
-            if tuple(h.shape) != wanted:
-                raise BadSettings(
-                    f"states of {name} have shape {tuple(h.shape)}; {wanted} was wanted"
-                )
+            if tuple(h.shape) != shape:
+                raise BadSettings(f"states of {name} have shape {tuple(h.shape)}; expected {shape}")
         self._check_finite(states)
-        seen, n_rows = 0, wanted[0]
-        while seen < n_rows:
-            taken = min(n_rows - seen, len(self._waiting) - self._filled)
-            place = self._waiting[self._filled : self._filled + taken]
-            # Layer by layer, widened on the way: no second copy of the whole batch.
+        start, n_rows = 0, shape[0]
+        while start < n_rows:
+            count = min(n_rows - start, len(self._buffer) - self._filled)
+            target = self._buffer[self._filled : self._filled + count]
+            # Layer by layer, converted on the way: no second copy of the whole batch.
             for layer, h in enumerate(states):
-                columns = place[:, layer * self.d_model : (layer + 1) * self.d_model]
-                columns.copy_(h.detach()[seen : seen + taken])
-            self._filled += taken
-            seen += taken
-            if self._filled == len(self._waiting):
-                self._multiply()
+                columns = target[:, layer * self.d_model : (layer + 1) * self.d_model]
+                columns.copy_(h.detach()[start : start + count])
+            self._filled += count
+            start += count
+            if self._filled == len(self._buffer):
+                self.flush()
 
     @cached_property
-    def _waiting(self) -> Tensor:
-        """Rows of all layers side by side, waiting to be multiplied: (row, (n_layers + 1) * d).
+    def _buffer(self) -> Tensor:
+        """Rows not multiplied yet, all layers side by side: (row, (n_layers + 1) * d).
 
-        Of fixed size, so that memory does not depend on batches and products not on their cut.
+        The size is fixed, so neither memory nor rounding depends on how rows are batched.
         """
         width = (self.n_layers + 1) * self.d_model
         return torch.empty(min(BUFFER, max(64, 2**24 // width)), width, dtype=torch.float64)
@@ -129,16 +128,15 @@ class Moments:
         for name, h in zip(self.names, states, strict=True):
             if not torch.isfinite(h).all():
                 raise NotFinite(
-                    f"NaN or infinite states at {name} after {self.n + self._filled} good "
-                    "rows; run the model in float32 or bfloat16 and look for broken weights or "
-                    "inputs"
+                    f"NaN or infinite states at {name} after {self.rows} good rows; run the "
+                    "model in float32 or bfloat16, and check its weights and inputs"
                 )
 
-    def _multiply(self) -> None:
-        """Turn the waiting rows into products."""
+    def flush(self) -> "Moments":
+        """Multiply the rows that are still in the buffer. Returns self."""
         if self._filled == 0:
-            return
-        rows = self._waiting[: self._filled]
+            return self
+        rows = self._buffer[: self._filled]
         self.n += len(rows)
         self._filled = 0
         self.sums += rows.sum(0).view_as(self.sums)
@@ -150,54 +148,54 @@ class Moments:
                 self.cross[src] += h.square().sum(0)
             elif self.pairs == "final":
                 self.cross[src].addmm_(h.T, self._with_last(rows, h, src))
-            else:  # targets lie side by side already: all of them in one product, no copy
+            else:  # the targets are adjacent columns: one product, no copy
                 self.cross[src].addmm_(h.T, rows[:, start : start + self.cross[src].shape[1]])
+        return self
 
     def _with_last(self, rows: Tensor, h: Tensor, src: int) -> Tensor:
         return h if src == self.n_layers else torch.cat([h, rows[:, -self.d_model :]], dim=1)
 
     @property
     def rows(self) -> int:
-        """Rows seen, waiting ones included."""
+        """Number of rows added, including those still in the buffer."""
         return self.n + self._filled
 
-    def settle(self) -> "Moments":
-        """Count every row that was added; read-outs need it. Returns itself."""
-        self._multiply()
-        return self
+    def __repr__(self) -> str:
+        return f"Moments({self.rows} rows of {self.n_layers + 1} x {self.d_model}, {self.pairs})"
 
     def xx(self, src: int) -> Tensor:
         """Sum of h[src] h[src]^T."""
-        self.settle()
+        self.flush()
         if not self.has_gram(src):
             raise BadSettings(
-                f"no products of {self.names[src]} with itself: it is the target of a couple, and "
-                "only its squares are kept"
+                f"{self.names[src]} is the output of a part: only its squares are kept, not its "
+                "products with itself"
             )
         return self.cross[src][:, : self.d_model]
 
     def squares(self, vector: int) -> Tensor:
         """Sum of squares of each coordinate of h[vector]."""
-        self.settle()
+        self.flush()
         return self.xx(vector).diagonal() if self.has_gram(vector) else self.cross[vector][0]
 
     def xy(self, src: int, dst: int) -> Tensor:
         """Sum of h[src] h[dst]^T."""
-        self.settle()
+        self.flush()
         if dst not in self.targets(src):
             raise BadSettings(
-                f"no moments from layer {src} to layer {dst}: these hold {HELD[self.pairs]}"
+                f"no moments from layer {src} to layer {dst}: these hold {LAYOUTS[self.pairs]}"
             )
         start = (1 + self.targets(src).index(dst)) * self.d_model
         return self.cross[src][:, start : start + self.d_model]
 
     def merge(self, other: "Moments") -> "Moments":
         """Moments of both data sets together, as a new object."""
-        mine, theirs = self.shape, other.shape
-        if mine != theirs:
-            raise WrongModel(f"moments of shape {theirs} cannot be added to moments of {mine}")
+        if self.shape != other.shape:
+            raise WrongModel(
+                f"moments of shape {other.shape} cannot be added to moments of {self.shape}"
+            )
         merged = Moments(self.n_layers, self.d_model, self.pairs, self.names)
-        merged.n = self.settle().n + other.settle().n
+        merged.n = self.flush().n + other.flush().n
         merged.sums = self.sums + other.sums
         merged.cross = [a + b for a, b in zip(self.cross, other.cross, strict=True)]
         return merged
@@ -208,12 +206,12 @@ class Moments:
         return self.n_layers, self.d_model, self.pairs
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything, waiting rows included, so that a resumed run adds in the same order."""
-        found = {"n": torch.tensor(self.n), "sums": self.sums}
-        found |= {f"cross.{src}": value for src, value in enumerate(self.cross)}
+        """All state. The buffer is included, so a resumed run adds rows in the same order."""
+        tensors = {"n": torch.tensor(self.n), "sums": self.sums}
+        tensors |= {f"cross.{src}": value for src, value in enumerate(self.cross)}
         if self._filled:
-            found["waiting"] = self._waiting[: self._filled].clone()
-        return found
+            tensors["buffer"] = self._buffer[: self._filled].clone()
+        return tensors
 
     @classmethod
     def from_tensors(
@@ -221,9 +219,9 @@ class Moments:
     ) -> "Moments":
         """The inverse of `tensors`."""
         if shape[2] not in LAYOUTS:
-            raise BadArtifact(f"pairs {shape[2]!r} are unknown; one of {LAYOUTS} was wanted")
-        if shape[2] == "couples" and shape[0] % 2 == 0:
-            raise BadArtifact(f"{shape[0] + 1} vectors are no couples; make it again")
+            raise BadArtifact(f"unknown pairs {shape[2]!r}; expected one of {tuple(LAYOUTS)}")
+        if shape[2] == "parts" and shape[0] % 2 == 0:
+            raise BadArtifact(f"{shape[0] + 1} vectors cannot be inputs and outputs; recreate it")
         moments = cls(*shape)
         _require_like("n", tensors["n"], torch.tensor(0))
         moments.n = int(tensors["n"])
@@ -231,24 +229,24 @@ class Moments:
         for key, empty in sums.items():
             _require_like(key, tensors[key], empty)
             empty.copy_(tensors[key])
-        if "waiting" in tensors:
-            # Never as many as there is room for: such rows would have been multiplied.
-            rows = min(len(tensors["waiting"]), len(moments._waiting) - 1)
-            _require_like("waiting", tensors["waiting"], moments._waiting[:rows])
-            moments._waiting[:rows] = tensors["waiting"]
+        if "buffer" in tensors:
+            # A full buffer would have been multiplied, so there is always room for one more row.
+            rows = min(len(tensors["buffer"]), len(moments._buffer) - 1)
+            _require_like("buffer", tensors["buffer"], moments._buffer[:rows])
+            moments._buffer[:rows] = tensors["buffer"]
             moments._filled = rows
         return moments
 
 
-def _require_like(key: str, found: Tensor, wanted: Tensor) -> None:
-    """Exactly that shape: torch would stretch a row or a number to any other."""
-    kinds = [(tuple(tensor.shape), tensor.dtype) for tensor in (found, wanted)]
-    if kinds[0] != kinds[1]:
-        raise BadArtifact(f"{key} is of {kinds[0]}; {kinds[1]} was wanted, make it again")
+def _require_like(key: str, tensor: Tensor, expected: Tensor) -> None:
+    """Require the exact shape and dtype: torch would broadcast a row or a number."""
+    actual, wanted = ((tuple(t.shape), t.dtype) for t in (tensor, expected))
+    if actual != wanted:
+        raise BadArtifact(f"{key} has shape and dtype {actual}; expected {wanted}, recreate it")
 
 
 def save_moments(path: Path, sets: Mapping[str, Moments], about: Mapping[str, Any]) -> None:
-    """Write named moments and what they are about into one file, in one step."""
+    """Write named moments and their description into one file, atomically."""
     tensors = {
         f"{name}/{key}": value.contiguous()
         for name, moments in sets.items()
@@ -263,10 +261,10 @@ def save_moments(path: Path, sets: Mapping[str, Moments], about: Mapping[str, An
 
 
 def content_hash(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
-    """A hash over all numbers, and over what the header says they are."""
-    said = {key: value for key, value in header.items() if key != "sha256"}
-    # There and back first: JSON has no tuples, and its keys are strings.
-    plain = json.loads(json.dumps(said))
+    """Hash of all numbers and of the header, without its own "sha256" entry."""
+    fields = {key: value for key, value in header.items() if key != "sha256"}
+    # A round trip first: JSON has no tuples, and its keys are strings.
+    plain = json.loads(json.dumps(fields))
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     for key, value in sorted(tensors.items()):
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
@@ -275,12 +273,12 @@ def content_hash(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> st
 
 
 def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
-    """Read what `save_moments` wrote; anything else is a `BadArtifact`."""
+    """The moments and the description that `save_moments` wrote; `BadArtifact` otherwise."""
     with _only_moments(path), safe_open(path, framework="pt") as file:
         header = _header(path, file)
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         if header.get("sha256") != content_hash(tensors, header):
-            raise BadArtifact(f"{path} was changed since it was saved; make it again")
+            raise BadArtifact(f"{path} was changed after it was saved; recreate it")
         sets = {}
         for name, shape in header["shapes"].items():
             own = {
@@ -291,7 +289,7 @@ def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
 
 
 def load_about(path: Path) -> dict[str, Any]:
-    """Only what a file of moments says it is about, without reading the numbers."""
+    """The description in a file of moments, without reading the numbers."""
     with _only_moments(path), safe_open(path, framework="pt") as file:
         return dict(_header(path, file)["about"])
 
@@ -303,15 +301,14 @@ def _only_moments(path: Path) -> Iterator[None]:
     except (
         SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError
     ) as error:  # fmt: skip
-        raise BadArtifact(f"{path} is missing, truncated or no moments file ({error})") from error
+        raise BadArtifact(
+            f"{path} is missing, truncated or not a moments file ({error})"
+        ) from error
 
 
 def _header(path: Path, file: Any) -> dict[str, Any]:
     header = json.loads((file.metadata() or {}).get("layerleap.moments", "{}"))
     number = header.get("format") if isinstance(header, dict) else None
     if number != FORMAT:
-        raise BadArtifact(
-            f"{path} holds format {number}; format {FORMAT} was wanted, make it again"
-        )
-    found: dict[str, Any] = header
-    return found
+        raise BadArtifact(f"{path} has format {number}; expected format {FORMAT}, recreate it")
+    return dict(header)

@@ -1,16 +1,16 @@
 """Run a stream of batches into moments: with progress, checkpoints, shards and many processes.
 
 In: a wrapped model and batches of examples.
-Out: `Tally`: moments to fit on, moments held back to choose a ridge, moments of the parts of blocks
-if they are wanted, and where the run stands.
+Out: a `Tally`: moments to fit on, moments held back to choose a ridge, optionally moments of the
+parts of blocks, and the progress of the run.
 
-A checkpoint is the moments and the number of the last batch in them, written in one step, so
-a run killed at any moment goes on from there and ends with the same sums to the bit.
+A checkpoint is the moments plus the number of batches in them, written atomically. A run killed
+at any time resumes from there and ends with bit-identical sums.
 """
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,37 +24,33 @@ from layerleap.models.discovery.parts import BlockPart
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments
-from layerleap.stats.rows import RowWriter
+from layerleap.stats.saved_states import StateWriter
 from layerleap.stream.examples import Batch
 
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 30.0, 55.0
-MEDIA = (
-    "pixel_values",
-    "input_features",
-    "decoder_input_ids",
-)  # what a model is given, if not text
+MEDIA = ("pixel_values", "input_features", "decoder_input_ids")  # inputs of models without text
 
 
 def pause_after(saving: float) -> float:
-    """Seconds to the next checkpoint, when the last one took `saving` seconds to write.
+    """Seconds until the next checkpoint, if the last one took `saving` seconds to write.
 
-    Twenty times as long keeps saving below 5 % of the run; but a kill should never cost more than
-    about a minute, so where a checkpoint takes more than 2.75 s that comes first.
+    Twenty times as long keeps saving below 5 % of the run. But a kill should never cost more than
+    about a minute, so the pause has a maximum, which a checkpoint of 2.75 s reaches.
     """
     return max(CHECKPOINT_SECONDS, min(20 * saving, LONGEST_SECONDS))
 
 
 @dataclass
 class Tally:
-    """Moments of one text, and the settings that made them."""
+    """The moments of one text, and the settings they were collected with."""
 
     fit: Moments
-    held_back: Moments | None  # to the last layer only; None unless a ridge is to be chosen
-    about: dict[str, Any]  # model identity, data, sampling: what must agree to merge
-    n_batches: int = 0  # batches seen, counted or left to other shards
+    held_back: Moments | None  # to the last layer only; None unless a ridge will be chosen
+    about: dict[str, Any]  # model identity, data, sampling: must agree to merge
+    n_batches: int = 0  # batches passed, including those of other shards
     n_texts: int = 0
-    mark: str = ""  # a hash over all batches seen: what a resumed run must find again
-    parts: Moments | None = None  # couples, one per [block, part] of about["parts"]
+    digest: str = ""  # hash of all batches passed, to recognise the same text on resuming
+    parts: Moments | None = None  # inputs and outputs of `block_parts`, in that order
 
     @classmethod
     def empty(
@@ -65,22 +61,30 @@ class Tally:
         *,
         hold_back: bool = False,
     ) -> "Tally":
-        """Nothing seen yet; about["parts"] says which parts of blocks are to be seen too."""
+        """A tally without rows; about["parts"] lists the parts of blocks to include."""
         shape = (transformer.n_layers, transformer.d_model)
         tally = cls(Moments(*shape, pairs), Moments(*shape, "final") if hold_back else None, about)
-        if tally.couples:
-            last = 2 * len(tally.couples) - 1
-            tally.parts = Moments(last, transformer.d_model, "couples", _names(tally.couples))
+        if names := _site_names(tally.block_parts):
+            tally.parts = Moments(len(names) - 1, transformer.d_model, "parts", names)
         return tally
 
+    def __repr__(self) -> str:
+        model, text = self.about.get("model", {}).get("name"), self.about.get("text")
+        return f"Tally({self.fit.rows} rows from {self.n_texts} texts of {text}, {model})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Settings and counts, as plain JSON types."""
+        rows = {name: moments.rows for name, moments in self.sets.items()}
+        return {**self.about, "n_texts": self.n_texts, "n_batches": self.n_batches, "rows": rows}
+
     @property
-    def couples(self) -> list[BlockPart]:
-        """The parts of blocks that are seen too, in the order of their moments."""
+    def block_parts(self) -> list[BlockPart]:
+        """The parts of blocks with moments, in the order of those moments."""
         return [BlockPart(block, part) for block, part in self.about.get("parts") or ()]
 
     @property
     def sets(self) -> dict[str, Moments]:
-        """The moments there are, by name."""
+        """All moments, by name."""
         named = {"fit": self.fit, "held_back": self.held_back, "parts": self.parts}
         return {name: moments for name, moments in named.items() if moments is not None}
 
@@ -90,33 +94,33 @@ class Tally:
 
     @classmethod
     def load(cls, path: Path) -> "Tally":
-        """Read what `save` wrote."""
+        """The tally that `save` wrote."""
         sets, state = load_moments(path)
         is_tally = isinstance(state, dict) and state.keys() == STATE.keys() and "fit" in sets
         if not is_tally or not all(isinstance(state[key], kind) for key, kind in STATE.items()):
-            raise BadArtifact(f"{path} holds moments, but no tally; make it again")
+            raise BadArtifact(f"{path} holds moments, but not a tally; recreate it")
         tally = cls(sets["fit"], sets.get("held_back"), **state, parts=sets.get("parts"))
         tally._check_parts(path)
         return tally
 
     def _check_parts(self, path: Path) -> None:
-        """What is said about parts must be what there is; their names are not saved twice."""
-        said, shape = self.about.get("parts") or [], None if not self.parts else self.parts.shape
+        """Check the moments of parts against `about`, which holds their names."""
+        listed, shape = self.about.get("parts") or [], self.parts.shape if self.parts else None
         try:
-            names = _names(self.couples)
+            names = _site_names(self.block_parts)
         except (TypeError, ValueError) as error:
-            raise BadArtifact(f"{path} names its parts as {said!r}; make it again") from error
-        wanted = (len(names) - 1, self.fit.d_model, "couples") if names else None
-        if shape != wanted:
+            raise BadArtifact(f"{path} lists its parts as {listed!r}; recreate it") from error
+        expected = (len(names) - 1, self.fit.d_model, "parts") if names else None
+        if shape != expected:
             raise BadArtifact(
-                f"{path} holds parts of {shape}; {wanted} was wanted for {len(said)} couples, "
-                "make it again"
+                f"{path} holds moments of shape {shape} for {len(listed)} parts of blocks; "
+                f"expected {expected}, recreate it"
             )
         if self.parts:
             self.parts.names = names
 
     def merge(self, other: "Tally") -> "Tally":
-        """Both together; they must be of one model, one text and one way of sampling."""
+        """Both together; model, text and settings must be the same."""
         for key in self.about:
             if key != "shard" and self.about[key] != other.about.get(key):
                 raise WrongModel(
@@ -126,14 +130,14 @@ class Tally:
         if self.about.get("shard") is not None and self.about["shard"] == other.about.get("shard"):
             raise BadSettings(f"shard {self.about['shard']} was given twice")
         if (self.held_back is None) != (other.held_back is None):
-            raise WrongModel("only one of these statistics has rows held back; make them again")
+            raise WrongModel("only one of these tallies has rows held back; collect both again")
         return Tally(
             self.fit.merge(other.fit),
             _merged(self.held_back, other.held_back),
             {**self.about, "shard": None},
             max(self.n_batches, other.n_batches),
             self.n_texts + other.n_texts,
-            self.mark,
+            self.digest,
             _merged(self.parts, other.parts),
         )
 
@@ -142,12 +146,12 @@ def _merged(mine: Moments | None, theirs: Moments | None) -> Moments | None:
     return None if mine is None or theirs is None else mine.merge(theirs)
 
 
-def _names(couples: Iterable[BlockPart]) -> list[str]:
-    """What each vector of the parts' moments is."""
-    return [f"{site} of block {block}" for couple in couples for block, site in couple.sites]
+def _site_names(parts: Iterable[BlockPart]) -> list[str]:
+    """The name of the input and the output of each part, for error messages."""
+    return [f"{site} of block {block}" for part in parts for block, site in part.sites]
 
 
-STATE = {"about": dict, "n_batches": int, "n_texts": int, "mark": str}  # saved with the moments
+STATE = {"about": dict, "n_batches": int, "n_texts": int, "digest": str}  # saved with the moments
 
 
 def run_tally(
@@ -157,58 +161,58 @@ def run_tally(
     *,
     shard: tuple[int, int] = (0, 1),
     checkpoint: Path | None = None,
-    rows: RowWriter | None = None,
+    writer: StateWriter | None = None,
     progress: Progress = silent,
     total: int | None = None,
 ) -> Tally:
-    """Add every batch of this shard that `tally` has not seen yet.
+    """Add every batch of this shard that is not in `tally` yet.
 
     Args:
         transformer: the model whose states are added.
-        batches: the whole stream; batches of other shards and seen ones are passed over.
+        batches: the whole stream; batches of other shards and those already added are skipped.
         tally: empty, or loaded from a checkpoint.
-        shard: (which, of how many).
-        checkpoint: where to save the tally about every half minute, on interruption, and in
-            the end: the pass is then safe until its result is.
-        rows: takes the rows that are fitted on, too; finished with the pass.
-        progress: told the number of texts.
-        total: how many texts there will be, if known.
+        shard: (index, number of shards).
+        checkpoint: where to save the tally: about every half minute, when interrupted, and at the
+            end.
+        writer: also saves the states that are fitted on.
+        progress: called with the number of texts.
+        total: expected number of texts, if known.
     """
     saver = _Saver(tally, checkpoint)
-    seen, mark = 0, ""
+    n_new, digest = 0, ""
     before = tally.n_batches
-    whole = True  # not while a batch is half added: such sums must never be saved
+    consistent = True  # False while a batch is half added: such sums must never be saved
     try:
         for batch in batches:
-            mark = _marked(mark, batch)
+            digest = _extended(digest, batch)
             if batch.index < before:
                 if batch.index + 1 == before:
-                    _require_same_text(mark, tally, checkpoint)
+                    _require_same_text(digest, tally, checkpoint)
                 continue
             if batch.index % shard[1] == shard[0]:
-                seen_now = _states(transformer, batch, tally)
-                whole = False
-                _add(tally, batch, *seen_now, rows)
-            tally.n_batches, tally.mark = batch.index + 1, mark
-            whole = True
-            seen += 1
+                states, part_states = _states(transformer, batch, tally)
+                consistent = False
+                _add(tally, batch, states, part_states, writer)
+            tally.n_batches, tally.digest = batch.index + 1, digest
+            consistent = True
+            n_new += 1
             progress("fitting", tally.n_texts, total)
             saver.save_if_due()
     except KeyboardInterrupt:
-        if seen and whole:
+        if n_new and consistent:
             saver.save()
         raise
-    if not seen and before:  # nothing was left to do, or the text got shorter
-        _require_same_text(mark, tally, checkpoint)
-    if seen and tally.fit.rows:
+    if not n_new and before:  # the run was complete already, or the text got shorter
+        _require_same_text(digest, tally, checkpoint)
+    if n_new and tally.fit.rows:
         saver.save()
     for moments in tally.sets.values():
-        moments.settle()
+        moments.flush()
     return tally
 
 
 class _Saver:
-    """Writes the checkpoint, if one is wanted."""
+    """Writes the checkpoint, if there is one."""
 
     def __init__(self, tally: Tally, path: Path | None) -> None:
         self.tally, self.path = tally, path
@@ -227,51 +231,59 @@ class _Saver:
         self.pause = pause_after(self.saved - started)
 
 
-def _marked(mark: str, batch: Batch) -> str:
-    # Of a text, the ids say it all; images and sound are what they are.
+def _extended(digest: str, batch: Batch) -> str:
+    """The digest of all batches up to this one."""
+    # The ids identify a text; images and sound have to be hashed themselves.
     names = ("input_ids",) if "input_ids" in batch.inputs else MEDIA
     inputs = [batch.inputs[name] for name in names if name in batch.inputs]
-    whole = [part.float() if part.is_floating_point() else part for part in inputs]
-    data = b"".join(part.cpu().numpy().tobytes() for part in (*whole, batch.keep, batch.held_back))
-    return hashlib.sha256(mark.encode() + data).hexdigest()
+    exact = [value.float() if value.is_floating_point() else value for value in inputs]
+    tensors = (*exact, batch.keep, batch.held_back)
+    data = b"".join(tensor.cpu().numpy().tobytes() for tensor in tensors)
+    return hashlib.sha256(digest.encode() + data).hexdigest()
 
 
-def _require_same_text(mark: str, tally: Tally, checkpoint: Path | None) -> None:
-    if mark != tally.mark:
+def _require_same_text(digest: str, tally: Tally, checkpoint: Path | None) -> None:
+    if digest != tally.digest:
         raise WrongModel(
             f"the text has changed since the checkpoint of {tally.n_batches} batches was saved; "
-            f"delete {checkpoint or 'it'} to start anew"
+            f"delete {checkpoint or 'it'} to start over"
         )
 
 
 def _states(
     transformer: Transformer, batch: Batch, tally: Tally
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Rows of every layer and of both sides of every part, from one forward pass."""
-    sites = [site for couple in tally.couples for site in couple.sites]
-    seen = transformer.capture(batch.inputs, keep=batch.keep, sites=sites)
-    states = [seen.states[layer] for layer in range(transformer.n_layers + 1)]
-    return states, [seen.sites[site] for site in sites]
+    """Rows of every layer, and of the input and output of every part, from one forward pass."""
+    sites = [site for part in tally.block_parts for site in part.sites]
+    captured = transformer.capture(batch.inputs, keep=batch.keep, sites=sites)
+    states = [captured.states[layer] for layer in range(transformer.n_layers + 1)]
+    return states, [captured.sites[site] for site in sites]
 
 
 def _add(
-    tally: Tally, batch: Batch, states: list[Tensor], parts: list[Tensor], rows: RowWriter | None
+    tally: Tally,
+    batch: Batch,
+    states: list[Tensor],
+    part_states: list[Tensor],
+    writer: StateWriter | None,
 ) -> None:
     back = batch.held_back
     if back.any():
-        assert tally.held_back is not None, "rows to hold back, and no place for them"
+        assert tally.held_back is not None, "the batch holds rows back, but the tally does not"
         tally.held_back.add([h[back.to(h.device)] for h in states])
-        states, parts = ([h[~back.to(h.device)] for h in side] for side in (states, parts))
+        states, part_states = (
+            [h[~back.to(h.device)] for h in tensors] for tensors in (states, part_states)
+        )
     tally.fit.add(states)
-    if rows is not None:
-        rows.add(states, batch.documents[~back])
+    if writer is not None:
+        writer.add(states, batch.documents[~back])
     if tally.parts is not None:
-        tally.parts.add(parts)
+        tally.parts.add(part_states)
     tally.n_texts += batch.n_texts
 
 
 def world() -> tuple[int, int]:
-    """(rank, processes) under torchrun, else (0, 1); joins the process group on first use."""
+    """(rank, number of processes) under torchrun, else (0, 1); joins the process group."""
     if dist.is_available() and dist.is_torchelastic_launched():
         if not dist.is_initialized():
             dist.init_process_group("gloo")
@@ -280,28 +292,23 @@ def world() -> tuple[int, int]:
 
 
 def wait_for_all() -> None:
-    """Go on when every process of torchrun has come here."""
+    """Wait until every torchrun process gets here."""
     if world()[1] > 1:
         dist.barrier()
 
 
 def reduce_tally(tally: Tally) -> Tally:
-    """Add up the tallies of all processes; each then holds the whole."""
+    """Add up the tallies of all processes; each then holds the total."""
     if world()[1] == 1:
         return tally
     for moments in tally.sets.values():
-        moments.settle()
+        moments.flush()
         count = torch.tensor([moments.n])
         dist.all_reduce(count)
         moments.n = int(count)
-        for tensor in _sums(moments):
+        for tensor in (moments.sums, *moments.cross):
             dist.all_reduce(tensor)
     texts = torch.tensor([tally.n_texts])
     dist.all_reduce(texts)
     tally.n_texts = int(texts)
     return tally
-
-
-def _sums(moments: Moments) -> Iterator[Tensor]:
-    yield moments.sums
-    yield from moments.cross

@@ -16,7 +16,7 @@ TEXTS = sentences(60)
 @pytest.fixture(scope="module")
 def llama():
     transformer = tiny("llama")
-    return transformer, ll.fit_bank(transformer, TEXTS, n_texts=80)
+    return transformer, ll.fit(transformer, TEXTS, n_texts=80)
 
 
 def test_every_export_is_there_and_documented():

@@ -13,14 +13,16 @@ from layerleap.act.edits.part_scores import PartScores
 from layerleap.act.edits.replace import Replacement
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import bank_from, collect
+from layerleap.maps.fit import solve_bank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.parts import KINDS
 from layerleap.models.hooks.recording import record
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
-from layerleap.read.metrics import Answer, Bootstrap
-from layerleap.read.scores import CHECK_EVERY, MEASURES, score
+from layerleap.read.metrics import Bootstrap, Reference
+from layerleap.read.reader import MEASURES
+from layerleap.read.scores import CHECK_EVERY, score
+from layerleap.stats.collect import collect
 from layerleap.stream.examples import Batch, Sampling, iter_batches, iter_examples
 
 FIT, READ = sentences(80), sentences(14, seed=9)
@@ -31,7 +33,7 @@ families = pytest.mark.parametrize("name", ["llama", "bert", "gptj", "albert"])
 @cache
 def case(name: str = "llama") -> tuple[Transformer, ShortcutBank]:
     model = tiny(name)
-    return model, bank_from(collect(model, FIT, SAMPLING, parts=True))
+    return model, solve_bank(collect(model, FIT, SAMPLING, parts=True))
 
 
 def batches(model: Transformer, tokens: int = 60) -> list[Batch]:
@@ -59,7 +61,7 @@ def brute_force(name: str, kind: str, start: int) -> dict[str, torch.Tensor]:
         own = model.capture(batch.inputs, keep=batch.keep, logits=True)
         with replacement.of([kind], start=start):
             seen = model.capture(batch.inputs, keep=batch.keep, logits=True)
-        compared = Answer(own.logits[batch.keep]).compare(seen.logits[batch.keep])
+        compared = Reference(own.logits[batch.keep]).compare(seen.logits[batch.keep])
         for measure in ("rank", "surprisal", "kl"):
             columns.setdefault(measure, []).append(getattr(compared, measure))
         documents.append(batch.documents)
@@ -115,7 +117,7 @@ def test_it_rides_on_the_pass_that_scores_lenses():
     plain = score(model, lenses, batches(model))
     riding, passes = PartScores(model, bank), []
     handle = model.model.register_forward_pre_hook(lambda *_: passes.append(1))
-    found = score(model, lenses, batches(model), also=riding.add)
+    found = score(model, lenses, batches(model), on_recording=riding.add)
     handle.remove()
     few = math.ceil(len(batches(model)) / CHECK_EVERY)  # passes that only check the tail
     assert len(passes) == len(batches(model)) + few

@@ -10,11 +10,12 @@ from torch import nn
 
 from layerleap.act.edits.replace import Replacement, cascade
 from layerleap.errors import BadSettings, ModelRefused, WrongModel
-from layerleap.maps.fit import bank_from, collect
+from layerleap.maps.fit import solve_bank
 from layerleap.models.discovery.compare import row_gap as gap
 from layerleap.models.discovery.trace import shape_of
 from layerleap.models.hooks.recording import record
 from layerleap.models.transformer import Transformer
+from layerleap.stats.collect import collect
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
 TEXTS = sentences(80)
@@ -59,7 +60,7 @@ def toy(change) -> Transformer:
 def fitted(name: str = "llama", *, intercept: bool = False) -> Replacement:
     model = tiny(name)
     return Replacement(
-        model, bank_from(collect(model, TEXTS, SAMPLING, parts=True), intercept=intercept)
+        model, solve_bank(collect(model, TEXTS, SAMPLING, parts=True), intercept=intercept)
     )
 
 
@@ -69,7 +70,7 @@ def first_batch(model: Transformer):
 
 def errors(model: Transformer, kind: str, *, intercept: bool) -> list[float]:
     """How far replaced runs end from the model itself, by start."""
-    bank = bank_from(collect(model, TEXTS, SAMPLING, parts=[kind]), intercept=intercept)
+    bank = solve_bank(collect(model, TEXTS, SAMPLING, parts=[kind]), intercept=intercept)
     batch = first_batch(model)
     found = record(model, batch.inputs)
     return [
@@ -179,10 +180,10 @@ def test_other_hooks_of_a_replaced_module_still_run():
 
 def test_what_cannot_be_replaced_is_said():
     model = fitted().transformer
-    bare = bank_from(collect(model, TEXTS, SAMPLING))
+    bare = solve_bank(collect(model, TEXTS, SAMPLING))
     with pytest.raises(BadSettings, match="has no maps of parts: fit it with parts=True"):
         Replacement(model, bare)
-    some = bank_from(collect(model, TEXTS, SAMPLING, parts=["ffn"]))
+    some = solve_bank(collect(model, TEXTS, SAMPLING, parts=["ffn"]))
     with (
         pytest.raises(BadSettings, match="no maps of attn, only of ffn"),
         Replacement(model, some).of(["attn"]),

@@ -7,7 +7,7 @@ from tiny_models import sentences, tiny
 from layerleap.act.edits.schedule import Schedule, Segment, round_robin, single_jump
 from layerleap.act.edits.schedule_scores import ScheduleScores, run_schedule
 from layerleap.errors import BadSettings, BadText
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.models.hooks.recording import record
 from layerleap.read.lens import Lens
 from layerleap.read.scores import score
@@ -19,7 +19,7 @@ DOCUMENTS = sentences(50)
 @pytest.fixture(scope="module", params=["llama", "bert", "albert", "gpt_neox"])
 def case(request):
     transformer = tiny(request.param)
-    bank = fit_bank(transformer, DOCUMENTS, pairs="all")
+    bank = fit(transformer, DOCUMENTS, pairs="all")
     examples = iter_examples(transformer, DOCUMENTS, Sampling(), side="held-out")
     return transformer, bank, list(iter_batches(transformer, examples))
 
@@ -47,7 +47,7 @@ def test_a_single_jump_scores_as_the_lens_does(case):
     last = transformer.n_layers
     jumps = [single_jump(last, blocks) for blocks in range(last)]
     along = ScheduleScores(transformer, bank, {"single jump": jumps})
-    scores = score(transformer, {"mat": Lens(transformer, bank)}, batches, also=along.add)
+    scores = score(transformer, {"mat": Lens(transformer, bank)}, batches, on_recording=along.add)
     wanted = {(row["layer"], row["metric"]): row["value"] for row in scores.table()}
     table = along.table()
     assert {row["kind"] for row in table} == {"single jump"}
@@ -60,7 +60,7 @@ def test_a_schedule_of_another_depth_or_without_its_map_is_refused(case):
     transformer, bank, _ = case
     with pytest.raises(BadSettings, match="leads to layer 12"):
         ScheduleScores(transformer, bank, {"x": [round_robin(12, 1, 1)]})
-    final = fit_bank(transformer, DOCUMENTS)
+    final = fit(transformer, DOCUMENTS)
     way = Schedule("x", (Segment("jump", 0, 1), Segment("run", 1, transformer.n_layers)))
     with pytest.raises(BadSettings, match="no map from layer 0 to layer 1"):
         ScheduleScores(transformer, final, {"x": [way]})

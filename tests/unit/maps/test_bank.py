@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -24,7 +25,7 @@ from layerleap.errors import (
 from layerleap.maps import artifact
 from layerleap.maps.artifact import content_hash
 from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank, check_target
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
 
@@ -36,7 +37,7 @@ def llama():
 
 @pytest.fixture(scope="module")
 def bank(llama):
-    return fit_bank(llama, sentences(40), intercept=True)
+    return fit(llama, sentences(40), intercept=True)
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def assert_equal_banks(found, wanted):
     [{}, {"intercept": True}, {"rank": 3}, {"rank": 3, "intercept": True}, {"pairs": "all"}],
 )
 def test_a_loaded_bank_is_the_saved_one_to_the_bit(llama, tmp_path, options):
-    bank = fit_bank(llama, sentences(30), **options)
+    bank = fit(llama, sentences(30), **options)
     loaded = ShortcutBank.from_pretrained(bank.save_pretrained(tmp_path / "bank"))
     assert_equal_banks(loaded, bank)
     assert len(loaded) == (6 if "pairs" in options else 3)
@@ -125,7 +126,7 @@ def test_a_cast_model_is_still_the_same_model(bank):
 def test_truncated_weights_are_refused(saved, keep):
     data = (saved / WEIGHTS).read_bytes()
     (saved / WEIGHTS).write_bytes(data[:keep])
-    with pytest.raises(BadArtifact, match=r"changed or cut short since it was saved"):
+    with pytest.raises(BadArtifact, match=r"changed or truncated after it was saved"):
         ShortcutBank.from_pretrained(saved)
 
 
@@ -133,7 +134,7 @@ def test_one_changed_byte_is_refused(saved):
     data = bytearray((saved / WEIGHTS).read_bytes())
     data[-5] ^= 1
     (saved / WEIGHTS).write_bytes(data)
-    with pytest.raises(BadArtifact, match=r"sha256 [0-9a-f]{8}, [0-9a-f]{8} was wanted"):
+    with pytest.raises(BadArtifact, match=r"sha256 [0-9a-f]{8}, expected [0-9a-f]{8}"):
         ShortcutBank.from_pretrained(saved)
 
 
@@ -141,7 +142,7 @@ def test_one_changed_byte_is_refused(saved):
 def test_a_missing_file_is_named(saved, name):
     (saved / name).unlink()
     with pytest.raises(
-        BadArtifact, match=f"has no {name}|{name} is missing; was the folder copied whole"
+        BadArtifact, match=f"has no {name}|{name} is missing; copy the whole folder"
     ):
         ShortcutBank.from_pretrained(saved)
 
@@ -163,17 +164,17 @@ def change_config(folder, *, sign=True, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 99}, "holds format 99; 1 was wanted"),
-        ({"format": None}, "holds format None; 1 was wanted"),
+        ({"format": 99}, "has format 99; expected format 1"),
+        ({"format": None}, "has format None; expected format 1"),
         ({"model": None}, "does not describe a bank"),
         ({"fits": [{"src": 0}]}, "does not describe a bank"),
         ({"fits": 3}, "does not describe a bank"),
-        ({"model": {"name": "x"}}, "does not say which model it is of: no fingerprint"),
+        ({"model": {"name": "x"}}, "does not identify its model: no fingerprint"),
         ({"model": {"name": "x", "fingerprint": ""}}, "no fingerprint"),
         ({"model": {"name": "x", "fingerprint": None}}, "no fingerprint"),
         ({"model": {"fingerprint": "ab12"}}, "no name"),
         ({"model": "x"}, "does not describe a bank"),
-        ({"sha256": None}, "changed or cut short"),
+        ({"sha256": None}, "changed or truncated"),
     ],
 )
 def test_another_configuration_is_refused(saved, changes, message):
@@ -262,7 +263,7 @@ def test_a_failed_save_leaves_an_earlier_bank_as_it_was(bank, saved, monkeypatch
 
 def test_a_bank_is_not_written_over_a_file(tmp_path):
     (tmp_path / "bank").write_text("precious")
-    with pytest.raises(CannotWrite, match="is a file; a folder was wanted"):
+    with pytest.raises(CannotWrite, match="is a file; expected a folder"):
         small_bank().save_pretrained(tmp_path / "bank")
     assert (tmp_path / "bank").read_text() == "precious"
 
@@ -271,7 +272,7 @@ def test_a_folder_of_other_things_is_never_replaced(bank, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("precious")
     for refuse in (check_target, bank.save_pretrained):
-        with pytest.raises(CannotWrite, match=r"other things than a bank.*name another folder"):
+        with pytest.raises(CannotWrite, match=r"other files than a bank.*choose another folder"):
             refuse(tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
@@ -288,7 +289,7 @@ def test_an_empty_or_new_folder_and_an_earlier_bank_are_fine_targets(bank, tmp_p
 def test_the_folder_one_is_in_is_never_replaced(bank, tmp_path, monkeypatch, name):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(CannotWrite, match="the folder you are in, or holds it"):
+    with pytest.raises(CannotWrite, match="is, or contains, the current folder"):
         bank.save_pretrained(name)
     assert (tmp_path / "here").samefile(".")
 
@@ -308,7 +309,7 @@ def test_a_target_below_a_file_is_refused_before_anything_is_done(tmp_path):
 )  # fmt: skip
 def test_a_card_that_was_changed_is_refused(saved, changes):
     change_config(saved, sign=False, **changes)
-    with pytest.raises(BadArtifact, match=r"bank\.json was changed since it was saved"):
+    with pytest.raises(BadArtifact, match=r"bank\.json was changed after it was saved"):
         ShortcutBank.from_pretrained(saved)
 
 
@@ -348,7 +349,7 @@ def test_a_map_that_is_not_there_is_named(bank, pair):
     with pytest.raises(BadSettings) as caught:
         bank[pair]
     assert f"no map from layer {pair[0]} to layer {pair[1]}" in str(caught.value)
-    assert "layers 0 to 3 and holds every layer to the last" in str(caught.value)
+    assert "layers 0 to 3, the bank holds every layer to the last" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -384,7 +385,7 @@ def test_a_map_gives_rows_in_the_dtype_they_came_in(dtype, low_rank):
 
 def test_rows_that_leave_the_range_of_float16_are_reported():
     shortcut = LinearMap(2, 5, weight=1000 * torch.eye(6))
-    with pytest.raises(NotFinite, match=r"layer 2 to layer 5 leave .* run the model in bfloat16"):
+    with pytest.raises(NotFinite, match=r"layer 2 to layer 5 exceed .* run the model in bfloat16"):
         shortcut(torch.full((3, 6), 100.0, dtype=torch.float16))
     for dtype in (torch.bfloat16, torch.float32):
         assert torch.isfinite(shortcut(torch.full((3, 6), 100.0, dtype=dtype))).all()
@@ -420,9 +421,9 @@ def test_the_card_shows_held_out_scores_and_how_the_bank_was_made():
         quality=[{"layer": 0, "precision@1 mat": 0.25}], data={"text": "novels"},
         settings={"ridge": 0.5, "rank": None}, source="somebody",
     ).card()  # fmt: skip
-    assert "Held-out scores:" in card
+    assert "Scores on held-out text:" in card
     assert "| 0 | 0.250 |" in card
-    for line in ("- text: novels", "- ridge: 0.5", "- made by: somebody"):
+    for line in ("- text: novels", "- ridge: 0.5", "Fitted by somebody."):
         assert line in card
     assert "- rank:" not in card
     assert "base_model: nobody/model" in card
@@ -443,23 +444,24 @@ def test_the_card_says_which_pairs_there_are(llama):
     def kind(*pairs):
         maps = [LinearMap(*pair, weight=torch.eye(4)) for pair in pairs]
         card = ShortcutBank(maps, model={"name": "x"}, n_layers=2, d_model=4).card()
-        return next(line for line in card.splitlines() if " maps, " in line).split(", ")[1]
+        return re.search(r"\d linear maps (.*) of x \(2 layers, width 4\)", card)[1]
 
-    assert kind((0, 2), (1, 2)) == "layer to last"
-    assert kind((0, 1), (0, 2), (1, 2)) == "all pairs"
-    assert kind((0, 2)) == kind((0, 1), (1, 2)) == "some pairs"
+    assert kind((0, 2), (1, 2)) == "from every layer to the last layer"
+    assert kind((0, 1), (0, 2), (1, 2)) == "between all pairs of layers"
+    assert kind((0, 2)) == kind((0, 1), (1, 2)) == "between some pairs of layers"
 
 
 def test_the_card_of_a_bank_without_scores_says_so():
-    assert "Not measured" in small_bank().card()
+    assert "Not evaluated on held-out text" in small_bank().card()
 
 
 def test_a_card_of_a_fitted_bank_names_model_text_and_rows(bank):
     card = bank.card()
-    assert "# Linear shortcuts of tiny-llama" in card
+    assert "# Linear shortcuts for tiny-llama" in card
     assert f"- rows_fitted: {bank.fits[0, 3].rows}" in card
-    assert f"- model fingerprint: {bank.model['fingerprint']}" in card
-    assert f"- fingerprint: {bank.data['fingerprint']}" in card
+    of_model, of_data = card.split("### Data")
+    assert f"- fingerprint: {bank.model['fingerprint']}" in of_model
+    assert f"- fingerprint: {bank.data['fingerprint']}" in of_data
     assert "base_model" not in card  # not a hub name
 
 
@@ -523,7 +525,9 @@ def test_a_hub_that_fails_is_a_clear_error(monkeypatch):
         raise OSError("no route to the hub\nand more")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(CannotFetch, match="no folder me/shortcuts, and the hub") as caught:
+    with pytest.raises(
+        CannotFetch, match="there is no folder me/shortcuts, and downloading it from the hub failed"
+    ) as caught:
         ShortcutBank.from_pretrained("me/shortcuts")
     assert "\n" not in str(caught.value)
 
@@ -534,5 +538,5 @@ def test_without_a_network_a_hub_name_is_a_clear_error(empty_cache):
 
 
 def test_a_name_that_is_neither_folder_nor_repository_is_refused(tmp_path):
-    with pytest.raises(BadArtifact, match="no hub name either"):
+    with pytest.raises(BadArtifact, match="neither a folder nor a valid name"):
         ShortcutBank.from_pretrained(tmp_path / "nothing" / "here")

@@ -1,8 +1,9 @@
-"""The short functions between model and bank that no other test file looks at."""
+"""`fit` and `default_bank`: from a model and a text to a bank."""
 
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,13 @@ import torch
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, CannotWrite
-from layerleap.maps import fit as recipes
-from layerleap.maps.fit import (
-    bank_from,
-    collect,
-    default_bank,
-    fit_bank,
-)
+from layerleap.maps import fit as maps_fit
+from layerleap.maps.fit import default_bank, fit, solve_bank
+from layerleap.stats.collect import collect
 from layerleap.stream import source
 from layerleap.stream.examples import Sampling
+
+COLLECT = sys.modules[collect.__module__]  # `layerleap.stats.collect` itself is the function
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,8 @@ def default_source(monkeypatch, tmp_path):
     """Stand-in for the bundled text."""
     path = tmp_path / "default.txt"
     path.write_text("\n".join(sentences(40)))
-    monkeypatch.setattr(recipes, "default_text", lambda _: str(path))
+    for module in (maps_fit, COLLECT):
+        monkeypatch.setattr(module, "default_text", lambda _: str(path))
     return path
 
 
@@ -39,8 +39,8 @@ def default_source(monkeypatch, tmp_path):
 def test_fitting_a_bank_is_collecting_and_solving(llama, ridge):
     texts = sentences(60)
     tally = collect(llama, texts, choose_ridge=ridge == "auto")
-    wanted = bank_from(tally, ridge=ridge, intercept=True, rank=5)
-    found = fit_bank(llama, texts, ridge=ridge, intercept=True, rank=5)
+    wanted = solve_bank(tally, ridge=ridge, intercept=True, rank=5)
+    found = fit(llama, texts, ridge=ridge, intercept=True, rank=5)
     for pair, shortcut in wanted.maps.items():
         for name, tensor in shortcut.tensors().items():
             assert torch.equal(found.maps[pair].tensors()[name], tensor)
@@ -52,36 +52,31 @@ def test_fitting_a_bank_is_collecting_and_solving(llama, ridge):
 
 
 def test_an_automatic_ridge_needs_rows_held_back(llama):
-    with pytest.raises(BadSettings, match=r"made without: .*--ridge auto.* a ridge as a number"):
-        bank_from(collect(llama, sentences(30)), ridge="auto")
+    with pytest.raises(
+        BadSettings, match=r"these statistics have none: .*--ridge auto.* a ridge as a number"
+    ):
+        solve_bank(collect(llama, sentences(30)), ridge="auto")
     few = collect(llama, sentences(30), n_texts=1, choose_ridge=True)
     assert few.held_back.n == 0
     with pytest.raises(BadSettings, match="give more documents, or a ridge as a number"):
-        bank_from(few, ridge="auto")
+        solve_bank(few, ridge="auto")
 
 
 def test_solving_options_are_kept_with_the_statistics(llama):
     solving = {"intercept": True, "ridge": 0.5, "rank": 4}
     tally = collect(llama, sentences(30), solving=solving)
-    bank = bank_from(tally)
+    bank = solve_bank(tally)
     assert {key: bank.settings[key] for key in solving} == solving
     assert bank[0, 3].rank == 4
     assert {fit.ridge for fit in bank.fits.values()} == {0.5}
-    assert bank_from(tally, ridge=0.0, rank=7).settings["ridge"] == 0.0
-    assert bank_from(tally, intercept=False)[0, 3].bias is None
-
-
-@pytest.mark.parametrize("option", ["n_texts", "tokens_per_batch"])
-@pytest.mark.parametrize("value", [0, -3])
-def test_sizes_below_one_are_refused(llama, option, value):
-    with pytest.raises(BadSettings, match=f"{option} {value}"):
-        collect(llama, sentences(30), **{option: value})
+    assert solve_bank(tally, ridge=0.0, rank=7).settings["ridge"] == 0.0
+    assert solve_bank(tally, intercept=False)[0, 3].bias is None
 
 
 def test_without_a_text_the_models_default_is_taken(llama, default_source):
     tally = collect(llama)
     assert tally.about["text"] == str(default_source)
-    assert fit_bank(llama).data["rows_fitted"] == tally.fit.n > 0
+    assert fit(llama).data["rows_fitted"] == tally.fit.n > 0
 
 
 def test_generated_texts_can_be_asked_for_in_python(llama, monkeypatch, tmp_path):
@@ -97,7 +92,7 @@ def test_generated_texts_can_be_asked_for_in_python(llama, monkeypatch, tmp_path
 
 def test_solving_reports_every_layer(llama):
     told = []
-    bank_from(collect(llama, sentences(20)), progress=lambda *step: told.append(step))
+    solve_bank(collect(llama, sentences(20)), progress=lambda *step: told.append(step))
     assert told == [("solving", done, 3, "layers") for done in (1, 2, 3)]
 
 
@@ -105,11 +100,11 @@ def test_a_default_bank_is_fitted_once_and_kept(llama, empty_cache, default_sour
     told = []
     first = default_bank(llama, tell=told.append)
     assert len(told) == 1
-    assert "no bank of tiny-llama yet" in told[0]
+    assert "no bank for tiny-llama yet" in told[0]
     folders = [path for path in (empty_cache / "banks").iterdir()]
     (folder,) = folders
     assert re.fullmatch(f"{llama.identity.fingerprint}-[0-9a-f]{{8}}", folder.name)
-    monkeypatch.setattr(recipes, "fit_bank", lambda *_, **__: pytest.fail("fitted again"))
+    monkeypatch.setattr(maps_fit, "fit", lambda *_, **__: pytest.fail("fitted again"))
     second = default_bank(llama, tell=told.append)
     assert len(told) == 1
     for pair, shortcut in first.maps.items():
@@ -129,7 +124,7 @@ def test_a_damaged_default_bank_is_fitted_again(llama, empty_cache, default_sour
     (folder / "maps.safetensors").write_bytes(b"cut")
     told = []
     found = default_bank(llama, tell=told.append)
-    assert "changed or cut short" in told[0]
+    assert "changed or truncated" in told[0]
     assert torch.equal(found[0, 3].weight, wanted[0, 3].weight)
     assert default_bank(llama, tell=told.append).check_model(llama) is None
     assert len(told) == 2
@@ -146,7 +141,7 @@ def test_what_is_left_of_a_default_bank_is_fitted_again(llama, empty_cache, defa
 def test_other_defaults_give_another_default_bank(llama, empty_cache, default_source, monkeypatch):
     default_bank(llama)
     plan = {"sampling": Sampling(unit="paragraph", held_out=0.0), "n_texts": 20}
-    monkeypatch.setattr(recipes, "_default_plan", lambda _: plan)
+    monkeypatch.setattr(maps_fit, "_default_plan", lambda _: plan)
     assert default_bank(llama).settings["positions"] == "one"
     assert len(list((empty_cache / "banks").iterdir())) == 2
 
@@ -182,7 +177,7 @@ def test_a_default_bank_is_given_even_if_it_cannot_be_kept(
     told, passes = [], []
     bank = default_bank(llama, tell=told.append, progress=lambda *step: passes.append(step))
     bank.check_model(llama)
-    assert "the bank is not kept: cannot write" in told[-1]
+    assert "the bank was not cached: cannot write" in told[-1]
     assert sum(step[0] == "solving" for step in passes) == 3  # one fit, not two
     assert (tmp_path / "file").read_text() == "in the way"
 
@@ -193,7 +188,7 @@ def test_a_default_bank_is_given_even_if_saving_fails(
     def full(*_):
         raise CannotWrite("cannot write: the disk is full")
 
-    monkeypatch.setattr(recipes.ShortcutBank, "save_pretrained", full)
+    monkeypatch.setattr(maps_fit.ShortcutBank, "save_pretrained", full)
     told = []
     default_bank(llama, tell=told.append).check_model(llama)
     assert "the disk is full" in told[-1]
@@ -204,19 +199,19 @@ def test_a_masked_models_default_bank_hides_one_position_per_text(
     empty_cache, default_source, monkeypatch
 ):
     bert, seen = tiny("bert"), []
-    batches_of = recipes.batches_of
+    batches_of = COLLECT.batches_of
 
     def watched(*args, **options):
         for batch in batches_of(*args, **options):
             seen.append(batch)
             yield batch
 
-    monkeypatch.setattr(recipes, "batches_of", watched)
+    monkeypatch.setattr(COLLECT, "batches_of", watched)
     bank = default_bank(bert)
     assert bank.settings["positions"] == "one"
     hidden = [(b.inputs["input_ids"] == bert.tokenizer.mask_token_id).sum(1) for b in seen]
     assert set(torch.cat(hidden).tolist()) == {1}
-    plans = [recipes._default_plan(model) for model in (bert, tiny("llama"))]
+    plans = [maps_fit._default_plan(model) for model in (bert, tiny("llama"))]
     assert plans[0]["n_texts"] >= 4 * plans[1]["n_texts"]
 
 

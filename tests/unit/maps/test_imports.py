@@ -13,7 +13,7 @@ from families import build
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadArtifact
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.imports import import_mat, import_tuned_lens
 from layerleap.models.transformer import Transformer
 
@@ -33,7 +33,7 @@ def dump(path, value, protocol=4):
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("kind", ["tensor", "array", "double"])
 def test_matrices_of_the_papers_code_give_the_same_as_our_bank(llama, tmp_path, protocol, kind):
-    bank = fit_bank(llama, sentences(30), pairs="all")
+    bank = fit(llama, sentences(30), pairs="all")
     for (src, dst), shortcut in bank.maps.items():
         matrix = shortcut.weight.T.contiguous()  # the paper applies A from the left: h' = A h
         value = {"tensor": matrix, "array": matrix.numpy(), "double": matrix.double()}[kind]
@@ -129,7 +129,7 @@ def test_a_bomb_inside_a_tensors_storage_is_refused_and_not_run(llama, tmp_path)
 def test_no_function_but_those_of_tensors_is_even_looked_up(llama, tmp_path, name):
     module, function = name.split()
     (tmp_path / "0_3.pickle").write_bytes(f"c{module}\n{function}\n.".encode())
-    with pytest.raises(BadArtifact, match=f"it wants {module}.{function}"):
+    with pytest.raises(BadArtifact, match=f"it refers to {module}.{function}"):
         import_mat(tmp_path, llama)
 
 
@@ -155,7 +155,7 @@ def test_a_pickle_of_something_else_is_refused(llama, tmp_path, value):
 @pytest.mark.parametrize("shape", [(WIDTH,), (WIDTH, WIDTH + 1), (1, WIDTH, WIDTH), (3, 3)])
 def test_a_matrix_of_the_wrong_shape_is_refused(llama, tmp_path, shape):
     dump(tmp_path / "0_3.pickle", torch.zeros(shape))
-    with pytest.raises(BadArtifact, match="24 x 24 was wanted"):
+    with pytest.raises(BadArtifact, match="expected 24 x 24"):
         import_mat(tmp_path, llama)
 
 
@@ -205,7 +205,7 @@ def test_a_folder_that_does_not_exist_is_refused(llama, tmp_path, make):
 def test_matrices_that_stop_short_of_the_last_layer_are_of_another_model(llama, tmp_path):
     for src in range(2):
         dump(tmp_path / f"{src}_2.pickle", torch.eye(WIDTH))
-    with pytest.raises(BadArtifact, match="reach layer 2; the model's last layer is 3"):
+    with pytest.raises(BadArtifact, match="reach layer 2, but the model's last layer is 3"):
         import_mat(tmp_path, llama)
 
 
@@ -282,12 +282,15 @@ def test_malicious_parameters_are_refused_and_not_run(llama, tmp_path):
     ("settings", "message"),
     [
         ({"layers": 2, "config": {"num_hidden_layers": 3}}, "no translator for layer 2"),
-        ({"layers": 4}, "4 translators; the model has layers 0 to 3, so 3 were wanted"),
-        ({"layers": 2}, "2 translators; the model has layers 0 to 3, so 3 were wanted"),
+        ({"layers": 4}, "4 translators; the model has layers 0 to 3, so 3 are expected"),
+        ({"layers": 2}, "2 translators; the model has layers 0 to 3, so 3 are expected"),
         ({"layers": 4, "config": {"num_hidden_layers": 3}}, "4 translators; the model has"),
-        ({"config": lens_of("EleutherAI/pythia-70m")}, "lens for EleutherAI/pythia-70m; the model"),
-        ({"config": lens_of("gpt2")}, "lens for gpt2; the model is tiny-llama"),
-        ({"1.weight": torch.zeros(5, 5)}, "24 x 24 was wanted"),
+        (
+            {"config": lens_of("EleutherAI/pythia-70m")},
+            "lens for EleutherAI/pythia-70m, but",
+        ),
+        ({"config": lens_of("gpt2")}, "lens for gpt2, but the model is tiny-llama"),
+        ({"1.weight": torch.zeros(5, 5)}, "expected 24 x 24"),
         ({"1.bias": torch.zeros(5)}, "bias"),
         ({"1.weight": "text"}, "layer 1"),
         ({"config": []}, "config.json"),

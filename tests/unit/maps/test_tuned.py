@@ -12,18 +12,18 @@ from tiny_models import sentences, tiny, tokenizer
 from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite, WrongModel
 from layerleap.maps import tuned
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import bank_from, collect, finish
+from layerleap.maps.fit import solve_bank
 from layerleap.maps.linear import LinearMap
-from layerleap.maps.training import summary
 from layerleap.maps.translator import Translator, kl_gradient, translators
-from layerleap.maps.tuned import Tuning, batch, tune
+from layerleap.maps.tuned import Tuning, batch, summary, tune_maps
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
-from layerleap.read.metrics import Answer
-from layerleap.stats.rows import RowFile, Rows
+from layerleap.read.metrics import Reference
+from layerleap.stats.collect import collect, finish
+from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stream.examples import Sampling
 
-FAST = Tuning(most_rows=1920, rows_per_step=64, lr=1e-2, check_every=10)
+FAST = Tuning(max_rows=1920, rows_per_step=64, lr=1e-2, check_every=10)
 SAMPLING = Sampling(positions="all")
 
 
@@ -39,19 +39,19 @@ def made(tmp_path_factory) -> SimpleNamespace:
 
 
 def make(transformer, folder: Path) -> SimpleNamespace:
-    tally = collect(transformer, sentences(150), SAMPLING, rows=folder / "rows")
-    rows, held_out = RowFile(folder / "rows").open().split(0.2)
-    return SimpleNamespace(bank=bank_from(tally), rows=rows, held_out=held_out, tally=tally)
+    tally = collect(transformer, sentences(150), SAMPLING, save_states=folder / "rows")
+    rows, held_out = StateFile(folder / "rows").open().split(0.2)
+    return SimpleNamespace(bank=solve_bank(tally), rows=rows, held_out=held_out, tally=tally)
 
 
 def run(made, tuning: Tuning = FAST, **options):
-    return tune(model(), made.bank, made.rows, made.held_out, tuning, **options)
+    return tune_maps(model(), made.bank, made.rows, made.held_out, tuning, **options)
 
 
-def kl_of(lens: Lens, rows: Rows, layer: int) -> float:
+def kl_of(lens: Lens, rows: SavedStates, layer: int) -> float:
     states = rows.states(slice(None))
-    answer = Answer(lens.transformer.logits(states[:, -1]))
-    return answer.compare(lens.logits(states[:, layer], layer)).kl.mean().item()
+    reference = Reference(lens.transformer.logits(states[:, -1]))
+    return reference.compare(lens.logits(states[:, layer], layer)).kl.mean().item()
 
 
 def without_seconds(record: list[dict]) -> list[dict]:
@@ -68,7 +68,7 @@ def assert_same_maps(ours: ShortcutBank, theirs: ShortcutBank) -> None:
 
 @pytest.mark.parametrize("start", ["mat", "identity"])
 def test_training_gets_closer_to_the_model_than_the_closed_form_on_rows_held_out(made, start):
-    bank, record = run(made, Tuning(most_rows=9600, rows_per_step=64, lr=1e-2, start=start))
+    bank, record = run(made, Tuning(max_rows=9600, rows_per_step=64, lr=1e-2, start=start))
     assert {row["start"] for row in record} == {"mat", start}
     for layer in range(model().n_layers):
         closed = kl_of(made.bank.lens(model()), made.held_out, layer)
@@ -97,7 +97,7 @@ def test_training_begins_exactly_at_its_start_map(made):
 
 
 def test_started_at_the_identity_the_first_reading_is_the_logit_lens(made):
-    _, record = run(made, Tuning(most_rows=64, rows_per_step=64, start="identity"))
+    _, record = run(made, Tuning(max_rows=64, rows_per_step=64, start="identity"))
     for row in record:
         if row["rows_seen"] == 0:
             lens = Lens(model(), made.bank if row["start"] == "mat" else None)
@@ -124,41 +124,41 @@ def test_the_gradient_is_that_of_kl_through_the_whole_tail(name):
     assert all(parameter.grad is None for parameter in transformer.model.parameters())
 
 
-def test_the_gradient_of_the_change_is_that_of_autograd(made):
+def test_the_gradient_of_the_delta_is_that_of_autograd(made):
     (one,) = translators([made.bank.maps[1, 3]], made.rows)
     x = made.rows.states(slice(0, 9))[:, 1]
     at_last = torch.randn(9, model().d_model, generator=torch.Generator().manual_seed(0))
     white = one.whitened(x)
-    change = one.change.clone().requires_grad_()
-    (one.start(x) + (white @ change) * one.scale).backward(at_last)
-    torch.testing.assert_close(one.gradient(white, at_last), change.grad)
+    delta = one.delta.clone().requires_grad_()
+    (one.start(x) + (white @ delta) * one.scale).backward(at_last)
+    torch.testing.assert_close(one.gradient(white, at_last), delta.grad)
 
 
 def test_updates_are_those_of_adam(made):
     (one,) = translators([made.bank.maps[1, 3]], made.rows)
-    theirs = torch.zeros_like(one.change, requires_grad=True)
+    theirs = torch.zeros_like(one.delta, requires_grad=True)
     adam = torch.optim.Adam([theirs], lr=1e-3, betas=(0.9, 0.98))
     generator = torch.Generator().manual_seed(0)
     for step in range(1, 6):
         theirs.grad = torch.randn(theirs.shape, generator=generator)
         adam.step()
         one.update(theirs.grad, 1e-3, step)
-    torch.testing.assert_close(one.change, theirs.detach())
+    torch.testing.assert_close(one.delta, theirs.detach())
 
 
 def test_the_saved_map_does_what_the_trained_one_did(made):
     start = LinearMap(1, 3, weight=made.bank.maps[1, 3].weight, bias=torch.linspace(-1, 1, 24))
     (one,) = translators([start], made.rows)
-    one.change.normal_(generator=torch.Generator().manual_seed(0)).mul_(0.1)
-    one.keep()
+    one.delta.normal_(generator=torch.Generator().manual_seed(0)).mul_(0.1)
+    one.keep_best()
     x = made.held_out.states(slice(None))[:, 1]
     torch.testing.assert_close(one.result()(x), one(x), rtol=1e-4, atol=1e-5)
     assert set(one.result().tensors()) == {"weight", "bias"}
 
 
 def test_a_map_of_low_rank_can_be_the_start(made):
-    low = bank_from(made.tally, rank=2)
-    bank, record = tune(model(), low, made.rows, made.held_out, FAST, layers=[2])
+    low = solve_bank(made.tally, rank=2)
+    bank, record = tune_maps(model(), low, made.rows, made.held_out, FAST, layers=[2])
     assert record[-1]["kl"] < record[0]["kl"]
     assert set(bank.maps[2, 3].tensors()) == {"weight", "bias"}
     assert set(bank.maps[1, 3].tensors()) == {"left", "right"}
@@ -169,7 +169,7 @@ def test_scaling_does_not_depend_on_how_large_the_states_are(made):
     (one,) = translators([start], made.rows)
     records = made.rows._records.copy()
     records["states"] *= 8.0  # a power of two: exact
-    (other,) = translators([start], Rows(records, made.rows._chosen, made.rows.model))
+    (other,) = translators([start], SavedStates(records, made.rows._chosen, made.rows.model))
     torch.testing.assert_close(other.scale, one.scale)
     assert torch.equal(other.size, 8 * one.size)
 
@@ -194,21 +194,21 @@ def fake(monkeypatch):
 
 
 def test_a_layer_stops_after_its_patience_and_keeps_its_best_state(made, fake):
-    long = Tuning(most_rows=64 * 100, rows_per_step=64, lr=1e-2, check_every=10, patience=2)
+    long = Tuning(max_rows=64 * 100, rows_per_step=64, lr=1e-2, check_every=10, patience=2)
     fake(3.0, 2.0, 2.5, 2.0, 1.0)
     stopped, record = run(made, long, layers=[1])
     assert [row["kl"] for row in record] == [3.0, 2.0, 2.5, 2.0]
     assert [row["best"] for row in record] == [True, True, False, False]
-    assert stopped.settings["tuning"]["rows seen"] == [30 * 64]
+    assert stopped.settings["tuning"]["rows_seen"] == [30 * 64]
     seen = {}
-    original = Translator.keep
+    original = Translator.keep_best
 
-    def keep(self):
+    def keep_best(self):
         original(self)
         seen["best"] = self.result()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Translator, "keep", keep)
+        patch.setattr(Translator, "keep_best", keep_best)
         run(made, long, layers=[1])
     assert torch.equal(stopped.maps[1, 3].weight, seen["best"].weight)
 
@@ -218,10 +218,10 @@ def test_a_layer_that_never_improves_keeps_its_start_map_and_says_so(made, fake)
     bank, record = run(made)
     assert_same_maps(bank, made.bank)
     assert bank.fits == made.bank.fits
-    assert bank.settings["tuning"]["never improved"] == [0, 1, 2]
+    assert bank.settings["tuning"]["never_improved"] == [0, 1, 2]
     assert not any(row["improved"] for row in summary(record))
     assert all(row["rows_needed"] is None for row in summary(record))
-    identity, _ = run(made, Tuning(most_rows=640, rows_per_step=64, start="identity"))
+    identity, _ = run(made, Tuning(max_rows=640, rows_per_step=64, start="identity"))
     assert torch.equal(identity.maps[0, 3].weight, torch.eye(model().d_model))
 
 
@@ -252,10 +252,10 @@ def stop_after(steps: int):
 
 @pytest.mark.parametrize("start", ["mat", "identity"])
 @pytest.mark.parametrize("steps", [1, 10, 17])
-def test_an_interrupted_training_ends_with_the_same_maps_to_the_bit(
+def test_an_interrupted_training_ends_with_bit_identical_maps(
     made, tmp_path, monkeypatch, steps, start
 ):
-    tuning = Tuning(most_rows=1920, rows_per_step=64, lr=1e-2, check_every=10, start=start)
+    tuning = Tuning(max_rows=1920, rows_per_step=64, lr=1e-2, check_every=10, start=start)
     whole, record = run(made, tuning)
     path = tmp_path / "work.safetensors"
     monkeypatch.setattr(tuned, "pause_after", lambda _: -1.0)
@@ -301,14 +301,14 @@ def test_checkpoints_are_not_written_after_every_step(made, tmp_path, monkeypatc
 def test_a_checkpoint_of_another_training_is_refused_by_name(made, tmp_path):
     path = tmp_path / "work.safetensors"
     run(made, checkpoint=path)
-    other = Tuning(most_rows=1920, rows_per_step=64, lr=2e-2, check_every=10)
+    other = Tuning(max_rows=1920, rows_per_step=64, lr=2e-2, check_every=10)
     with pytest.raises(WrongModel, match="tuning"):
         run(made, other, checkpoint=path)
-    with pytest.raises(WrongModel, match=r"rows, held_out"):
-        tune(model(), made.bank, made.held_out, made.rows, FAST, checkpoint=path)
-    ridged = bank_from(made.tally, ridge=0.1)
+    with pytest.raises(WrongModel, match=r"states, held_out"):
+        tune_maps(model(), made.bank, made.held_out, made.rows, FAST, checkpoint=path)
+    ridged = solve_bank(made.tally, ridge=0.1)
     with pytest.raises(WrongModel, match="maps"):
-        tune(model(), ridged, made.rows, made.held_out, FAST, checkpoint=path)
+        tune_maps(model(), ridged, made.rows, made.held_out, FAST, checkpoint=path)
 
 
 def test_a_damaged_checkpoint_is_named(made, tmp_path):
@@ -323,7 +323,7 @@ def test_a_damaged_checkpoint_is_named(made, tmp_path):
     with pytest.raises(BadArtifact, match="was changed"):
         run(made, checkpoint=path)
     made.tally.save(path)
-    with pytest.raises(BadArtifact, match="no checkpoint of a training"):
+    with pytest.raises(BadArtifact, match="not a training checkpoint"):
         run(made, checkpoint=path)
 
 
@@ -340,7 +340,7 @@ def test_a_tuned_bank_is_saved_and_loaded_bit_equal_and_says_what_it_is(made, tm
     assert "tuned (trained lens)" in lens.read("the cat sat")._repr_html_()
     assert "tuned" in loaded.source
     assert loaded.settings["tuning"]["start"] == "mat"
-    assert loaded.settings["tuning"]["rows seen"] == [1920] * 3
+    assert loaded.settings["tuning"]["rows_seen"] == [1920] * 3
     assert loaded.data["rows_tuned_on"] == len(made.rows)
     best = {row["layer"]: row["kl"] for row in record if row["best"]}
     assert {row["layer"]: row["kl"] for row in loaded.quality} == best
@@ -378,7 +378,7 @@ def test_batches_take_every_row_once_before_any_comes_again():
         ({"lr": 0.0}, "lr 0"),
         ({"lr": math.nan}, "lr nan"),
         ({"rows_per_step": 0}, "rows_per_step 0"),
-        ({"most_rows": 100}, "less than one step"),
+        ({"max_rows": 100}, "less than one step"),
         ({"check_every": 0}, "check_every 0"),
         ({"patience": 0}, "patience 0"),
         ({"start": "zero"}, "start 'zero'"),
@@ -390,20 +390,20 @@ def test_settings_without_meaning_are_refused(change, named):
 
 
 def test_missing_rows_are_refused(made):
-    none = Rows(made.rows._records, np.arange(0), made.rows.model)
+    none = SavedStates(made.rows._records, np.arange(0), made.rows.model)
     with pytest.raises(BadText, match="no rows to train on"):
-        tune(model(), made.bank, none, made.held_out, FAST)
+        tune_maps(model(), made.bank, none, made.held_out, FAST)
     with pytest.raises(BadText, match="no rows to hold out"):
-        tune(model(), made.bank, made.rows, none, FAST)
+        tune_maps(model(), made.bank, made.rows, none, FAST)
 
 
 def test_a_bank_or_rows_of_another_model_are_refused(made, tmp_path):
     other = tiny("llama", seed=1)
     theirs = make(other, tmp_path)
-    with pytest.raises(WrongModel, match="this bank is of"):
-        tune(model(), theirs.bank, made.rows, made.held_out, FAST)
-    with pytest.raises(WrongModel, match="these rows are of"):
-        tune(model(), made.bank, made.rows, theirs.held_out, FAST)
+    with pytest.raises(WrongModel, match="this bank belongs to"):
+        tune_maps(model(), theirs.bank, made.rows, made.held_out, FAST)
+    with pytest.raises(WrongModel, match="these states were saved from"):
+        tune_maps(model(), made.bank, made.rows, theirs.held_out, FAST)
 
 
 @pytest.mark.parametrize("layers", [[3], [-1], [], [0, 7]])
@@ -416,11 +416,11 @@ def test_layers_without_a_map_are_refused(made, layers):
 def test_other_families_are_tuned_alike(name, tmp_path):
     transformer = tiny(name)
     sampling = Sampling(positions="one" if name == "bert" else "all")
-    tally = collect(transformer, sentences(200), sampling, rows=tmp_path / "rows")
-    rows, held_out = RowFile(tmp_path / "rows").open().split(0.25)
+    tally = collect(transformer, sentences(200), sampling, save_states=tmp_path / "rows")
+    rows, held_out = StateFile(tmp_path / "rows").open().split(0.25)
     # From the identity: a random BERT is so nearly linear that its closed form leaves no room.
-    tuning = Tuning(most_rows=1920, rows_per_step=64, lr=1e-2, check_every=10, start="identity")
-    _, record = tune(transformer, bank_from(tally), rows, held_out, tuning)
+    tuning = Tuning(max_rows=1920, rows_per_step=64, lr=1e-2, check_every=10, start="identity")
+    _, record = tune_maps(transformer, solve_bank(tally), rows, held_out, tuning)
     for layer in range(transformer.n_layers):
         own = [r for r in record if (r["layer"], r["start"]) == (layer, "identity")]
         assert own[-1]["kl"] < own[0]["kl"]
@@ -430,14 +430,14 @@ def test_a_model_of_few_bits_is_tuned_in_its_own_dtype(tmp_path):
     narrow = build("llama").to(torch.bfloat16)
     transformer = Transformer.wrap(narrow, tokenizer(), name="tiny-narrow")
     found = make(transformer, tmp_path)
-    bank, record = tune(transformer, found.bank, found.rows, found.held_out, FAST)
+    bank, record = tune_maps(transformer, found.bank, found.rows, found.held_out, FAST)
     assert bank.maps[0, 3].weight.dtype == torch.float32
     assert all(row["kl_tuned"] < row["kl_closed"] for row in summary(record))
 
 
 def test_a_bank_in_which_several_layers_stayed_at_the_identity_can_be_saved(made, tmp_path):
-    wild = Tuning(start="identity", lr=1e3, most_rows=320, rows_per_step=32, check_every=1)
+    wild = Tuning(start="identity", lr=1e3, max_rows=320, rows_per_step=32, check_every=1)
     found, _ = run(made, wild)
-    assert len(found.settings["tuning"]["never improved"]) > 1
+    assert len(found.settings["tuning"]["never_improved"]) > 1
     loaded = ShortcutBank.from_pretrained(found.save_pretrained(tmp_path / "bank"))
     assert_same_maps(loaded, found)

@@ -12,7 +12,7 @@ from tiny_models import sentences, tiny, tokenizer
 
 from layerleap.errors import BadSettings, BadText, WrongModel
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.linear import IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
 from layerleap.read import lens as lens_module
@@ -25,7 +25,7 @@ TEXTS = {"llama": "the old man saw a red bird", "bert": "the old <mask> saw a re
 def case(request):
     """A model, a bank of it, a text, and what Hugging Face says about it."""
     transformer = tiny(request.param)
-    bank = fit_bank(transformer, sentences(40), intercept=True)
+    bank = fit(transformer, sentences(40), intercept=True)
     ids = transformer.tokenizer(TEXTS[request.param], return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         output = transformer.model(ids, output_hidden_states=True)
@@ -173,7 +173,7 @@ def test_a_token_the_model_does_not_know_is_refused(case, token):
 
 @pytest.mark.parametrize("top_k", [0, -1, 62])
 def test_top_k_must_lie_within_the_vocabulary(case, top_k):
-    with pytest.raises(BadSettings, match=f"top_k {top_k} is not in 1 to 61"):
+    with pytest.raises(BadSettings, match=f"top_k {top_k} is out of range; expected 1 to 61"):
         Lens(case[1]).read("the cat", top_k=top_k)
 
 
@@ -428,7 +428,7 @@ def test_a_bank_that_lacks_layers_says_so(case):
 def test_a_model_in_bfloat16_is_read_in_its_own_dtype():
     model = build("llama").to(torch.bfloat16)
     transformer = Transformer.wrap(model, tokenizer(), name="tiny-llama")
-    bank = fit_bank(transformer, sentences(30))
+    bank = fit(transformer, sentences(30))
     readings = Lens(transformer, bank).read(TEXTS["llama"])
     assert readings.tracks["mat"].agrees[-1].all()
     assert readings.tracks["mat"].probs.dtype == torch.float32

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from made_saturation import doubled, walked
+from made_saturation import random_walk, walked
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, BadText
@@ -34,7 +34,7 @@ def readings(n_layers=6, n_rows=40, d_vocab=4000, seed=0):
 
 def test_a_double_starts_where_the_row_starts_and_steps_as_far():
     z = readings()
-    w = doubled(z, torch.Generator().manual_seed(1))
+    w = random_walk(z, torch.Generator().manual_seed(1))
     assert torch.equal(w[0], centred(z[0]))
     for layer in range(1, len(z)):
         assert w[layer].std(-1).mean() == pytest.approx(float(z[layer].std(-1).mean()), rel=0.03)
@@ -45,19 +45,19 @@ def test_a_double_starts_where_the_row_starts_and_steps_as_far():
 
 def test_a_row_that_stands_still_has_a_double_that_stands_still():
     z = [torch.randn(3, 50, generator=torch.Generator().manual_seed(0))] * 4
-    for w in doubled(z, torch.Generator().manual_seed(1)):
+    for w in random_walk(z, torch.Generator().manual_seed(1)):
         assert torch.allclose(w, centred(z[0]), atol=1e-5)
 
 
 def test_logits_that_are_all_alike_at_first_are_no_obstacle():
     z = [torch.ones(2, 9), torch.randn(2, 9, generator=torch.Generator().manual_seed(0))]
-    w = doubled(z, torch.Generator().manual_seed(1))
+    w = random_walk(z, torch.Generator().manual_seed(1))
     assert torch.allclose(w[1].sort(-1).values, centred(z[1]).sort(-1).values, atol=1e-6)
 
 
 def test_each_row_is_shuffled_in_its_own_way():
     z = [torch.zeros(30, 200), torch.arange(200.0).expand(30, -1)]
-    double = doubled(z, torch.Generator().manual_seed(1))[1]
+    double = random_walk(z, torch.Generator().manual_seed(1))[1]
     assert len(double.argmax(-1).unique()) > 20
 
 
@@ -98,5 +98,5 @@ def test_a_share_must_be_one_and_leave_rows():
     for share in (0, 1.5):
         with pytest.raises(BadSettings, match="above 0 and at most 1"):
             RandomWalks(transformer, {"id": Lens(transformer)}, share=share)
-    with pytest.raises(BadText, match="rows are too few to take a share"):
+    with pytest.raises(BadText, match="rows are too few to sample a share"):
         seen(transformer, share=1e-9)

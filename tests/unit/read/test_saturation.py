@@ -6,7 +6,7 @@ from tiny_models import sentences, tiny
 
 from layerleap.errors import BadArtifact, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.linear import LinearMap
 from layerleap.read import lens as lens_module
 from layerleap.read.lens import Lens
@@ -25,7 +25,7 @@ DOCUMENTS = sentences(30)
 @pytest.fixture(scope="module")
 def llama():
     transformer = tiny("llama")
-    bank = fit_bank(transformer, DOCUMENTS)
+    bank = fit(transformer, DOCUMENTS)
     return transformer, {"id": Lens(transformer), "mat": Lens(transformer, bank)}
 
 
@@ -141,9 +141,7 @@ def test_states_are_handed_on_in_the_order_of_the_rows(llama):
     transformer, lenses = llama
     batches = list(iter_batches(transformer, examples_of(transformer), tokens_per_batch=60))
     kept = []
-    found = saturate(transformer, lenses, batches, keep_states=lambda h, batch: kept.append(h))[
-        "id"
-    ]
+    found = saturate(transformer, lenses, batches, on_states=lambda h, batch: kept.append(h))["id"]
     assert len(kept) == len(batches) > 1
     last = torch.cat([h[transformer.n_layers] for h in kept])
     tops = transformer.logits(last).argmax(-1)
@@ -165,7 +163,7 @@ def test_rows_can_be_chosen_saved_and_loaded(llama, tmp_path):
         assert torch.equal(getattr(again, name), getattr(some, name))
     (tmp_path / "bad").write_bytes(b"no")
     for path in ("bad", "missing"):
-        with pytest.raises(BadArtifact, match="holds no saturation layers"):
+        with pytest.raises(BadArtifact, match="not a saturation file"):
             Saturation.load(tmp_path / path)
 
 

@@ -10,23 +10,23 @@ from tiny_models import sentences, tiny
 
 from layerleap.errors import BadText, ModelRefused, NotFinite
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import collect, fit_bank
+from layerleap.maps.fit import fit
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.tail import Step
 from layerleap.models.transformer import Transformer
 from layerleap.read import lens as lens_module
 from layerleap.read.lens import Lens
-from layerleap.read.metrics import Answer, mean_interval, resample
+from layerleap.read.map_errors import MapErrors
+from layerleap.read.metrics import Reference, mean_interval, resample
+from layerleap.read.reader import MEASURES, PRECISIONS
 from layerleap.read.scores import (
     CHECK_EVERY,
-    MEASURES,
-    PRECISIONS,
-    Quality,
     Scores,
     TailCheck,
     check_tail,
     score,
 )
+from layerleap.stats.collect import collect
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
 DOCUMENTS = sentences(50)
@@ -35,7 +35,7 @@ DOCUMENTS = sentences(50)
 @pytest.fixture(scope="module", params=["llama", "bert"])
 def case(request):
     transformer = tiny(request.param)
-    bank = fit_bank(transformer, DOCUMENTS, pairs="all")
+    bank = fit(transformer, DOCUMENTS, pairs="all")
     return transformer, bank, {"-": Lens(transformer), "mat": Lens(transformer, bank)}
 
 
@@ -59,12 +59,12 @@ def test_streaming_in_batches_gives_what_one_batch_gives(case, tokens):
     examples = examples_of(transformer)
     found = {}
     for size in (tokens, 10**6):
-        quality = Quality(transformer, bank)
+        errors = MapErrors(bank)
         batches = list(iter_batches(transformer, examples, tokens_per_batch=size))
         assert (len(batches) == 1) == (size == 10**6)
         found[size] = (
-            score(transformer, lenses, batches, keep_states=quality.add),
-            quality.table(),
+            score(transformer, lenses, batches, on_states=errors.add),
+            errors.table(),
         )
     (parts, part_table), (whole, whole_table) = found.values()
     for part, one in zip(in_order(parts), in_order(whole), strict=True):
@@ -180,16 +180,16 @@ def test_one_document_gives_values_without_intervals(case):
     transformer, bank, lenses = case
     first = examples_of(transformer)[0].document
     examples = [e for e in examples_of(transformer) if e.document == first]
-    quality = Quality(transformer, bank)
-    found = score(transformer, lenses, iter_batches(transformer, examples), keep_states=quality.add)
-    for row in [*found.table(), *quality.table()]:
+    errors = MapErrors(bank)
+    found = score(transformer, lenses, iter_batches(transformer, examples), on_states=errors.add)
+    for row in [*found.table(), *errors.table()]:
         assert (row["low"], row["high"]) == (None, None)
         assert row["documents"] == 1
 
 
 def test_nothing_to_read_is_a_clear_error(case):
     transformer, _, lenses = case
-    with pytest.raises(BadText, match="held-out part of the text is empty"):
+    with pytest.raises(BadText, match="the text is empty, or none of it is held out"):
         score(transformer, lenses, [])
 
 
@@ -244,9 +244,9 @@ def test_rows_of_several_batches_are_read_together_within_the_budget(case, monke
 
     def counted(logits):
         made.append(len(logits))
-        return Answer(logits)
+        return Reference(logits)
 
-    monkeypatch.setattr("layerleap.read.reader.Answer", counted)
+    monkeypatch.setattr("layerleap.read.reader.Reference", counted)
     batches = list(iter_batches(transformer, examples_of(transformer), tokens_per_batch=60))
     score(transformer, lenses, batches)
     sizes = [len(batch.documents) for batch in batches]
@@ -362,9 +362,9 @@ def test_tables_hold_no_number_that_json_lacks(case):
     transformer, bank, lenses = case
     first = examples_of(transformer)
     two = [first[0], next(e for e in first if e.document != first[0].document)]
-    quality = Quality(transformer, bank)
-    found = score(transformer, lenses, iter_batches(transformer, two), keep_states=quality.add)
-    table = quality.table()
+    errors = MapErrors(bank)
+    found = score(transformer, lenses, iter_batches(transformer, two), on_states=errors.add)
+    table = errors.table()
     json.dumps([found.table(), table], allow_nan=False)
     assert all(row["r2"] is not None for row in table)
     assert all(row["low"] is None for row in table)  # some resamples hold one row twice
@@ -379,9 +379,9 @@ def test_the_weighted_r2_leaves_out_coordinates_that_never_vary(case):
     states = {layer: torch.randn(12, transformer.d_model) for layer in range(4)}
     states[3][:, :5] = 7.0
     batch = SimpleNamespace(documents=torch.arange(12) // 3, positions=torch.arange(12) % 3)
-    quality = Quality(transformer, bank)
-    quality.add(states, batch)
-    (row,) = (r for r in quality.table() if (r["map"], r["src"], r["dst"]) == ("id", 0, 3))
+    errors = MapErrors(bank)
+    errors.add(states, batch)
+    (row,) = (r for r in errors.table() if (r["map"], r["src"], r["dst"]) == ("id", 0, 3))
     wanted, found = states[3][:, 5:].double(), states[0][:, 5:].double()
     spread = (wanted - wanted.mean(0)).square().sum()
     assert row["weighted"] == pytest.approx(float(1 - (wanted - found).square().sum() / spread))
@@ -401,26 +401,26 @@ def test_resamples_are_drawn_once_per_table(case, monkeypatch):
     assert (row["value"], row["low"], row["high"]) == (wanted.value, wanted.low, wanted.high)
 
 
-def test_quality_counts_only_the_pairs_of_its_bank(case):
+def test_map_errors_count_only_the_pairs_of_its_bank(case):
     transformer, *_ = case
-    final = fit_bank(transformer, DOCUMENTS, pairs="final")
-    quality = Quality(transformer, final)
+    final = fit(transformer, DOCUMENTS, pairs="final")
+    errors = MapErrors(final)
     score(
         transformer, {"-": Lens(transformer)},
-        iter_batches(transformer, examples_of(transformer)), keep_states=quality.add,
+        iter_batches(transformer, examples_of(transformer)), on_states=errors.add,
     )  # fmt: skip
-    pairs = [(row["map"], row["src"], row["dst"]) for row in quality.table()]
+    pairs = [(row["map"], row["src"], row["dst"]) for row in errors.table()]
     assert pairs == [(name, src, 3) for name in ("mat", "id") for src in range(3)]
 
 
-def test_quality_of_given_rows_is_reproducible(case):
+def test_map_errors_of_given_rows_are_reproducible(case):
     transformer, bank, _ = case
     states = {layer: torch.randn(12, transformer.d_model) for layer in range(4)}
     batch = SimpleNamespace(documents=torch.arange(12) // 3, positions=torch.arange(12) % 3)
     tables = []
     for _ in range(2):
-        quality = Quality(transformer, bank)
-        quality.add(states, batch)
-        tables.append(quality.table())
+        errors = MapErrors(bank)
+        errors.add(states, batch)
+        tables.append(errors.table())
     assert tables[0] == tables[1]
-    assert tables[0] != quality.table(seed=1)
+    assert tables[0] != errors.table(seed=1)

@@ -9,7 +9,7 @@ from rich.console import Console
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import Saturation
 from layerleap.read.strip import Strip
@@ -53,7 +53,7 @@ def test_its_top_tokens_are_those_that_the_lens_reads_at_the_last_layer(llama):
 
 
 def test_a_bank_adds_a_track_and_positions_can_be_chosen(llama):
-    bank = fit_bank(llama, sentences(40))
+    bank = fit(llama, sentences(40))
     strip = Lens(llama, bank).saturation(TEXT, positions=[-1, 0], k=2)
     assert list(strip.tracks) == ["id", "mat"]
     assert strip.positions == [0, 5]

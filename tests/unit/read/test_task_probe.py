@@ -26,7 +26,7 @@ from layerleap.read.probes.softmax import Softmax
 from layerleap.read.probes.task import TaskProbe, features
 from layerleap.read.saturation import saturate
 from layerleap.read.scores import score
-from layerleap.stats.rows import RowFile, RowWriter
+from layerleap.stats.saved_states import StateFile, StateWriter
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
 
@@ -50,11 +50,11 @@ def batches(n: int = 150):
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """Saturation, rows and evidence of a small random model: one pass, as a study has it."""
-    file = RowFile(tmp_path_factory.mktemp("rows") / "rows", limit=2000)
-    writer = RowWriter(file, model(), 0)
+    file = StateFile(tmp_path_factory.mktemp("rows") / "rows", limit=2000)
+    writer = StateWriter(file, model(), 0)
     found = saturate(
         model(), {"id": Lens(model())}, batches(), k=2,
-        keep_states=lambda states, batch: writer.add(
+        on_states=lambda states, batch: writer.add(
             [states[layer] for layer in sorted(states)], batch.documents
         ),
     )["id"]  # fmt: skip
@@ -127,7 +127,7 @@ def change(folder, **values):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"format": 2}, "format 2; 1 was wanted"),
+        ({"format": 2}, "format 2; expected format 1"),
         ({"model": {"name": "x"}}, "no fingerprint"),
         ({"layers": [99]}, "does not describe a probe"),
         ({"space": "normed"}, "does not describe a probe"),
@@ -145,15 +145,15 @@ def test_changed_files_and_other_folders_are_refused(tmp_path):
     probe().save_pretrained(tmp_path / "probe")
     path = tmp_path / "probe" / "probe.json"
     path.write_text(path.read_text().replace('"raw"', '"unit"'))
-    with pytest.raises(BadArtifact, match="changed since it was saved"):
+    with pytest.raises(BadArtifact, match="changed after it was saved"):
         TaskProbe.from_pretrained(tmp_path / "probe")
     probe().save_pretrained(tmp_path / "probe")
     (tmp_path / "probe" / "probe.safetensors").write_bytes(b"x")
-    with pytest.raises(BadArtifact, match="changed or cut short"):
+    with pytest.raises(BadArtifact, match="changed or truncated"):
         TaskProbe.from_pretrained(tmp_path / "probe")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
-    with pytest.raises(CannotWrite, match="other things than a probe"):
+    with pytest.raises(CannotWrite, match="other files than a probe"):
         probe().save_pretrained(tmp_path / "other")
 
 
@@ -162,7 +162,7 @@ def test_a_probe_of_another_model_is_refused_on_loading(real, tmp_path):
     TaskProbe.fit(of, rows).save_pretrained(tmp_path / "probe")
     found = TaskProbe.from_pretrained(tmp_path / "probe", model())
     assert found.model["fingerprint"] == model().identity.fingerprint
-    with pytest.raises(WrongModel, match="this probe is of tiny-llama"):
+    with pytest.raises(WrongModel, match="this probe belongs to tiny-llama"):
         TaskProbe.from_pretrained(tmp_path / "probe", tiny("llama", seed=1, num_hidden_layers=6))
     with pytest.raises(WrongModel, match="6 layers of 24"):
         found.check_model(tiny("llama"))
@@ -218,7 +218,7 @@ def test_only_the_chosen_states_are_ever_held():
             return super().cells(rows, layers)
 
     states = Counting(of)
-    TaskProbe.fit(of, states, choice=CellSampling(limit=400))
+    TaskProbe.fit(of, states, sampling=CellSampling(limit=400))
     assert 0 < states.most <= 400
     states.most = 0
     evidence = made(500, of.n_layers)

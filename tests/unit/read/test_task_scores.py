@@ -114,7 +114,7 @@ def test_the_control_is_at_chance_whatever_the_states_know(kind):
     found = scored(kind)
     assert found.control_at_chance
     assert abs(found.rows[0]["control"] - 1 / 3) < 0.08
-    assert "at chance as it must be" in found.words()
+    assert "at chance, as it must be" in found.summary()
 
 
 def test_a_control_away_from_chance_is_said_loudly():
@@ -122,7 +122,7 @@ def test_a_control_away_from_chance_is_said_loudly():
     leaked = {**found.rows[0], "control": 0.7, "control_low": 0.6, "control_high": 0.8}
     broken = replace(found, rows=(leaked, *found.rows[1:]))
     assert not broken.control_at_chance
-    assert "do not trust" in broken.words()
+    assert "do not trust" in broken.summary()
     unknown = replace(found, rows=({**leaked, "control_low": None}, *found.rows[1:]))
     assert not unknown.control_at_chance
 
@@ -142,10 +142,10 @@ def test_scores_are_plain_values_and_count_what_they_rest_on():
     assert (said["settings"]["space"], said["settings"]["folds"]) == ("raw", 5)
 
 
-def test_exchanged_labels_keep_the_spread_of_chance_and_single_labels_do_not():
-    """The layers of a row hang together, so exchanging single labels makes chance look smaller."""
+def test_permuted_labels_keep_the_spread_of_chance_and_single_labels_do_not():
+    """The layers of a row are correlated, so permuting single labels narrows the null."""
     choice = CellSampling(folds=3)
-    own, exchanged, single = [], [], []
+    own, permuted, single = [], [], []
     of = saturation(120, 24, 3)
     states = ignorant(of, 24)
     generator = torch.Generator().manual_seed(0)
@@ -154,17 +154,17 @@ def test_exchanged_labels_keep_the_spread_of_chance_and_single_labels_do_not():
         own.append(float(held_out(fresh, ignorant(of, 24, seed=seed + 1), choice).measures()[0]))
         order = torch.randperm(120, generator=generator)
         other = replace(of, layer=of.layer[order])
-        exchanged.append(float(held_out(other, states, choice).measures()[0]))
-        single.append(_with_single_labels_exchanged(of, states, choice, generator))
+        permuted.append(float(held_out(other, states, choice).measures()[0]))
+        single.append(_with_single_labels_permuted(of, states, choice, generator))
     spread = {
         name: torch.tensor(values).std().item()
-        for name, values in {"own": own, "exchanged": exchanged, "single": single}.items()
+        for name, values in {"own": own, "permuted": permuted, "single": single}.items()
     }
-    assert 0.6 < spread["exchanged"] / spread["own"] < 1.7
-    assert spread["single"] < 0.85 * min(spread["own"], spread["exchanged"])
+    assert 0.6 < spread["permuted"] / spread["own"] < 1.7
+    assert spread["single"] < 0.85 * min(spread["own"], spread["permuted"])
 
 
-def _with_single_labels_exchanged(of, states, choice, generator) -> float:
+def _with_single_labels_permuted(of, states, choice, generator) -> float:
     from layerleap.read.probes.cells import cells_of
     from layerleap.read.probes.softmax import Softmax
     from layerleap.read.probes.task import features
@@ -184,13 +184,13 @@ def _with_single_labels_exchanged(of, states, choice, generator) -> float:
     return float(HeldOut(cells, p, of.documents[cells.row]).measures()[0])
 
 
-def test_progress_counts_the_exchanges():
+def test_progress_counts_the_permutations():
     of = saturation(200)
     told = []
     score_probe(
         of, Knowing(of), permutations=2, resamples=10, progress=lambda *said: told.append(said)
     )
-    assert told == [("exchanging labels", 1, 2, "times"), ("exchanging labels", 2, 2, "times")]
+    assert told == [("permuting labels", 1, 2, "times"), ("permuting labels", 2, 2, "times")]
 
 
 def test_what_cannot_be_scored_is_refused():

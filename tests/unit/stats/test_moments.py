@@ -31,7 +31,7 @@ def moments_of(h: list[torch.Tensor], pairs="all", cuts: list[int] = ()) -> Mome
     moments = Moments(LAYERS, WIDTH, pairs)
     for start, stop in pairwise([0, *sorted(cuts), len(h[0])]):
         moments.add([layer[start:stop] for layer in h])
-    return moments.settle()
+    return moments.flush()
 
 
 def assert_same(ours: Moments, theirs: Moments, tolerance: float = 1e-12) -> None:
@@ -61,7 +61,7 @@ def test_any_split_into_batches_gives_the_moments_of_the_whole(pairs, cuts):
     order=st.permutations(range(5)),
     left_first=st.booleans(),
 )
-def test_merging_parts_in_any_order_and_grouping_equals_seeing_the_whole(
+def test_merging_shards_in_any_order_and_grouping_equals_seeing_the_whole(
     pairs, owner, order, left_first
 ):
     h, part_of = states(60), torch.tensor(owner)
@@ -77,25 +77,25 @@ def test_merging_changes_neither_side():
     before = {key: value.clone() for key, value in a.tensors().items()}
     whole = a.merge(b)
     whole.add(states(3))
-    whole.settle()
+    whole.flush()
     assert all(torch.equal(value, before[key]) for key, value in a.tensors().items())
     assert (a.n, b.n, whole.n) == (5, 6, 14)
 
 
-def test_rows_that_wait_are_counted_when_merged_or_read():
-    waiting = Moments(LAYERS, WIDTH, "all")
-    waiting.add(states(5, 1))
-    assert waiting.n == 0
-    assert waiting.merge(moments_of(states(6, 2))).n == 11
-    assert_same(waiting, moments_of(states(5, 1)))
+def test_buffered_rows_are_counted_when_merged_or_read():
+    buffered = Moments(LAYERS, WIDTH, "all")
+    buffered.add(states(5, 1))
+    assert buffered.n == 0
+    assert buffered.merge(moments_of(states(6, 2))).n == 11
+    assert_same(buffered, moments_of(states(5, 1)))
 
 
-def test_the_number_of_waiting_rows_is_bounded(monkeypatch):
+def test_the_buffer_is_bounded(monkeypatch):
     monkeypatch.setattr("layerleap.stats.moments.BUFFER", 16)
     moments = Moments(LAYERS, WIDTH)
     for _ in range(10):
         moments.add(states(7))
-        assert len(moments._waiting) == 16
+        assert len(moments._buffer) == 16
         assert moments._filled < 16
     assert moments.n > 0
 
@@ -103,7 +103,7 @@ def test_the_number_of_waiting_rows_is_bounded(monkeypatch):
 def test_an_empty_batch_adds_nothing():
     moments = Moments(LAYERS, WIDTH)
     moments.add(states(0))
-    assert moments.settle().n == 0
+    assert moments.flush().n == 0
 
 
 def test_what_is_added_may_be_changed_afterwards():
@@ -112,7 +112,7 @@ def test_what_is_added_may_be_changed_afterwards():
     moments.add(h)
     for layer in h:
         layer.fill_(9)
-    assert_bit_equal(moments.settle(), moments_of(states(8)))
+    assert_bit_equal(moments.flush(), moments_of(states(8)))
 
 
 @both
@@ -130,27 +130,27 @@ def test_moments_hold_the_pairs_they_promise(pairs):
 
 
 @both
-def test_moments_load_as_they_were_saved_to_the_bit_waiting_rows_included(pairs, tmp_path):
-    settled, waiting = moments_of(states(30), pairs), moments_of(states(20), pairs)
-    waiting.add(states(3, 5))
-    waiting.add([layer.bfloat16() for layer in states(2, 6)])
-    save_moments(tmp_path / "m.safetensors", {"a": settled, "b": waiting}, {"text": "x"})
+def test_moments_load_bit_identical_including_the_buffer(pairs, tmp_path):
+    flushed, buffered = moments_of(states(30), pairs), moments_of(states(20), pairs)
+    buffered.add(states(3, 5))
+    buffered.add([layer.bfloat16() for layer in states(2, 6)])
+    save_moments(tmp_path / "m.safetensors", {"a": flushed, "b": buffered}, {"text": "x"})
     sets, about = load_moments(tmp_path / "m.safetensors")
     assert about == {"text": "x"}
-    assert_bit_equal(sets["a"], settled)
-    assert_bit_equal(sets["b"], waiting)
-    for moments in (sets["b"], waiting):
+    assert_bit_equal(sets["a"], flushed)
+    assert_bit_equal(sets["b"], buffered)
+    for moments in (sets["b"], buffered):
         moments.add(states(4, 7))
-        moments.settle()
-    assert_bit_equal(sets["b"], waiting)
+        moments.flush()
+    assert_bit_equal(sets["b"], buffered)
 
 
-def test_more_than_nine_waiting_batches_keep_their_order(tmp_path):
+def test_more_than_nine_buffered_batches_keep_their_order(tmp_path):
     moments = Moments(LAYERS, WIDTH)
     for seed in range(12):
         moments.add(states(2, seed))
     save_moments(tmp_path / "m.safetensors", {"a": moments}, {})
-    assert_bit_equal(load_moments(tmp_path / "m.safetensors")[0]["a"].settle(), moments.settle())
+    assert_bit_equal(load_moments(tmp_path / "m.safetensors")[0]["a"].flush(), moments.flush())
 
 
 @pytest.mark.parametrize("size", [0, 5, 100, -1])
@@ -158,7 +158,7 @@ def test_a_truncated_file_is_a_bad_artifact(size, tmp_path):
     path = tmp_path / "m.safetensors"
     save_moments(path, {"a": moments_of(states(30))}, {})
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(BadArtifact, match=r"m\.safetensors is missing, truncated or no moments"):
+    with pytest.raises(BadArtifact, match=r"m\.safetensors is missing, truncated or not a moments"):
         load_moments(path)
 
 
@@ -169,7 +169,7 @@ def test_foreign_files_are_bad_artifacts(tmp_path):
     with pytest.raises(BadArtifact):
         load_moments(tmp_path)
     save_file({"weight": torch.ones(2)}, path)
-    with pytest.raises(BadArtifact, match="format None; format 1 was wanted"):
+    with pytest.raises(BadArtifact, match="format None; expected format 2"):
         load_moments(path)
     path.write_text("not a tensor in sight")
     with pytest.raises(BadArtifact):
@@ -181,12 +181,12 @@ def test_foreign_files_are_bad_artifacts(tmp_path):
     [
         "not json",
         json.dumps([1]),
-        json.dumps({"format": 2, "shapes": {}, "about": {}}),
-        json.dumps({"format": 1, "about": {}}),
-        json.dumps({"format": 1, "shapes": {}}),
-        json.dumps({"format": 1, "shapes": {"a": [2, 4, "all"]}, "about": {}}),
-        json.dumps({"format": 1, "shapes": {"x": [2, 4]}, "about": {}}),
-        json.dumps({"format": 1, "shapes": {"x": 7}, "about": {}}),
+        json.dumps({"format": 3, "shapes": {}, "about": {}}),
+        json.dumps({"format": 2, "about": {}}),
+        json.dumps({"format": 2, "shapes": {}}),
+        json.dumps({"format": 2, "shapes": {"a": [2, 4, "all"]}, "about": {}}),
+        json.dumps({"format": 2, "shapes": {"x": [2, 4]}, "about": {}}),
+        json.dumps({"format": 2, "shapes": {"x": 7}, "about": {}}),
     ],
 )
 def test_a_header_that_was_tampered_with_is_a_bad_artifact(header, tmp_path):
@@ -201,7 +201,7 @@ def test_tensors_of_another_shape_than_the_header_says_are_a_bad_artifact(tmp_pa
     save_moments(path, {"a": moments_of(states(30))}, {})
     tensors = load_file(path)
     tensors["a/cross.1"] = tensors["a/cross.1"][:, :-1].contiguous()
-    header = {"format": 1, "shapes": {"a": [LAYERS, WIDTH, "all"]}, "about": {}}
+    header = {"format": 2, "shapes": {"a": [LAYERS, WIDTH, "all"]}, "about": {}}
     save_file(tensors, path, metadata={"layerleap.moments": json.dumps(header)})
     with pytest.raises(BadArtifact):
         load_moments(path)
@@ -209,7 +209,7 @@ def test_tensors_of_another_shape_than_the_header_says_are_a_bad_artifact(tmp_pa
 
 def forge(path, tensors, *, sign=True, **changes):
     """A file of moments with other content; with a hash that fits, as a forger could."""
-    header = {"format": 1, "shapes": {"a": [LAYERS, WIDTH, "all"]}, "about": {}, **changes}
+    header = {"format": 2, "shapes": {"a": [LAYERS, WIDTH, "all"]}, "about": {}, **changes}
     if sign:
         header["sha256"] = content_hash(tensors, header)
     save_file(tensors, path, metadata={"layerleap.moments": json.dumps(header)})
@@ -217,7 +217,7 @@ def forge(path, tensors, *, sign=True, **changes):
 
 @pytest.fixture
 def good(tmp_path):
-    """Tensors of moments with rows that wait."""
+    """Tensors of moments with rows in the buffer."""
     path = tmp_path / "good.safetensors"
     moments = moments_of(states(30))
     moments.add(states(3))
@@ -230,26 +230,26 @@ def test_statistics_that_were_changed_are_a_bad_artifact(good, tmp_path):
     forge(path, good)
     load_moments(path)  # the forger's hash fits
     forge(path, good, sign=False)
-    with pytest.raises(BadArtifact, match="was changed since it was saved"):
+    with pytest.raises(BadArtifact, match="was changed after it was saved"):
         load_moments(path)
     save_moments(path, {"a": moments_of(states(30))}, {"text": "x"})
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
-    with pytest.raises(BadArtifact, match="was changed since it was saved"):
+    with pytest.raises(BadArtifact, match="was changed after it was saved"):
         load_moments(path)
     save_moments(path, {"a": moments_of(states(30))}, {"text": "x"})
     path.write_bytes(path.read_bytes().replace(b'\\"x\\"', b'\\"y\\"'))
     assert load_about(path) == {"text": "y"}
-    with pytest.raises(BadArtifact, match="was changed since it was saved"):
+    with pytest.raises(BadArtifact, match="was changed after it was saved"):
         load_moments(path)
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (3, 11), (12,), (5000, 12), (1024, 12), ()])
-def test_waiting_rows_of_another_shape_are_a_bad_artifact(shape, good, tmp_path):
+def test_buffered_rows_of_another_shape_are_a_bad_artifact(shape, good, tmp_path):
     path = tmp_path / "m.safetensors"
-    assert good["a/waiting"].shape == (3, 12)
-    forge(path, {**good, "a/waiting": torch.zeros(shape, dtype=torch.float64)})
+    assert good["a/buffer"].shape == (3, 12)
+    forge(path, {**good, "a/buffer": torch.zeros(shape, dtype=torch.float64)})
     with pytest.raises(BadArtifact):
         load_moments(path)
 
@@ -266,19 +266,19 @@ def test_waiting_rows_of_another_shape_are_a_bad_artifact(shape, good, tmp_path)
 def test_forged_shapes_are_a_bad_artifact(shapes, good, tmp_path):
     path = tmp_path / "m.safetensors"
     forge(path, good, shapes=shapes)
-    with pytest.raises(BadArtifact, match=r"m\.safetensors|was wanted"):
+    with pytest.raises(BadArtifact, match=r"m\.safetensors|expected"):
         load_moments(path)
 
 
-@pytest.mark.parametrize("key", ["a/n", "a/sums", "a/cross.1", "a/waiting"])
+@pytest.mark.parametrize("key", ["a/n", "a/sums", "a/cross.1", "a/buffer"])
 @pytest.mark.parametrize("change", ["gone", "other shape", "float32"])
 def test_forged_tensors_are_a_bad_artifact(key, change, good, tmp_path):
     path, value = tmp_path / "m.safetensors", good[key]
     others = {"other shape": value.new_ones(2, 2), "float32": value.float()}
     tensors = {name: tensor for name, tensor in good.items() if name != key}
     forge(path, {**tensors, key: others[change]} if change in others else tensors)
-    if (key, change) == ("a/waiting", "gone"):
-        assert load_moments(path)[0]["a"].n == 30  # so it is when none waits
+    if (key, change) == ("a/buffer", "gone"):
+        assert load_moments(path)[0]["a"].n == 30  # as if the buffer was empty
         return
     with pytest.raises(BadArtifact):
         load_moments(path)
@@ -301,12 +301,12 @@ def test_a_state_that_is_no_number_is_reported_with_its_layer(layer, value):
     broken[layer][1, 2] = value
     with pytest.raises(NotFinite, match=f"at layer {layer} after 30 good rows"):
         moments.add(broken)
-    assert moments.settle().n == 30
+    assert moments.flush().n == 30
 
 
 def test_states_of_a_wrong_shape_are_refused_before_they_are_added():
     moments = Moments(LAYERS, WIDTH)
-    with pytest.raises(BadSettings, match="2 layers of states; 3 were wanted"):
+    with pytest.raises(BadSettings, match="got 2 layers of states; expected 3"):
         moments.add(states(3)[:2])
     narrow = states(3)
     narrow[1] = narrow[1][:, :-1]
@@ -316,7 +316,7 @@ def test_states_of_a_wrong_shape_are_refused_before_they_are_added():
     short[2] = short[2][:2]
     with pytest.raises(BadSettings, match="layer 2"):
         moments.add(short)
-    assert moments.settle().n == 0
+    assert moments.flush().n == 0
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from tiny_models import sentences, tiny, tokenizer
 
 from layerleap.errors import BadArtifact, BadSettings, BadText, WrongModel
-from layerleap.maps import fit as recipes
-from layerleap.maps.fit import bank_from, collect, finish, merge
+from layerleap.maps.fit import solve_bank
 from layerleap.models.load import load
 from layerleap.stats import tally as tally_module
+from layerleap.stats.collect import collect, finish, merge
 from layerleap.stats.moments import Moments, save_moments
 from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Sampling
@@ -36,7 +36,7 @@ def run(**options) -> Tally:
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch):
-    """So that products are taken in the midst of these short runs, with rows left waiting."""
+    """So that products are taken in the midst of these short runs, with rows left in the buffer."""
     monkeypatch.setattr("layerleap.stats.moments.BUFFER", 10)
 
 
@@ -91,9 +91,7 @@ def test_a_run_counts_every_text_of_the_fitting_side_once():
 
 @pytest.mark.parametrize("pairs", ["final", "all"])
 @pytest.mark.parametrize("batches", [1, 2, 7])
-def test_an_interrupted_run_goes_on_and_ends_with_the_same_sums_to_the_bit(
-    batches, pairs, tmp_path
-):
+def test_an_interrupted_run_goes_on_and_ends_with_bit_identical_sums(batches, pairs, tmp_path):
     path = tmp_path / "run.safetensors"
     with pytest.raises(KeyboardInterrupt):
         run(pairs=pairs, checkpoint=path, progress=stop_after(batches))
@@ -168,7 +166,9 @@ def test_a_checkpoint_of_other_settings_is_refused_by_name(change, named, tmp_pa
     path = tmp_path / "run.safetensors"
     with pytest.raises(KeyboardInterrupt):
         run(checkpoint=path, progress=stop_after(2))
-    with pytest.raises(WrongModel, match=rf"other settings \({named}\); delete it to start anew"):
+    with pytest.raises(
+        WrongModel, match=rf"different settings \({named}\); delete it to start over"
+    ):
         run(checkpoint=path, **change)
     assert path.exists()
 
@@ -177,11 +177,11 @@ def test_a_checkpoint_of_another_model_or_sampling_is_refused(tmp_path):
     path = tmp_path / "run.safetensors"
     with pytest.raises(KeyboardInterrupt):
         run(checkpoint=path, progress=stop_after(2))
-    with pytest.raises(WrongModel, match=r"other settings \(model\)"):
+    with pytest.raises(WrongModel, match=r"different settings \(model\)"):
         collect(
             tiny("llama", seed=1), TEXTS, Sampling(unit="document"), checkpoint=path, **SETTINGS
         )
-    with pytest.raises(WrongModel, match=r"other settings \(sampling\)"):
+    with pytest.raises(WrongModel, match=r"different settings \(sampling\)"):
         collect(model(), TEXTS, Sampling(unit="document", seed=1), checkpoint=path, **SETTINGS)
 
 
@@ -276,18 +276,19 @@ def test_a_broken_checkpoint_is_named(tmp_path):
     with pytest.raises(BadArtifact, match=r"run\.safetensors"):
         run(checkpoint=path)
     save_moments(path, {"other": Moments(3, 24)}, {})
-    with pytest.raises(BadArtifact, match="no tally"):
+    with pytest.raises(BadArtifact, match="not a tally"):
         run(checkpoint=path)
 
 
-STATE = {"about": {}, "n_batches": 3, "n_texts": 4, "mark": "ab"}
+STATE = {"about": {}, "n_batches": 3, "n_texts": 4, "digest": "ab"}
 
 
 @pytest.mark.parametrize(
     "state",
     [
         "text", [1], None, {}, {**STATE, "n_batches": "3"}, {**STATE, "about": []},
-        {**STATE, "mark": None}, {**STATE, "more": 1}, {"about": {}, "n_texts": 4, "mark": "ab"},
+        {**STATE, "digest": None}, {**STATE, "more": 1},
+        {"about": {}, "n_texts": 4, "digest": "ab"},
     ],
     ids=repr,
 )  # fmt: skip
@@ -340,14 +341,14 @@ def test_shards_that_do_not_make_a_whole_are_refused(tmp_path):
     for twice in ([two[0], two[0]], [two[0], two[1], two[0]], [*three, three[2]]):
         with pytest.raises(BadSettings, match="twice"):
             merge(twice)
-    with pytest.raises(BadSettings, match="different divisions"):
+    with pytest.raises(BadSettings, match="split into \\[2, 3\\] shards"):
         merge([two[0], three[1]])
 
 
 def test_foreign_and_whole_statistics_are_no_shards(tmp_path):
     paths = shards(tmp_path, 2)
     run().save(tmp_path / "whole.safetensors")
-    with pytest.raises(BadArtifact, match="no shard but a whole"):
+    with pytest.raises(BadArtifact, match="is not a finished shard: it holds a whole"):
         merge([paths[0], tmp_path / "whole.safetensors"])
     other = collect(
         tiny("llama", seed=1), TEXTS, Sampling(unit="document"), shard=(1, 2), **SETTINGS
@@ -368,10 +369,10 @@ def test_an_unfinished_shard_is_not_merged(tmp_path):
     path, whole = tmp_path / "run.safetensors", shards(tmp_path, 2)
     with pytest.raises(KeyboardInterrupt):
         run(shard=(1, 2), checkpoint=path, progress=stop_after(3))
-    with pytest.raises(BadArtifact, match="unfinished run"):
+    with pytest.raises(BadArtifact, match="an unfinished run"):
         merge([whole[0], path])
     save_moments(path, {"fit": Moments(3, 24)}, {"about": {"shard": "1/2", "data": {}}})
-    with pytest.raises(BadArtifact, match="no shard"):
+    with pytest.raises(BadArtifact, match="not a finished shard"):
         merge([whole[0], path])
 
 
@@ -395,7 +396,7 @@ def test_a_bank_of_shards_is_solved_as_the_shards_say_or_as_asked(tmp_path):
     said = {"intercept": True, "ridge": 0.5, "rank": 3}
     whole = merge(shards(tmp_path, 2, solving=said))
     for options in ({}, {"ridge": 0.25}, {"intercept": False}, {"rank": 4, "ridge": "auto"}):
-        bank = bank_from(whole, **options)
+        bank = solve_bank(whole, **options)
         wanted = {**said, **options}
         assert {key: bank.settings[key] for key in said} == wanted
         assert bank[0, 3].rank == wanted["rank"]
@@ -404,16 +405,16 @@ def test_a_bank_of_shards_is_solved_as_the_shards_say_or_as_asked(tmp_path):
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])
 def test_without_an_automatic_ridge_no_row_is_wasted(ridge):
-    split, whole = bank_from(run(), ridge=ridge), bank_from(run(choose_ridge=False), ridge=ridge)
+    split, whole = solve_bank(run(), ridge=ridge), solve_bank(run(choose_ridge=False), ridge=ridge)
     assert split.data["rows_fitted"] == whole.data["rows_fitted"]
     assert split.data["rows_held_back"] == 0
     for pair, shortcut in whole.maps.items():
         torch.testing.assert_close(split.maps[pair].weight, shortcut.weight, rtol=1e-4, atol=1e-5)
     tally = run()
-    auto = bank_from(tally, ridge="auto")
+    auto = solve_bank(tally, ridge="auto")
     assert auto.data["rows_fitted"] == tally.fit.n
     assert auto.data["rows_held_back"] == tally.held_back.n > 0
-    every = bank_from(run(pairs="all"))  # rows held back know nothing of inner layers
+    every = solve_bank(run(pairs="all"))  # rows held back know nothing of inner layers
     assert every.data["rows_held_back"] == tally.held_back.n
 
 
@@ -429,7 +430,7 @@ def test_a_text_without_a_position_to_fit_on_is_refused():
 
 
 def test_maps_of_merged_shards_equal_those_of_one_run(tmp_path):
-    ours, theirs = bank_from(merge(shards(tmp_path, 3))), bank_from(run())
+    ours, theirs = solve_bank(merge(shards(tmp_path, 3))), solve_bank(run())
     for src in range(3):
         torch.testing.assert_close(ours[src, 3].weight, theirs[src, 3].weight, rtol=1e-4, atol=1e-5)
 
@@ -447,20 +448,20 @@ def saved(tmp_path_factory) -> Path:
 PREAMBLE = """
 import os, sys, torch
 torch.set_num_threads(1)
-from layerleap.maps import fit as recipes
+import layerleap as ll
 from layerleap.models.load import load
 from layerleap.stats import moments, tally
 from layerleap.stream.examples import Sampling
 moments.BUFFER = 10
 folder = sys.argv[1]
 def collect(**options):
-    return recipes.collect(load(folder), folder + "/texts.txt", Sampling(unit="document"),
-                           choose_ridge=True, tokens_per_batch=64, **options)
+    return ll.collect(load(folder), folder + "/texts.txt", Sampling(unit="document"),
+                      choose_ridge=True, tokens_per_batch=64, **options)
 """
 
 
 def collect_saved(folder: Path, **options) -> Tally:
-    return recipes.collect(
+    return collect(
         load(folder), f"{folder}/texts.txt", Sampling(unit="document"), **SETTINGS, **options
     )
 
@@ -485,7 +486,7 @@ def start(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def test_a_run_killed_outright_goes_on_and_ends_with_the_same_sums_to_the_bit(saved, tmp_path):
+def test_a_run_killed_outright_goes_on_and_ends_with_bit_identical_sums(saved, tmp_path):
     checkpoint = tmp_path / "run.safetensors"
     code = """
 from pathlib import Path
@@ -509,7 +510,7 @@ def test_two_processes_under_torchrun_give_the_maps_of_one(saved, tmp_path):
 import torch.distributed as dist
 from safetensors.torch import save_file
 found = collect(pairs="all")
-bank = recipes.bank_from(found)
+bank = ll.solve_bank(found)
 pairs = [(s, d) for s in range(3) for d in range(s + 1, 4)]
 tensors = {f"xy.{s}.{d}": found.fit.xy(s, d).contiguous() for s, d in pairs}
 tensors |= {f"map.{s}": bank[s, 3].weight.contiguous() for s in range(3)}
@@ -521,7 +522,7 @@ dist.destroy_process_group()
     process = start(code, saved, tmp_path, module=launcher)
     assert process.returncode == 0, process.stderr
     single = collect_saved(saved, pairs="all")
-    bank = bank_from(single)
+    bank = solve_bank(single)
     for rank in (0, 1):
         theirs = load_file(tmp_path / f"rank{rank}.safetensors")
         assert theirs["n"].tolist() == [single.fit.n, single.held_back.n, single.n_texts]

@@ -8,7 +8,7 @@ from PIL import Image
 from tiny_models import tiny
 
 from layerleap.errors import BadMedia, BadSettings
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.read.lens import Lens
 from layerleap.read.scores import score
 from layerleap.stream.batches import batches_of, modality
@@ -144,7 +144,7 @@ def test_some_images_of_a_batch_are_a_batch(tmp_path, vit):
 
 def test_images_are_scored_like_texts_and_shortcuts_fitted_on_them(tmp_path, vit):
     path = sets(tmp_path, 120)
-    bank = fit_bank(vit, path, Sampling(), ridge="auto")
+    bank = fit(vit, path, Sampling(), ridge="auto")
     assert bank.data["texts"] == bank.data["rows"] == 120 - sum(map(is_held_out, images(120)))
     assert bank.data["rows_held_back"] > 0
     batches = batches_of(vit, path, Sampling(), side="held-out")

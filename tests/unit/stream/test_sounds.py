@@ -8,9 +8,9 @@ from media import RATE, clip, hearing, seeing, write_wav
 from tiny_models import WORDS, tiny
 
 from layerleap.errors import BadMedia, BadSettings, CannotFetch
-from layerleap.maps.fit import collect
 from layerleap.read.lens import Lens
 from layerleap.read.scores import score
+from layerleap.stats.collect import collect
 from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.documents import Document
 from layerleap.stream.examples import Census, Sampling

@@ -76,7 +76,7 @@ def pass_over(name: str):
     lens, kept = Lens(model), []
     of = saturate(
         model, {"id": lens}, batches, k=2,
-        keep_states=lambda states, _: kept.append(torch.stack([*states.values()], 1)),
+        on_states=lambda states, _: kept.append(torch.stack([*states.values()], 1)),
     )["id"]  # fmt: skip
     states = torch.cat(kept)
     p = torch.stack(

@@ -105,7 +105,7 @@ def test_a_notebook_shows_answer_reasons_and_tables(found):
 
 def test_a_plan_names_its_bank_and_decodes_with_it(text, tmp_path):
     transformer = tiny("llama")
-    ll.fit_bank(transformer, text, n_texts=200).save_pretrained(tmp_path / "bank")
+    ll.fit(transformer, text, n_texts=200).save_pretrained(tmp_path / "bank")
     asked = {"text": text, "tolerance": 0.6, "context": 8}
     result = suitability(transformer, bank=tmp_path / "bank", **asked)
     chosen = result.chosen
@@ -132,17 +132,17 @@ def test_a_plan_to_never_exit_needs_no_bank(found):
 
 def test_a_given_bank_is_used_and_nothing_is_fitted(text):
     transformer = tiny("llama")
-    bank = ll.fit_bank(transformer, text, n_texts=200)
+    bank = ll.fit(transformer, text, n_texts=200)
     result = suitability(transformer, bank=bank, text=text, tolerance=0.2, context=8)
     assert [row["role"] for row in result.data] == ["read"]
     assert not any("better than it is" in note for note in result.notes)
-    other = ll.fit_bank(transformer, text, ll.Sampling(held_out=0.0), n_texts=200)
+    other = ll.fit(transformer, text, ll.Sampling(held_out=0.0), n_texts=200)
     result = suitability(transformer, bank=other, text=text, tolerance=0.2, context=8)
     assert any("better than it is" in note for note in result.notes)
 
 
 def test_a_bank_of_another_model_is_refused(text):
-    bank = ll.fit_bank(tiny("gpt2"), text, n_texts=50)
+    bank = ll.fit(tiny("gpt2"), text, n_texts=50)
     with pytest.raises(WrongModel):
         suitability(tiny("llama"), bank=bank, text=text)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from made_saturation import doubled
+from made_saturation import random_walk
 
 from layerleap.read.saturation import saturation_layers
 from layerleap.read.top import top_k
@@ -165,7 +165,7 @@ def test_a_random_walk_gives_uniform_p_values_against_its_doubles():
     p = []
     for seed in range(200):
         logits = walking(60, generator)
-        double = layers_of(doubled(logits, generator))
+        double = layers_of(random_walk(logits, generator))
         found = against_walk(layers_of(logits), double, documents, 8, Cell(), draws=99, seed=seed)
         p.append(found["p"])
     assert_uniform(torch.tensor(p))
@@ -178,7 +178,7 @@ def test_a_random_walk_beats_exchangeable_ranks_but_not_its_doubles():
     layers, documents = layers_of(logits), torch.arange(800) // 10
     chance = exchangeable(layers, 20, Cell(), draws=99)
     found = against_walk(
-        layers, layers_of(doubled(logits, generator)), documents, 20, Cell(), draws=99
+        layers, layers_of(random_walk(logits, generator)), documents, 20, Cell(), draws=99
     )
     assert found["value"] > chance["mean"] + 0.1
     assert chance["p"] == pytest.approx(0.01)
@@ -195,7 +195,7 @@ def test_ranks_that_settle_one_by_one_beat_their_doubles():
             logits[layer, :, rank] = 100.0 - rank if layer >= 2 * rank + 1 else -100.0
     layers = layers_of(logits)
     assert layers.tolist() == [[1, 3, 5, 7, 9]] * 100
-    double = layers_of(doubled(logits, generator))
+    double = layers_of(random_walk(logits, generator))
     found = against_walk(layers, double, torch.arange(100) // 5, 12, Cell(), draws=99)
     assert found["value"] == 1
     assert found["p"] == pytest.approx(0.01)

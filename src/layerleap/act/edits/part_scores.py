@@ -21,14 +21,14 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.discovery.parts import check_kinds
 from layerleap.models.hooks.recording import Recording
 from layerleap.models.transformer import Transformer
-from layerleap.read.reader import Predictor, Reader, Rows, score_table
+from layerleap.read.reader import Predictor, Reader, StateRows, score_table
 from layerleap.stream.examples import Batch
 
 
 class PartScores:
     """Scores of replaced parts, batch after batch; each kind is replaced by itself.
 
-    It can ride on the pass that scores lenses: `score(..., also=scores.add)`.
+    It can ride on the pass that scores lenses: `score(..., on_recording=scores.add)`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PartScores:
         )
 
     @staticmethod
-    def _state(kind: str, rows: Rows, start: int) -> Tensor:
+    def _state(kind: str, rows: StateRows, start: int) -> Tensor:
         return rows[kind, start]
 
     @torch.no_grad()

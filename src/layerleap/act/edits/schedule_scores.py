@@ -15,7 +15,7 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.recording import Recording
 from layerleap.models.transformer import Transformer
-from layerleap.read.reader import Predictor, Reader, Rows, score_table
+from layerleap.read.reader import Predictor, Reader, StateRows, score_table
 from layerleap.stream.examples import Batch
 
 
@@ -47,7 +47,7 @@ def run_schedule(
     return h[keep.to(h.device)] if schedule.stretches[-1].kind == "run" else h
 
 
-def _state(rows: Rows, number: int) -> Tensor:
+def _state(rows: StateRows, number: int) -> Tensor:
     return rows["schedule", number]
 
 

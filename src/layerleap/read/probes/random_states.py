@@ -1,10 +1,10 @@
-"""States that know nothing: random walks through the layers, for a probe to fail on.
+"""Random walks through the layers: control states that contain no information.
 
-In: the states of a model, for their sizes. Out: `RandomStates` of as many rows, documents and
-layers, which start anywhere and drift by steps as long as the model's own in random directions.
+In: the states of a model, for their sizes. Out: `RandomStates` with the same rows, documents and
+layers. They start at random and take steps as long as the model's in random directions.
 
-Neighbouring layers of a row are alike, as they are in a model, and nothing else is: a probe that
-does better than chance on them has learned rows by heart, or the layer.
+Neighbouring layers of a row are similar, as in a model, and nothing else is. A probe that beats
+chance on them has memorised rows, or recognises the layer.
 """
 
 from itertools import pairwise
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from layerleap.read.probes.task import States
 
-SAMPLE = 256  # rows that sizes are measured on
+SAMPLE = 256  # rows used to measure sizes
 
 
 class RandomStates:
-    """A random walk for every row, made when it is asked for and always the same."""
+    """A random walk for every row, generated on demand and always the same."""
 
     def __init__(
         self, documents: Tensor, d_model: int, steps: Tensor, *, seed: int = 0, name: str = "random"
@@ -27,11 +27,11 @@ class RandomStates:
         """Walks of given sizes.
 
         Args:
-            documents: (row,) what counts as the document of each row.
+            documents: (row,) the document of each row.
             d_model: the width.
-            steps: (n_layers + 1,) typical size of one coordinate of h[0], then of h[l] - h[l - 1].
-            seed: of all walks.
-            name: what the model behind them is called.
+            steps: (n_layers + 1,) typical size of a coordinate of h[0], then of h[l] - h[l - 1].
+            seed: the seed of all walks.
+            name: the name of the model.
         """
         self.documents, self.d_model, self.steps, self.seed = documents, d_model, steps, seed
         self.n_layers = len(steps) - 1
@@ -41,10 +41,10 @@ class RandomStates:
     def like(cls, states: States, *, seed: int = 0) -> "RandomStates":
         """Walks for the rows of `states`, with steps as long as theirs."""
         rows = torch.linspace(0, len(states) - 1, min(SAMPLE, len(states))).round().long()
-        every = [
+        layers = [
             states.cells(rows, torch.full_like(rows, layer)) for layer in range(states.n_layers + 1)
         ]
-        changes = [every[0], *(after - before for before, after in pairwise(every))]
+        changes = [layers[0], *(after - before for before, after in pairwise(layers))]
         steps = torch.stack([change.double().square().mean().sqrt() for change in changes])
         name = f"random walks like {states.model.get('name')}"
         return cls(states.documents, states.d_model, steps, seed=seed, name=name)
@@ -54,14 +54,14 @@ class RandomStates:
 
     def cells(self, rows: Tensor, layers: Tensor) -> Tensor:
         """h[layers[i]] of row rows[i]: (cell, d_model)."""
-        found = torch.empty(len(rows), self.d_model)
+        states = torch.empty(len(rows), self.d_model)
         for row in rows.unique().tolist():
             here = rows == row
-            found[here] = self._walk(row)[layers[here]]
-        return found
+            states[here] = self._walk(row)[layers[here]]
+        return states
 
     def _walk(self, row: int) -> Tensor:
-        """(n_layers + 1, d_model)."""
+        """The walk of one row: (n_layers + 1, d_model)."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + row)
         moves = torch.randn(self.n_layers + 1, self.d_model, generator=generator)
         return (moves * self.steps[:, None].float()).cumsum(0)

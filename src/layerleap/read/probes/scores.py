@@ -1,15 +1,15 @@
-"""How good a task probe is on documents it has not seen, and what chance alone would give.
+"""How good a task probe is on held-out documents, compared with chance.
 
-In: saturation layers and states of the same rows. Out: `ProbeScores`: balanced accuracy, ROC-AUC
-of each task against the rest, with intervals over documents, p-values and a control.
+In: saturation layers and states of the same rows. Out: `ProbeScores`: balanced accuracy and the
+ROC-AUC of each task against the rest, with intervals over documents, p-values and a control.
 
-Null     labels are exchanged between rows, those of one row together: a label never leaves its
-         layer, and the labels of a row stay as alike as they were. Everything is then done again,
-         balancing and fitting included. Exchanging single labels would not do: the layers of a row
-         hang together, so chance would look smaller than it is.
-Control  the states are replaced by random walks, which know nothing; it must come out at chance.
+Null     labels are permuted between rows, all labels of a row together: a label never leaves its
+         layer, and the labels of a row stay as similar as they were. Balancing and fitting are then
+         repeated. Permuting single labels would be wrong: the layers of a row are correlated, so
+         the null distribution would be too narrow.
+Control  the states are replaced by random walks without information; it must score at chance.
 
-The p-value is (number of exchanges at least as good + 1) / (number of exchanges + 1).
+The p-value is (permutations at least as good + 1) / (permutations + 1).
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,12 +30,12 @@ from layerleap.read.saturation import Saturation
 
 Row = dict[str, Any]
 TAIL = 0.025  # of 95 % intervals
-TRIES = 20  # of an exchange of labels, until one can be balanced
+TRIES = 20  # permutations tried until one can be balanced
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """What probes said of cells whose fold they were not trained on."""
+    """Predictions for cells whose fold the probe was not trained on."""
 
     cells: Cells
     p: Tensor  # (cell, task)
@@ -43,7 +43,7 @@ class HeldOut:
 
     @property
     def predicted(self) -> Tensor:
-        """(cell,) the likeliest task, from 1 on."""
+        """The most probable task, from 1: (cell,)."""
         return self.p.argmax(1) + 1
 
     def measures(self) -> Tensor:
@@ -51,12 +51,12 @@ class HeldOut:
         return _measures(self, torch.ones(1, len(self.cells), dtype=torch.float64))[0]
 
     def intervals(self, resamples: int, seed: int) -> Tensor:
-        """Ends of 95 % intervals from resampled documents: (2, 1 + n_tasks)."""
+        """The ends of 95 % intervals from resampled documents: (2, 1 + n_tasks)."""
         names, group = self.documents.unique(return_inverse=True)
-        drawn = resample(len(names), resamples, seed)
-        found = torch.cat([_measures(self, some[:, group]) for some in drawn.split(100)])
+        weights = resample(len(names), resamples, seed)
+        measures = torch.cat([_measures(self, chunk[:, group]) for chunk in weights.split(100)])
         ends = torch.tensor([TAIL, 1 - TAIL], dtype=torch.float64)
-        return torch.nanquantile(found, ends, dim=0)
+        return torch.nanquantile(measures, ends, dim=0)
 
     def confusion(self) -> list[list[int]]:
         """Counts by [task][predicted task]."""
@@ -68,25 +68,25 @@ class HeldOut:
 def held_out(
     saturation: Saturation,
     states: States,
-    choice: CellSampling | None = None,
+    sampling: CellSampling | None = None,
     *,
     by: By = "document",
     strength: float = STRENGTH,
     space: Space = "raw",
 ) -> HeldOut:
-    """Probes of all folds but one, each asked about the one left out.
+    """Cross-validated predictions: each fold is predicted by a probe trained on the others.
 
     Args:
-        saturation: where labels come from.
-        states: of the same rows in the same order.
-        choice: which (row, layer) are taken.
-        by: what is never on both sides. Anything but "document" is for showing what goes wrong.
+        saturation: the saturation layers, which give the labels.
+        states: the states of the same rows in the same order.
+        sampling: which (row, layer) to use.
+        by: what is never split between folds. Anything but "document" leaks, for demonstration.
         strength: inverse of the penalty on coefficients, scikit-learn's C.
-        space: what is done to a state first.
+        space: how to scale states.
     """
     require_strength(strength)
     require_aligned(saturation, states)
-    cells = cells_of(saturation, choice or CellSampling(), by)
+    cells = cells_of(saturation, sampling or CellSampling(), by)
     x = features(states, cells, space)
     p = torch.empty(len(cells), cells.n_tasks, dtype=torch.float64)
     for fold in range(cells.n_folds):
@@ -97,7 +97,7 @@ def held_out(
 
 
 def _measures(held: HeldOut, weights: Tensor) -> Tensor:
-    """(resample, 1 + n_tasks) under weights (resample, cell)."""
+    """Balanced accuracy and AUCs under weights (resample, cell): (resample, 1 + n_tasks)."""
     cells = held.cells
     is_task = torch.nn.functional.one_hot(cells.task - 1, cells.n_tasks).double()
     right = (held.predicted == cells.task).double()
@@ -107,9 +107,9 @@ def _measures(held: HeldOut, weights: Tensor) -> Tensor:
 
 
 def _auc(held: HeldOut, task: int, weights: Tensor) -> Tensor:
-    """How often a cell of the task gets more than one of another, both of one fold: (resample,).
+    """How often a cell of the task scores higher than a cell of another task: (resample,).
 
-    Only within a fold, because each fold has a probe of its own; equal scores count half.
+    Pairs are taken within a fold, because each fold has its own probe. Equal scores count half.
     """
     better = torch.zeros(len(weights), dtype=torch.float64)
     pairs = torch.zeros_like(better)
@@ -127,7 +127,7 @@ def _auc(held: HeldOut, task: int, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ProbeScores:
-    """Plain values, ready for a table; `rows[0]` is the accuracy, then one row per task."""
+    """The scores as plain values; `rows[0]` is the balanced accuracy, then one row per task."""
 
     rows: tuple[Row, ...]
     confusion: list[list[int]]  # by [task][predicted task]
@@ -135,14 +135,14 @@ class ProbeScores:
     cells: int
     n_rows: int
     documents: int
-    ambiguous: float  # share of (row, layer) that several tasks claim; the first was taken
+    ambiguous: float  # share of (row, layer) that match several tasks; the first counts
     settings: Row
 
     @property
     def control_at_chance(self) -> bool:
-        """True if nothing was found where nothing is: else the rest cannot be trusted either.
+        """True if the control scores at chance; otherwise no score can be trusted.
 
-        Three standard errors: a leak is far outside, and chance alone nearly never.
+        The limit is three standard errors: a leak is far outside, chance almost never.
         """
         row = self.rows[0]
         if row["control_low"] is None or row["control_high"] is None:
@@ -155,23 +155,32 @@ class ProbeScores:
         lists = {"rows": [dict(row) for row in self.rows], "layers": list(self.layers)}
         return {**asdict(self), **lists, "control_at_chance": self.control_at_chance}
 
-    def words(self) -> str:
-        """What was found, in one sentence."""
+    def to_pandas(self) -> Any:
+        """One line for the balanced accuracy, and one per task."""
+        import pandas
+
+        return pandas.DataFrame(self.rows)
+
+    def summary(self) -> str:
+        """The result in one sentence."""
         a = self.rows[0]
-        kept = "as it must be" if self.control_at_chance else "WHICH IT SHOULD NOT BE: do not trust"
-        where = "at chance" if self.control_at_chance else "away from chance"
+        control = (
+            "at chance, as it must be"
+            if self.control_at_chance
+            else "NOT AT CHANCE: do not trust this probe"
+        )
         return (
-            f"balanced accuracy {a['value']:.3f} ({a['low']:.3f} to {a['high']:.3f}) where chance "
-            f"gives {a['chance']:.3f} and exchanged labels {a['null']:.3f}, p = {a['p']:.3g} "
-            f"({a['permutations']} exchanges); on random walks {a['control']:.3f}, {where} "
-            f"{kept}; {self.cells:,} (row, layer) of {self.documents} documents"
+            f"balanced accuracy {a['value']:.3f} ({a['low']:.3f} to {a['high']:.3f}); chance is "
+            f"{a['chance']:.3f}, permuted labels give {a['null']:.3f}, p = {a['p']:.3g} "
+            f"({a['permutations']} permutations); walks score {a['control']:.3f}, {control}; "
+            f"{self.cells:,} (row, layer) of {self.documents} documents"
         )
 
 
 def score_probe(
     saturation: Saturation,
     states: States,
-    choice: CellSampling | None = None,
+    sampling: CellSampling | None = None,
     *,
     strength: float = STRENGTH,
     space: Space = "raw",
@@ -179,55 +188,55 @@ def score_probe(
     resamples: int = 1000,
     progress: Progress = silent,
 ) -> ProbeScores:
-    """Accuracy and AUC on unseen documents, against exchanged labels and random walks.
+    """Accuracy and AUC on held-out documents, compared with permuted labels and random walks.
 
     Args:
-        saturation: where labels come from.
-        states: of the same rows in the same order.
-        choice: which (row, layer) are taken.
+        saturation: the saturation layers, which give the labels.
+        states: the states of the same rows in the same order.
+        sampling: which (row, layer) to use.
         strength: inverse of the penalty on coefficients, scikit-learn's C.
-        space: what is done to a state first.
-        permutations: how often labels are exchanged; no p-value is below 1 / (permutations + 1).
-        resamples: of documents, for intervals.
-        progress: told the number of exchanges.
+        space: how to scale states.
+        permutations: how often labels are permuted; no p-value is below 1 / (permutations + 1).
+        resamples: bootstrap samples of documents, for intervals.
+        progress: called with the number of permutations.
     """
     if permutations < 1:
-        raise BadSettings(f"{permutations} permutations give no p-value; 1 or more was wanted")
-    choice = choice or CellSampling()
+        raise BadSettings(f"{permutations} permutations give no p-value; expected 1 or more")
+    sampling = sampling or CellSampling()
     options: dict[str, Any] = {"strength": strength, "space": space}
-    real = held_out(saturation, states, choice, **options)
-    walks = RandomStates.like(states, seed=choice.seed)
-    control = held_out(saturation, walks, choice, **options)
+    real = held_out(saturation, states, sampling, **options)
+    walks = RandomStates.like(states, seed=sampling.seed)
+    control = held_out(saturation, walks, sampling, **options)
     null: list[Tensor] = []
-    exchanges = _exchanged(saturation, choice.seed)
+    permuted = _permuted(saturation, sampling.seed)
     for number in range(1, permutations + 1):
-        null.append(_measured(exchanges, states, choice, options))
-        progress("exchanging labels", number, permutations, "times")
-    rows = _table(real, control, torch.stack(null), resamples, choice.seed)
+        null.append(_null_measures(permuted, states, sampling, options))
+        progress("permuting labels", number, permutations, "times")
+    rows = _table(real, control, torch.stack(null), resamples, sampling.seed)
     return ProbeScores(
         tuple(rows), real.confusion(), real.cells.layers, len(real.cells),
         len(real.cells.row.unique()), len(real.documents.unique()),
-        ambiguous(saturation, choice.first), {**asdict(choice), **options},
+        ambiguous(saturation, sampling.first_layer), {**asdict(sampling), **options},
     )  # fmt: skip
 
 
-def _measured(
-    exchanges: Iterator[Saturation],
+def _null_measures(
+    permuted: Iterator[Saturation],
     states: States,
-    choice: CellSampling,
+    sampling: CellSampling,
     options: Mapping[str, Any],
 ) -> Tensor:
-    """The measures of the next exchange whose labels can be balanced: some few cannot be."""
+    """The measures of the next permutation whose labels can be balanced; a few cannot."""
     for _ in range(TRIES):
         try:
-            return held_out(next(exchanges), states, choice, **options).measures()
+            return held_out(next(permuted), states, sampling, **options).measures()
         except BadText as error:
             last = error
     raise last
 
 
-def _exchanged(saturation: Saturation, seed: int) -> Iterator[Saturation]:
-    """The saturation layers of other rows, documents as they are; without end."""
+def _permuted(saturation: Saturation, seed: int) -> Iterator[Saturation]:
+    """Endless permutations of the saturation layers between rows; documents stay."""
     generator = torch.Generator().manual_seed(seed + 1)
     while True:
         order = torch.randperm(len(saturation.layer), generator=generator)
@@ -237,8 +246,8 @@ def _exchanged(saturation: Saturation, seed: int) -> Iterator[Saturation]:
 def _table(
     real: HeldOut, control: HeldOut, null: Tensor, resamples: int, seed: int
 ) -> Iterator[Row]:
-    value, low_high = real.measures(), real.intervals(resamples, seed)
-    nothing, nothing_ends = control.measures(), control.intervals(resamples, seed)
+    value, value_ends = real.measures(), real.intervals(resamples, seed)
+    walk, walk_ends = control.measures(), control.intervals(resamples, seed)
     ends = torch.tensor([TAIL, 1 - TAIL], dtype=torch.float64)
     null_ends = torch.quantile(null, ends, dim=0)
     p = ((null >= value).sum(0) + 1).double() / (len(null) + 1)  # 1/20 must be 0.05, not above
@@ -247,15 +256,15 @@ def _table(
             "measure": "AUC" if place else "balanced accuracy",
             "task": place or None,
             "value": value[place].item(),
-            "low": finite(low_high[0, place].item()),
-            "high": finite(low_high[1, place].item()),
+            "low": finite(value_ends[0, place].item()),
+            "high": finite(value_ends[1, place].item()),
             "chance": 0.5 if place else 1 / real.cells.n_tasks,
             "null": null[:, place].mean().item(),
             "null_low": null_ends[0, place].item(),
             "null_high": null_ends[1, place].item(),
             "p": p[place].item(),
             "permutations": len(null),
-            "control": nothing[place].item(),
-            "control_low": finite(nothing_ends[0, place].item()),
-            "control_high": finite(nothing_ends[1, place].item()),
+            "control": walk[place].item(),
+            "control_low": finite(walk_ends[0, place].item()),
+            "control_high": finite(walk_ends[1, place].item()),
         }

@@ -1,7 +1,7 @@
-"""A multinomial logistic regression, fitted by scikit-learn and kept as plain arrays.
+"""A multinomial logistic regression, fitted by scikit-learn and stored as plain tensors.
 
-In: rows of features and their class. Out: `Softmax`, which gives probabilities without scikit-learn
-and can be saved as tensors.
+In: rows of features and their class. Out: `Softmax`, which can be used and saved without
+scikit-learn.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from torch import Tensor
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 
-# Inverse of the penalty. States have hundreds of features and cells are few: with much less of a
-# penalty the probe learns cells by heart, and takes ten times as long.
+# Inverse of the penalty. States have hundreds of features and there are few cells: with a much
+# smaller penalty the probe memorises cells, and takes ten times as long to fit.
 STRENGTH = 0.01
 ARRAYS = ("mean", "scale", "coefficients", "intercepts")
 
@@ -33,40 +33,40 @@ class Softmax:
         shapes = {"mean": (width,), "scale": (width,), "intercepts": (tasks,)}
         for name, shape in shapes.items():
             if tasks < 2 or tuple(getattr(self, name).shape) != shape:
-                raise BadSettings(f"{name} of a probe of {tasks} tasks does not have shape {shape}")
+                raise BadSettings(f"{name} of a probe with {tasks} tasks must have shape {shape}")
         if not all(getattr(self, name).isfinite().all() for name in ARRAYS):
-            raise BadSettings("a probe holds NaN or infinite numbers; fit it again")
+            raise BadSettings("this probe contains NaN or infinite numbers; fit it again")
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """Of each task: (row, feature) -> (row, task)."""
+        """The probability of each task: (row, feature) -> (row, task)."""
         weight, bias = (part.to(x.device) for part in self._folded)
         return torch.addmm(bias, x.to(weight.dtype), weight).softmax(-1)
 
     @cached_property
     def _folded(self) -> tuple[Tensor, Tensor]:
-        """Standardising and the regression in one product, for it is asked at every layer."""
+        """Standardisation and regression as one product, because it runs at every layer."""
         weight = self.coefficients.contiguous() / self.scale
         return weight.T.contiguous(), self.intercepts - weight @ self.mean
 
     @classmethod
     def fit(cls, x: Tensor, task: Tensor, n_tasks: int, strength: float) -> "Softmax":
-        """Fit to rows of features and tasks 1 to n_tasks, each of which must occur."""
+        """A regression of tasks 1 to n_tasks on rows of features; every task must occur."""
         linear = learn_library("sklearn.linear_model")
         scaling = learn_library("sklearn.preprocessing")
         pipeline = learn_library("sklearn.pipeline").make_pipeline(
             scaling.StandardScaler(), linear.LogisticRegression(C=strength, max_iter=2000)
         )
-        # For so few numbers, threads of the linear algebra take longer than they save.
+        # The matrices are small: more threads cost more time than they save.
         with learn_library("threadpoolctl").threadpool_limits(1):
             pipeline.fit(x.numpy(), task.numpy())
         scaler, model = pipeline[0], pipeline[1]
         weight, bias = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
-        if n_tasks == 2:  # scikit-learn then keeps the log odds of the second alone
+        if n_tasks == 2:  # scikit-learn then stores only the log odds of the second task
             weight, bias = (torch.cat([torch.zeros_like(one), one]) for one in (weight, bias))
         return cls(torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_), weight, bias)
 
 
 def require_strength(strength: float) -> None:
-    """Refuse a penalty that is none."""
+    """Refuse an invalid penalty."""
     if not 0 < strength < float("inf"):
-        raise BadSettings(f"strength {strength} is not a number above 0")
+        raise BadSettings(f"strength {strength} is invalid; expected a number above 0")

@@ -56,8 +56,9 @@ def _top(
 
 
 LOOKING = (look.models, look.check, look.read, look.card)
-for command in (*LOOKING, fit.fit, fit.merge, tune.tune, saturation, suitability, generate):
+for command in (*LOOKING, fit.fit, fit.merge, saturation, suitability, generate):
     app.command()(command)
+app.command("tune")(tune.tune_command)
 import_app.command("mat")(fit.import_mat)
 import_app.command("tuned-lens")(fit.import_tuned_lens)
 

@@ -1,7 +1,4 @@
-"""Fitting: shortcuts from a text, from shards, or from what others published.
-
-In: arguments. Out: a bank, or the statistics of a shard.
-"""
+"""`layerleap fit`, `merge` and `import`: banks from a text, from shards, or from others' maps."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +31,7 @@ from layerleap.show.cli.options import (
     Unit,
     load_model,
     parse_ridge,
+    parse_sampling,
 )
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
@@ -50,21 +48,23 @@ def fit(
     ] = "final",
     parts: Annotated[
         bool,
-        typer.Option("--parts", help="Also fit maps that stand in for attention, FFN and norms."),
+        typer.Option("--parts", help="Also fit maps that replace attention, FFN and norms."),
     ] = False,
     unit: Unit = "sentence",
     positions: Positions = "one",
     max_tokens: MaxTokens = 128,
     field: Field = "text",
     starts: Starts = None,
-    held_out: Annotated[float, typer.Option(help="Share of documents never fitted on.")] = 0.25,
+    held_out: Annotated[
+        float, typer.Option(help="Share of documents that is never fitted on.")
+    ] = 0.25,
     intercept: Intercept = False,
     ridge: Ridge = "0",
     rank: Rank = None,
     seed: Seed = 0,
     shard: Annotated[
         str | None,
-        typer.Option(help="'0/4': do the first of four parts and write its statistics, for merge."),
+        typer.Option(help="'0/4': do the first of four parts and save its statistics for merge."),
     ] = None,
     blocks: Blocks = None,
     tail: Tail = None,
@@ -74,21 +74,21 @@ def fit(
 ) -> None:
     """Fit linear shortcuts for MODEL in one pass over a text, and save them as a bank.
 
-    Interrupted or killed, the same command goes on where it was. Under torchrun the processes
-    share the work; --shard divides it between machines by hand.
+    Interrupted or killed, the same command continues where it stopped. Under torchrun the
+    processes share the work; --shard divides it between machines by hand.
 
     Example: layerleap fit smollm2 --text news --positions every:4 --unit paragraph -o bank
     """
     with clean_errors(), TerminalProgress() as progress:
-        from layerleap import Sampling, bank_from, collect
-        from layerleap.maps.fit import finish
+        from layerleap.maps.fit import solve_bank
         from layerleap.maps.linear import check_solving
+        from layerleap.stats import collect, finish
         from layerleap.stats.tally import world
 
         number = parse_ridge(ridge)
-        sampling = Sampling(
-            unit=unit,
-            positions=positions, max_tokens=max_tokens, held_out=held_out, field=field, seed=seed,
+        sampling = parse_sampling(
+            unit=unit, positions=positions, max_tokens=max_tokens, held_out=held_out, field=field,
+            seed=seed,
         )  # fmt: skip
         part = _shard(shard)
         _check_out(out_folder, is_shard=part is not None)
@@ -97,9 +97,11 @@ def fit(
         solving = {"intercept": intercept, "ridge": number, "rank": rank}
         work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
         if work.exists():
-            tell(f"going on from the checkpoint {work}")
+            tell(f"continuing from the checkpoint {work}")
         tally = collect(
-            transformer, text, sampling, starts=starts, n_texts=texts, pairs=pairs, parts=parts,
+            transformer, text, sampling, starts=starts, n_texts=texts,
+            pairs=pairs,  # type: ignore[arg-type]  # checked there
+            parts=parts,
             shard=part, choose_ridge=number == "auto", solving=solving, checkpoint=work,
             progress=progress,
         )  # fmt: skip
@@ -111,20 +113,20 @@ def fit(
         if world()[0] != 0:
             finish(work)
             return
-        bank = bank_from(tally, progress=progress)
+        bank = solve_bank(tally, progress=progress)
         bank.save_pretrained(out_folder)
         finish(work)
     _show_bank(bank, out_folder, json)
 
 
 def _check_out(path: Path, *, is_shard: bool = False) -> None:
-    """Before the pass: can the result be written there?"""
+    """Fail before the pass if the result cannot be written there."""
     from layerleap.maps.bank import check_target
 
     if not is_shard:
         check_target(path)
     elif path.is_dir():
-        raise CannotWrite(f"{path} is a folder; a file for the shard's statistics was wanted")
+        raise CannotWrite(f"{path} is a folder; expected a file for the shard's statistics")
 
 
 def _shard(text: str | None) -> tuple[int, int] | None:
@@ -132,7 +134,7 @@ def _shard(text: str | None) -> tuple[int, int] | None:
         return None
     which, _, of = text.partition("/")
     if not (which.isdigit() and of.isdigit()):
-        raise BadSettings(f"shard {text!r} is not of the form 0/4")
+        raise BadSettings(f"shard is {text!r}; expected a form like 0/4")
     return int(which), int(of)
 
 
@@ -155,20 +157,20 @@ def merge(
     rank: Rank = None,
     json: Json = False,
 ) -> None:
-    """Add up the statistics of shards and fit the bank that one run would have given.
+    """Merge the statistics of shards into the bank that one run would have given.
 
-    Intercept, ridge and rank are those that the shards were fitted with, unless given anew.
+    Intercept, ridge and rank are those that the shards were fitted with, unless given here.
 
     Example: layerleap merge part-0 part-1 part-2 part-3 -o bank
     """
     with clean_errors(), TerminalProgress() as progress:
-        from layerleap import bank_from
-        from layerleap import merge as merged
+        from layerleap.maps.fit import solve_bank
+        from layerleap.stats import merge as merged
 
         number = None if ridge is None else parse_ridge(ridge)
         _check_out(out_folder)
         tally = merged(files)
-        bank = bank_from(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
+        bank = solve_bank(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
         bank.save_pretrained(out_folder)
     _show_bank(bank, out_folder, json)
 

@@ -1,7 +1,4 @@
-"""Looking: what is bundled, whether a model can be trusted, what its layers say.
-
-In: arguments. Out: tables, JSON or a page.
-"""
+"""`layerleap models`, `check`, `read` and `card`: look at models, readings and banks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,12 +19,12 @@ from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, pri
 
 
 def models(json: Json = False) -> None:
-    """List the bundled models, texts, images and sounds, and which of them are in the cache.
+    """List bundled models, texts, images and recordings, and which of them are cached.
 
-    Any of them is fetched on first use. dinov2-mnist (DINOv2 with a linear head for digits) and
-    vit-mnist (a small ViT for digits) are then made on this machine, which takes minutes and is
-    done once; how often they are right on images held out is shown here and in their folder's
-    layerleap.json. To make one again, delete its folder.
+    Each is downloaded on first use. dinov2-mnist (DINOv2 with a linear head for digits) and
+    vit-mnist (a small ViT for digits) are then trained on this machine, once, in a few minutes;
+    their accuracy on held-out images is shown here and in their folder's layerleap.json. To train
+    one again, delete its folder.
 
     Example: layerleap models
     """
@@ -51,9 +48,9 @@ def check(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Check MODEL against the laws that make it readable; exit code 0 only if all hold.
+    """Verify that MODEL can be read: run all laws; exit code 0 only if all of them hold.
 
-    A folder without a tokenizer is enough.
+    No tokenizer is needed.
 
     Example: layerleap check ./my-model --blocks transformer.h --tail transformer.ln_f,lm_head
     """
@@ -81,7 +78,9 @@ def read(
     ],
     bank: Annotated[
         str | None,
-        typer.Option(help="Folder or hub name of a bank. Without it, one is fitted once and kept."),
+        typer.Option(
+            help="Folder or hub name of a bank. By default, one is fitted once and cached."
+        ),
     ] = None,
     no_bank: Annotated[bool, typer.Option("--no-bank", help="Only the logit lens (id).")] = False,
     position: Annotated[
@@ -95,31 +94,27 @@ def read(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Show what every layer of MODEL would say, id and mat side by side.
+    """Show the prediction at every layer of MODEL: logit lens (id) and linear shortcut (mat).
 
-    id is the logit lens: the layer's state read as if it were the last. mat carries it there with
-    a linear shortcut first. A tick marks the model's own answer; KL is the distance of the whole
-    distribution from the model's, in nats.
+    id reads a layer's state as if it were the last one. mat first maps it to the last layer with a
+    linear shortcut. A tick marks the model's own answer; KL is the divergence from the model's
+    distribution, in nats.
 
     Example: layerleap read smollm2 "The capital of France is"
     """
     with clean_errors():
-        from layerleap import Lens, ShortcutBank
-        from layerleap.maps.fit import default_bank
+        from layerleap import Lens
+        from layerleap.maps.fit import find_bank
 
         transformer = load_model(model, blocks, tail, revision, dtype)
         with TerminalProgress() as progress:
-            if no_bank:
-                found = None
-            elif bank is not None:
-                found = ShortcutBank.from_pretrained(bank)
-            else:
-                found = default_bank(transformer, tell=tell, progress=progress)
-        lens = Lens(transformer, found)
-        if found is not None:
-            rows = found.data.get("rows_fitted")
-            made = f", fitted on {found.data.get('text')}, {rows:,} rows" if rows else ""
-            tell(f"{found!r}{made}")
+            wanted = None if no_bank else bank or "default"
+            shortcuts = find_bank(transformer, wanted, tell=tell, progress=progress)
+        lens = Lens(transformer, shortcuts)
+        if shortcuts is not None:
+            rows = shortcuts.data.get("rows_fitted")
+            source = f", fitted on {shortcuts.data.get('text')}, {rows:,} rows" if rows else ""
+            tell(f"{shortcuts!r}{source}")
         if position is None and not (html or json):
             position = lens.last_position(text)  # all that will be shown
         readings = lens.read(
@@ -141,7 +136,7 @@ def read(
 
 
 def card(bank: Annotated[str, typer.Argument(help="Folder or hub name of a bank.")]) -> None:
-    """Print the card of a bank: what it is of, how it was made, how good it is.
+    """Show a bank's model, training text and scores.
 
     Example: layerleap card bank
     """

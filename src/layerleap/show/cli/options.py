@@ -81,9 +81,14 @@ def load_model(
 ) -> Any:
     """Load a model, with paths given by hand and options of `from_pretrained`."""
     options = {"revision": revision, "dtype": dtype}
-    chosen = {key: value for key, value in options.items() if value is not None}
+    chosen: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     paths = parse_paths(tail)
     return layerleap.load(model, blocks=blocks, tail=paths, tell=tell, **chosen, **more)
+
+
+def parse_sampling(unit: str, **options: Any) -> Any:
+    """How texts are cut; the values are checked there."""
+    return layerleap.Sampling(unit=unit, **options)  # type: ignore[arg-type]
 
 
 def parse_paths(text: str | None) -> list[str] | None:

@@ -1,7 +1,4 @@
-"""Saturation: from which layer on the tokens at the top of a prediction no longer change.
-
-In: arguments. Out: a strip in the terminal, JSON or a page.
-"""
+"""`layerleap saturation`: the layer from which each top token of a prediction stays."""
 
 from pathlib import Path
 from typing import Annotated
@@ -37,11 +34,10 @@ def saturation(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Show from which layer on MODEL keeps each of its best tokens at its rank.
+    """Show the layer from which each of MODEL's top tokens keeps its rank.
 
-    A line per token of the text: the tokens that the model holds most likely after it, best first,
-    each with the layer from which it stood at exactly that rank and stayed. The darker, the
-    earlier; without colour, only the last layer put it there.
+    One line per token of the text: the most likely next tokens, best first, each with its
+    saturation layer. Darker is earlier; no colour means that only the last layer put it there.
 
     Example: layerleap saturation smollm2 "The capital of France is" --html strip.html
     """

@@ -24,6 +24,7 @@ from layerleap.show.cli.options import (
     Text,
     Unit,
     load_model,
+    parse_sampling,
 )
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
@@ -70,7 +71,6 @@ def suitability(
     Example: layerleap suitability smollm2 --text my-text.jsonl --tolerance 0.05
     """
     with clean_errors():
-        from layerleap import Sampling
         from layerleap.files import cache_root
         from layerleap.study.suitability.study import SuitabilitySettings
         from layerleap.study.suitability.study import suitability as run
@@ -80,9 +80,9 @@ def suitability(
                 "--plan needs --bank: a plan only works with the bank it was calibrated with; make "
                 "one with `layerleap fit`"
             )
-        sampling = Sampling(
-            unit=unit,
-            positions=positions, max_tokens=max_tokens, held_out=held_out, field=field, seed=seed,
+        sampling = parse_sampling(
+            unit=unit, positions=positions, max_tokens=max_tokens, held_out=held_out, field=field,
+            seed=seed,
         )  # fmt: skip
         settings = SuitabilitySettings(
             text=text, tolerance=tolerance, delta=delta, n_fit=fit_texts, n_read=read_texts,

@@ -107,15 +107,15 @@ def inventory_table(rows: list[Row]) -> RenderableType:
 
 def _remarks(rows: list[Row]) -> list[RenderableType]:
     """Notes and paths, one model per row, folded inside their own column."""
-    said = [row for row in rows if row.get("note") or row.get("path")]
-    if not said:
+    noted = [row for row in rows if row.get("note") or row.get("path")]
+    if not noted:
         return []
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    for row in said:
-        said_of = {"note": "{}", "licence": "licence: {}", "path": "{}"}
-        lines = [form.format(row[key]) for key, form in said_of.items() if row.get(key)]
+    for row in noted:
+        forms = {"note": "{}", "licence": "licence: {}", "path": "{}"}
+        lines = [form.format(row[key]) for key, form in forms.items() if row.get(key)]
         grid.add_row(_plain(row["name"]), Text("\n".join(lines), style="dim"))
     return [grid]
 

@@ -1,10 +1,8 @@
-"""Tuning: maps of a bank trained to the model's answers.
+"""`layerleap tune`: fine-tune the maps of a bank against the model's output (tuned lens)."""
 
-In: arguments. Out: a bank of tuned maps, and what tuning gained.
-"""
-
+import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,11 +23,12 @@ from layerleap.show.cli.options import (
     Text,
     Unit,
     load_model,
+    parse_sampling,
 )
-from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
-def tune(
+def tune_command(
     model: Model,
     bank: BankToTune,
     text: Text = None,
@@ -37,18 +36,20 @@ def tune(
     start: Annotated[
         str, typer.Option(help="'mat': from the bank's maps; 'identity': from the logit lens.")
     ] = "mat",
-    texts: Annotated[int | None, typer.Option(help="How many texts to take rows from.")] = 1500,
-    rows: Annotated[int, typer.Option(help="Rows kept on disk at most, a sample of all.")] = 24_000,
+    texts: Annotated[int | None, typer.Option(help="Texts to take states from.")] = 1500,
+    rows: Annotated[
+        int, typer.Option(help="States kept on disk, a random sample of all.")
+    ] = 24_000,
     judged: Annotated[
         float, typer.Option(help="Share of the documents that decide when a layer stops.")
     ] = 0.05,
-    most_rows: Annotated[
-        int, typer.Option(help="Stop after so many rows per layer at the latest.")
-    ] = 23_040,
-    rows_per_step: Annotated[int, typer.Option(help="Rows in one step.")] = 256,
-    lr: Annotated[float, typer.Option(help="Step size at first; it falls to 0.")] = 1e-3,
+    most_rows: Annotated[int, typer.Option(help="Rows per layer, at most.")] = 23_040,
+    rows_per_step: Annotated[int, typer.Option(help="Rows per step.")] = 256,
+    lr: Annotated[float, typer.Option(help="Initial step size; it decays to 0.")] = 1e-3,
     check_every: Annotated[int, typer.Option(help="Steps between checks.")] = 15,
-    patience: Annotated[int, typer.Option(help="Checks without gain before a layer stops.")] = 3,
+    patience: Annotated[
+        int, typer.Option(help="Checks without improvement before a layer stops.")
+    ] = 3,
     unit: Unit = "paragraph",
     positions: Positions = "every:4",
     max_tokens: MaxTokens = 128,
@@ -62,66 +63,46 @@ def tune(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Train the maps of a bank until their readings come close to MODEL's own answers.
+    """Fine-tune the maps of a bank against MODEL's own output (the tuned lens).
 
-    fit makes states alike; tune goes on from there and makes answers alike (the tuned lens), layer
-    by layer until documents kept apart show no gain. No map ends worse on them than it started.
-    If the bank was fitted on the same text, it has seen those documents, which flatters its side.
-    Interrupted or killed, the same command goes on where it was. A masked model wants
+    fit predicts the last state; tune continues from there and predicts the output distribution.
+    Each layer stops when held-out documents show no more improvement, and never ends up worse on
+    them than it started. If the bank was fitted on the same text, it has seen those documents.
+    Interrupted or killed, the same command continues where it stopped. For a masked model, use
     --positions one.
 
     Example: layerleap fit smollm2 -o bank; layerleap tune smollm2 --bank bank -o tuned
     """
     with clean_errors(), TerminalProgress() as progress:
-        from layerleap import Sampling, ShortcutBank, collect
+        from layerleap import ShortcutBank, tune
         from layerleap.maps.bank import check_target
-        from layerleap.maps.fit import finish
-        from layerleap.maps.training import summary
         from layerleap.maps.tuned import Tuning
-        from layerleap.maps.tuned import tune as tuned
-        from layerleap.stats.rows import RowFile
 
         tuning = Tuning(
             start=start,  # type: ignore[arg-type]  # checked there
-            most_rows=most_rows,
-            rows_per_step=rows_per_step, lr=lr, check_every=check_every, patience=patience,
+            max_rows=most_rows, rows_per_step=rows_per_step, lr=lr, check_every=check_every,
+            patience=patience, seed=seed,
+        )  # fmt: skip
+        sampling = parse_sampling(
+            unit=unit, positions=positions, max_tokens=max_tokens, held_out=held_out, field=field,
             seed=seed,
         )  # fmt: skip
-        sampling = Sampling(
-            unit=unit,
-            positions=positions, max_tokens=max_tokens, held_out=held_out, field=field, seed=seed,
-        )  # fmt: skip
-        kept, passed, trained = (
-            out_folder.with_name(f".{out_folder.name}.tuning.{end}")
-            for end in ("rows", "pass.safetensors", "safetensors")
-        )
-        file = RowFile(kept, limit=rows, seed=seed)
         check_target(out_folder)
         transformer = load_model(model, blocks, tail, revision, dtype)
-        closed = ShortcutBank.from_pretrained(bank)
-        closed.check_model(transformer)
-        collect(
-            transformer, text, sampling, starts=starts, n_texts=texts, rows=file,
-            checkpoint=passed, progress=progress,
+        work = out_folder.with_name(f".{out_folder.name}.tuning")
+        if work.exists():
+            tell(f"continuing from {work}")
+        tuned = tune(
+            transformer, ShortcutBank.from_pretrained(bank), text, sampling, starts=starts,
+            n_texts=texts, max_states=rows, stop_share=judged, tuning=tuning, folder=work,
+            progress=progress,
         )  # fmt: skip
-        sides = file.open().split(judged, seed)
-        found, record = tuned(
-            transformer, closed, *sides, tuning, checkpoint=trained, progress=progress
-        )
-        found.save_pretrained(out_folder)
-        for checkpoint in (trained, passed):
-            finish(checkpoint)
-        file.remove()
-    _show(found, out_folder, summary(record), record, json)
-
-
-def _show(
-    bank: Any, folder: Path, rows: list[dict[str, Any]], record: list[dict[str, Any]], json: bool
-) -> None:
+        tuned.bank.save_pretrained(out_folder)
+        shutil.rmtree(work, ignore_errors=True)
     if json:
-        print_json({"bank": str(folder), "maps": len(bank), "summary": rows, "record": record})
+        print_json({"bank": str(out_folder), **tuned.to_dict()})
         return
     from layerleap.show.cli.tables import tuned_table
 
-    out.print(tuned_table(rows))
-    out.print(f"{bank!r}, tuned: {folder}", highlight=False, soft_wrap=True)
+    out.print(tuned_table(tuned.summary))
+    out.print(f"{tuned.bank!r}, tuned: {out_folder}", highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from layerleap.errors import BadArtifact, LayerleapError, NothingToFit
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import fit_bank
+from layerleap.maps.fit import fit
 from layerleap.models.transformer import Transformer
 from layerleap.models.untrained import untrained
 from layerleap.read.lens import Lens
@@ -36,7 +36,7 @@ class SaturationContext(TextContext[SaturationSettings]):
             assert not isinstance(s.bank, str)  # loaded in `resolved`
             return s.bank
         try:
-            bank = fit_bank(
+            bank = fit(
                 self.model, self.text, s.sampling, n_texts=s.n_fit, starts=s.starts,
                 checkpoint=self.workspace / "fit.safetensors", progress=self.progress,
             )  # fmt: skip

@@ -125,7 +125,7 @@ def _judged(data: SaturationData, lens: str, cost: Cost, cells: int, seed: int) 
     learning, others = numbers(is_train), numbers(~is_train)
     probe = TaskProbe.fit(
         data.saturation[lens].rows(learning), SomeStates(data.states, learning),
-        choice=CellSampling(tasks=2, limit=cells, seed=seed),
+        sampling=CellSampling(tasks=2, limit=cells, seed=seed),
     )  # fmt: skip
     rest = whole.rows(others).with_probe(probe, SomeStates(data.states, others))
     if len(rest) < 2:

@@ -22,9 +22,9 @@ from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
 from layerleap.read.probes.task import States
 from layerleap.read.random_walks import RandomWalk, RandomWalks
-from layerleap.read.saturation import Ranks, Saturation
+from layerleap.read.saturation import Saturation, SaturationObserver
 from layerleap.read.scores import Scores, score
-from layerleap.stats.rows import RowFile, RowWriter
+from layerleap.stats.saved_states import StateFile, StateWriter
 from layerleap.stream.examples import Batch
 
 NO_LIMIT = 2**40  # more rows than any text has: all are kept, in their order
@@ -75,7 +75,7 @@ class SaturationData:
         return cls(
             transformer, lenses, {name: load(path.with_suffix(f".{name}")) for name in lenses},
             {n: RandomWalk(load(path.with_suffix(f".{n}-walk")), rows) for n in lenses},
-            Scores.load(path.with_suffix(".scores")), RowFile(path, NO_LIMIT).open(), batches,
+            Scores.load(path.with_suffix(".scores")), StateFile(path, NO_LIMIT).open(), batches,
         )  # fmt: skip
 
 
@@ -126,23 +126,23 @@ def observe(
         total: how many texts there will be, if known.
         phase: what progress calls it.
     """
-    ranks = Ranks(transformer, lenses, k)
+    ranks = SaturationObserver(transformer, lenses, k)
     walks = RandomWalks(transformer, lenses, k=k, share=walk_share, seed=seed)
-    target = RowFile(file, NO_LIMIT, seed)
+    target = StateFile(file, NO_LIMIT, seed)
     target.remove()
-    writer = RowWriter(target, transformer, 0)
+    writer = StateWriter(target, transformer, 0)
 
     def keep(states: Mapping[int, Tensor], batch: Batch) -> None:
-        ranks.note(batch)
+        ranks.add_batch(batch)
         writer.add([states[layer] for layer in sorted(states)], batch.documents)
 
-    def watch(way: str, layer: int, logits: Tensor) -> None:
-        ranks.watch(way, layer, logits)
-        walks.watch(way, layer, logits)
+    def on_logits(name: str, layer: int, logits: Tensor) -> None:
+        ranks.on_logits(name, layer, logits)
+        walks.on_logits(name, layer, logits)
 
     with closing(writer):
         scores = score(
-            transformer, lenses, batches(), keep_states=keep, watch=watch,
+            transformer, lenses, batches(), on_states=keep, on_logits=on_logits,
             progress=progress, total=total, phase=phase,
         )  # fmt: skip
     writer.finish()

@@ -38,7 +38,7 @@ def kinds_of(transformer: Transformer) -> tuple[tuple[str, ...], str | None]:
 
 
 class Inside:
-    """Rides on the pass that scores lenses: `score(..., also=inside.add)`."""
+    """Rides on the pass that scores lenses: `score(..., on_recording=inside.add)`."""
 
     def __init__(
         self,

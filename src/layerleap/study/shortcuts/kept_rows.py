@@ -14,9 +14,9 @@ import torch
 from layerleap.errors import BadArtifact, WrongModel
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import solve
-from layerleap.maps.tuned import Tuning, tune
+from layerleap.maps.tuned import Tuning
 from layerleap.stats.moments import Moments
-from layerleap.stats.rows import Rows
+from layerleap.stats.saved_states import SavedStates
 from layerleap.study.shortcuts.run import Run, named
 
 HELD_OUT = 0.1  # of the documents fitted on: they say when training stops
@@ -24,7 +24,7 @@ IDENTITY_SHARE = 0.5  # of the training rows, spent on starting from the identit
 
 
 def bank_of(
-    rows: Rows, chosen: torch.Tensor, *, intercept: bool, ridge: float | str
+    rows: SavedStates, chosen: torch.Tensor, *, intercept: bool, ridge: float | str
 ) -> ShortcutBank:
     """Maps to the last layer, solved for rows that were kept.
 
@@ -45,7 +45,7 @@ def bank_of(
     )  # fmt: skip
 
 
-def fit_sample(run: Run, rows: Rows, n_rows: int, label: str) -> ShortcutBank:
+def fit_sample(run: Run, rows: SavedStates, n_rows: int, label: str) -> ShortcutBank:
     """A bank to the last layer fitted on some of the rows that were kept: no pass is needed."""
     started, s = time.monotonic(), run.settings
     chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(s.sampling.seed))
@@ -57,7 +57,7 @@ def fit_sample(run: Run, rows: Rows, n_rows: int, label: str) -> ShortcutBank:
     return bank.changed(data={**counts, "rows_fitted": n_rows, **data})
 
 
-def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]], dict[str, int]]:
+def train(run: Run, rows: SavedStates) -> tuple[ShortcutBank, list[dict[str, Any]], dict[str, int]]:
     """Maps trained from the closed form, the record of that, and what it was judged by.
 
     Training also starts from the identity, on fewer rows, for comparison.
@@ -68,7 +68,7 @@ def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]], dic
     s = run.settings
     train, held = rows.split(HELD_OUT, s.sampling.seed)
     start = bank_of(train, torch.arange(len(train)), intercept=s.intercept, ridge=s.ridge)
-    tuning = Tuning(most_rows=s.tuned_rows, seed=s.sampling.seed)
+    tuning = Tuning(max_rows=s.tuned_rows, seed=s.sampling.seed)
     tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
     record = []
     ways: tuple[tuple[Literal["identity", "mat"], float], ...]
@@ -77,7 +77,7 @@ def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]], dic
         # Whole looks, so that both ways are judged after the same numbers of rows.
         looks = max(1, round(share * tuning.steps / tuning.check_every))
         most = min(s.tuned_rows, looks * tuning.check_every * tuning.rows_per_step)
-        own_tuning = replace(tuning, start=way, most_rows=most)
+        own_tuning = replace(tuning, start=way, max_rows=most)
         tuned, own = _trained(run, start, train, held, own_tuning)
         record += [row for row in own if row not in record]
     key = {"study": ["tuned", s.tuned_rows, s.sampling.seed], "fingerprint": "tuned"}
@@ -88,8 +88,8 @@ def train(run: Run, rows: Rows) -> tuple[ShortcutBank, list[dict[str, Any]], dic
 def _trained(
     run: Run,
     start: ShortcutBank,
-    train: Rows,
-    held: Rows,
+    train: SavedStates,
+    held: SavedStates,
     tuning: Tuning,
 ) -> tuple[ShortcutBank, list[dict[str, Any]]]:
     """One training; a checkpoint of another one is in nobody's way."""

@@ -25,7 +25,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
 from layerleap.read.scores import Quality, Scores, score
-from layerleap.stats.rows import RowFile, Rows
+from layerleap.stats.saved_states import RowFile, Rows
 from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Census, Sampling, iter_batches, iter_examples
 from layerleap.stream.generated import NOTE

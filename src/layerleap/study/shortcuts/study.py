@@ -21,7 +21,7 @@ from layerleap.act.exits.cost import measure
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import check_solving
-from layerleap.maps.training import summary
+from layerleap.maps.tuned import summary
 from layerleap.memory import peak_memory
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent

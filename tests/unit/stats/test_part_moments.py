@@ -1,4 +1,4 @@
-"""Moments of couples x0, y0, x1, y1, ...: each x has one target, and no y a Gram matrix."""
+"""Moments of parts, x0, y0, x1, y1, ...: each input has one target, no output a Gram matrix."""
 
 from itertools import pairwise
 
@@ -9,8 +9,8 @@ from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
 from layerleap.maps.linear import solve, squared_error
 from layerleap.stats.moments import Moments, load_moments, save_moments
 
-COUPLES, WIDTH = 3, 4
-LAST = 2 * COUPLES - 1
+PARTS, WIDTH = 3, 4
+LAST = 2 * PARTS - 1
 
 
 def vectors(n: int, seed: int = 0) -> list[torch.Tensor]:
@@ -18,8 +18,8 @@ def vectors(n: int, seed: int = 0) -> list[torch.Tensor]:
     return [torch.randn(n, WIDTH, generator=generator).double() + v for v in range(LAST + 1)]
 
 
-def couples_of(rows: list[torch.Tensor], cuts=()) -> Moments:
-    moments = Moments(LAST, WIDTH, "couples")
+def moments_of(rows: list[torch.Tensor], cuts=()) -> Moments:
+    moments = Moments(LAST, WIDTH, "parts")
     for start, stop in pairwise([0, *cuts, len(rows[0])]):
         moments.add([vector[start:stop] for vector in rows])
     return moments
@@ -30,9 +30,9 @@ def small_buffer(monkeypatch):
     monkeypatch.setattr("layerleap.stats.moments.BUFFER", 16)
 
 
-def test_they_hold_the_products_of_each_couple_and_the_squares_of_each_target():
+def test_they_hold_the_products_of_each_input_and_the_squares_of_each_output():
     rows = vectors(50)
-    moments = couples_of(rows, [7, 8, 31])
+    moments = moments_of(rows, [7, 8, 31])
     for x in range(0, LAST, 2):
         torch.testing.assert_close(moments.xx(x), rows[x].T @ rows[x])
         torch.testing.assert_close(moments.xy(x, x + 1), rows[x].T @ rows[x + 1])
@@ -43,12 +43,12 @@ def test_they_hold_the_products_of_each_couple_and_the_squares_of_each_target():
         torch.testing.assert_close(moments.sums[vector], rows[vector].sum(0))
 
 
-def test_a_target_keeps_no_gram_matrix():
-    moments = couples_of(vectors(5))
-    assert [tuple(c.shape) for c in moments.cross] == [(WIDTH, 2 * WIDTH), (1, WIDTH)] * COUPLES
+def test_an_output_keeps_no_gram_matrix():
+    moments = moments_of(vectors(5))
+    assert [tuple(c.shape) for c in moments.cross] == [(WIDTH, 2 * WIDTH), (1, WIDTH)] * PARTS
     with pytest.raises(BadSettings, match="only its squares are kept"):
         moments.xx(1)
-    with pytest.raises(BadSettings, match="every even vector to the next"):
+    with pytest.raises(BadSettings, match="the input of each part to its output"):
         moments.xy(0, 3)
 
 
@@ -59,10 +59,10 @@ def test_squares_of_layers_are_the_diagonal_of_their_products(pairs):
     assert all(torch.equal(moments.squares(v), moments.xx(v).diagonal()) for v in range(3))
 
 
-def test_merging_parts_equals_seeing_the_whole():
+def test_merging_shards_equals_seeing_the_whole():
     rows = vectors(60)
-    parts = [couples_of([v[start::3] for v in rows]) for start in (2, 0, 1)]
-    merged, whole = parts[0].merge(parts[1]).merge(parts[2]), couples_of(rows).settle()
+    shards = [moments_of([v[start::3] for v in rows]) for start in (2, 0, 1)]
+    merged, whole = shards[0].merge(shards[1]).merge(shards[2]), moments_of(rows).flush()
     assert merged.n == whole.n == 60
     for ours, theirs in zip([merged.sums, *merged.cross], [whole.sums, *whole.cross], strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -70,13 +70,13 @@ def test_merging_parts_equals_seeing_the_whole():
         whole.merge(Moments(LAST, WIDTH, "all"))
 
 
-def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path):
+def test_a_resumed_checkpoint_is_bit_identical(tmp_path):
     rows = vectors(45)
-    whole, begun = couples_of(rows, [21]), couples_of([v[:21] for v in rows])
+    whole, begun = moments_of(rows, [21]), moments_of([v[:21] for v in rows])
     save_moments(tmp_path / "m.safetensors", {"parts": begun}, {})
     resumed = load_moments(tmp_path / "m.safetensors")[0]["parts"]
     assert resumed.rows == 21
-    assert resumed.n < 21, "no row was waiting, so the test shows little"
+    assert resumed.n < 21, "the buffer is empty, so the test shows little"
     resumed.add([v[21:] for v in rows])
     ours, theirs = resumed.tensors(), whole.tensors()
     assert ours.keys() == theirs.keys()
@@ -84,15 +84,15 @@ def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path):
 
 
 def test_an_odd_number_of_vectors_is_refused():
-    with pytest.raises(BadSettings, match="3 vectors are no couples"):
-        Moments(2, WIDTH, "couples")
-    with pytest.raises(BadArtifact, match="3 vectors are no couples"):
-        Moments.from_tensors({}, (2, WIDTH, "couples"))
+    with pytest.raises(BadSettings, match="3 vectors cannot be inputs and outputs"):
+        Moments(2, WIDTH, "parts")
+    with pytest.raises(BadArtifact, match="3 vectors cannot be inputs and outputs"):
+        Moments.from_tensors({}, (2, WIDTH, "parts"))
 
 
 def test_bad_rows_are_named_by_their_site():
     names = [f"{site} of block {b}" for b in (1, 2, 3) for site in ("ffn.in", "ffn.out")]
-    moments = Moments(LAST, WIDTH, "couples", names)
+    moments = Moments(LAST, WIDTH, "parts", names)
     rows = vectors(4)
     rows[3][2, 1] = torch.inf
     with pytest.raises(NotFinite, match=r"at ffn.out of block 2 after 0 good rows"):
@@ -104,7 +104,7 @@ def test_bad_rows_are_named_by_their_site():
 @pytest.mark.parametrize("intercept", [False, True])
 def test_they_solve_to_the_least_squares_of_the_rows(intercept):
     rows = vectors(50)
-    moments = couples_of(rows)
+    moments = moments_of(rows)
     for x in range(0, LAST, 2):
         [(found, fit)] = solve(moments, x, intercept=intercept)
         ones = torch.ones(50, 1).double()

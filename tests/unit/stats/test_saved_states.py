@@ -8,9 +8,9 @@ import torch
 from tiny_models import sentences, tiny
 
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
-from layerleap.maps.fit import collect
 from layerleap.stats import tally as tally_module
-from layerleap.stats.rows import RowFile, Rows, RowWriter, _places
+from layerleap.stats.collect import collect
+from layerleap.stats.saved_states import SavedStates, StateFile, StateWriter, _places
 from layerleap.stream.examples import Sampling
 
 TEXTS = sentences(80)
@@ -24,7 +24,11 @@ def model():
 def run(path: Path, *, limit: int = 10_000, **options):
     settings = {"tokens_per_batch": 64, **options}
     return collect(
-        model(), TEXTS, Sampling(unit="document"), rows=RowFile(path, limit=limit), **settings
+        model(),
+        TEXTS,
+        Sampling(unit="document"),
+        save_states=StateFile(path, limit=limit),
+        **settings,
     )
 
 
@@ -41,12 +45,12 @@ def stop_after(batches: int):
 
 
 def written(path: Path) -> tuple[bytes, str]:
-    return path.read_bytes(), RowFile(path).header.read_text()
+    return path.read_bytes(), StateFile(path).header.read_text()
 
 
 def test_the_rows_are_those_of_the_moments_in_their_order(tmp_path):
     tally = run(tmp_path / "rows")
-    rows = RowFile(tmp_path / "rows").open()
+    rows = StateFile(tmp_path / "rows").open()
     assert len(rows) == tally.fit.n > 40
     states = rows.states(slice(None)).double()
     torch.testing.assert_close(states.sum(0), tally.fit.sums)
@@ -58,37 +62,37 @@ def test_the_rows_are_those_of_the_moments_in_their_order(tmp_path):
 
 def test_rows_are_read_through_a_memory_map(tmp_path):
     run(tmp_path / "rows")
-    assert isinstance(RowFile(tmp_path / "rows").open()._records, np.memmap)
+    assert isinstance(StateFile(tmp_path / "rows").open()._records, np.memmap)
 
 
-def test_rows_held_back_for_the_ridge_are_not_kept(tmp_path):
+def test_rows_held_back_for_the_ridge_are_not_saved(tmp_path):
     tally = run(tmp_path / "rows", choose_ridge=True)
     assert tally.held_back.n > 0
-    states = RowFile(tmp_path / "rows").open().states(slice(None)).double()
+    states = StateFile(tmp_path / "rows").open().states(slice(None)).double()
     torch.testing.assert_close(states.sum(0), tally.fit.sums)
 
 
 def test_there_are_never_more_rows_than_the_limit_and_they_are_rows_of_the_pass(tmp_path):
     whole = run(tmp_path / "all").fit.n
     run(tmp_path / "some", limit=12)
-    rows = RowFile(tmp_path / "some").open()
+    rows = StateFile(tmp_path / "some").open()
     assert len(rows) == 12 < whole
-    every = {h.numpy().tobytes() for h in RowFile(tmp_path / "all").open().states(slice(None))}
-    kept = [h.numpy().tobytes() for h in rows.states(slice(None))]
-    assert len(set(kept)) == 12
-    assert set(kept) < every
+    every = {h.numpy().tobytes() for h in StateFile(tmp_path / "all").open().states(slice(None))}
+    saved = [h.numpy().tobytes() for h in rows.states(slice(None))]
+    assert len(set(saved)) == 12
+    assert set(saved) < every
 
 
-def test_every_row_has_the_same_chance_to_be_kept():
-    kept = np.zeros(60)
+def test_every_row_has_the_same_chance_to_be_saved():
+    saved = np.zeros(60)
     for seed in range(2000):
         last = np.full(10, -1)
         for number, place in enumerate(_places(np.arange(60), 10, seed).tolist()):
             if place < 10:
                 last[place] = number
-        kept[last] += 1
+        saved[last] += 1
     # 2000 draws at 1/6: a standard deviation is 17, and 5 of them leave no luck.
-    assert np.abs(kept - 2000 / 6).max() < 5 * 17
+    assert np.abs(saved - 2000 / 6).max() < 5 * 17
 
 
 @pytest.mark.parametrize("limit", [12, 10_000])
@@ -133,15 +137,15 @@ def test_rows_of_an_unfinished_run_are_not_read(tmp_path):
         run(tmp_path / "rows", progress=stop_after(2))
     assert (tmp_path / "rows").stat().st_size > 0
     with pytest.raises(BadArtifact, match="missing"):
-        RowFile(tmp_path / "rows").open()
+        StateFile(tmp_path / "rows").open()
 
 
 def test_a_file_cut_short_or_with_another_header_is_refused(tmp_path):
     run(tmp_path / "rows")
-    file = RowFile(tmp_path / "rows")
+    file = StateFile(tmp_path / "rows")
     whole = file.path.read_bytes()
     file.path.write_bytes(whole[:-1])
-    with pytest.raises(BadArtifact, match="make it again"):
+    with pytest.raises(BadArtifact, match="recreate it"):
         file.open()
     file.path.write_bytes(whole)
     said = json.loads(file.header.read_text())
@@ -163,23 +167,23 @@ def test_another_limit_is_another_run(tmp_path):
     work = tmp_path / "work.safetensors"
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "rows", checkpoint=work, progress=stop_after(4))
-    with pytest.raises(WrongModel, match="rows_kept"):
+    with pytest.raises(WrongModel, match="save_states"):
         run(tmp_path / "rows", limit=5, checkpoint=work)
 
 
-def test_shards_keep_no_rows(tmp_path):
-    with pytest.raises(BadSettings, match="run of its own"):
+def test_shards_cannot_save_states(tmp_path):
+    with pytest.raises(BadSettings, match="a sharded run cannot save states"):
         run(tmp_path / "rows", shard=(0, 2))
 
 
 def test_a_limit_of_nothing_is_refused(tmp_path):
-    with pytest.raises(BadSettings, match="keeps none"):
-        RowFile(tmp_path / "rows", limit=0)
+    with pytest.raises(BadSettings, match="saves nothing"):
+        StateFile(tmp_path / "rows", limit=0)
 
 
 def test_a_split_keeps_documents_whole(tmp_path):
     run(tmp_path / "rows")
-    rows = RowFile(tmp_path / "rows").open()
+    rows = StateFile(tmp_path / "rows").open()
     most, rest = rows.split(0.2, seed=3)
     assert len(most) + len(rest) == len(rows)
     ours, theirs = set(most.documents.tolist()), set(rest.documents.tolist())
@@ -187,13 +191,13 @@ def test_a_split_keeps_documents_whole(tmp_path):
     assert len(theirs) == round(0.2 * len(ours | theirs))
     with pytest.raises(BadSettings, match="share 0"):
         rows.split(0)
-    one = Rows(rows._records, np.arange(1), rows.model)
+    one = SavedStates(rows._records, np.arange(1), rows.model)
     with pytest.raises(BadSettings, match="cannot be split"):
         one.split(0.5)
 
 
 def test_states_too_large_for_float32_are_refused(tmp_path):
-    writer = RowWriter(RowFile(tmp_path / "rows"), model(), 0)
+    writer = StateWriter(StateFile(tmp_path / "rows"), model(), 0)
     states = [torch.full((1, 24), 1e300, dtype=torch.float64)] * 4
     with pytest.raises(NotFinite, match="float32"):
         writer.add(states, torch.zeros(1, dtype=torch.long))
@@ -202,13 +206,13 @@ def test_states_too_large_for_float32_are_refused(tmp_path):
 
 def test_rows_can_be_removed(tmp_path):
     run(tmp_path / "rows")
-    RowFile(tmp_path / "rows").remove()
+    StateFile(tmp_path / "rows").remove()
     assert not list(tmp_path.iterdir())
 
 
 def test_cells_are_single_states_of_chosen_rows_and_layers(tmp_path):
     run(tmp_path / "rows")
-    rows = RowFile(tmp_path / "rows").open()
+    rows = StateFile(tmp_path / "rows").open()
     _, some = rows.split(0.4)
     which, layers = torch.tensor([3, 0, 3]), torch.tensor([2, 0, 1])
     for chosen in (rows, some):
@@ -217,12 +221,12 @@ def test_cells_are_single_states_of_chosen_rows_and_layers(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [12, 10_000])
-def test_the_numbers_of_the_kept_rows_are_known(tmp_path, limit):
+def test_the_numbers_of_the_saved_rows_are_known(tmp_path, limit):
     seen = run(tmp_path / "all").fit.n
     run(tmp_path / "some", limit=limit)
-    file = RowFile(tmp_path / "some", limit=limit)
-    numbers = file.numbers(seen)
+    file = StateFile(tmp_path / "some", limit=limit)
+    numbers = file.row_numbers(seen)
     assert len(numbers) == min(limit, seen)
-    every = RowFile(tmp_path / "all").open()
+    every = StateFile(tmp_path / "all").open()
     assert torch.equal(every.states(numbers), file.open().states(slice(None)))
     assert torch.equal(every.documents[numbers], file.open().documents)

@@ -1,6 +1,6 @@
-"""How well maps carry states from layer to layer: squared errors and R2 of all pairs.
+"""How well maps carry states from layer to layer: squared errors and R2 for all pairs.
 
-In: states of rows that were not fitted on, and a bank. Out: `Quality`, a table with intervals.
+In: states of held-out rows, and a bank. Out: `MapErrors`, and a table with intervals.
 """
 
 from collections.abc import Mapping
@@ -10,39 +10,38 @@ import torch
 from torch import Tensor
 
 from layerleap.maps.bank import ShortcutBank
-from layerleap.models.transformer import Transformer
 from layerleap.read.metrics import finite, resample
 from layerleap.stream.examples import Batch
 
-QUALITY_ROWS = 512  # rows that wait before R2 is brought up to date
-GROUPS = 32  # documents are dealt into at most so many groups for the intervals of R2
+BUFFER_ROWS = 512  # rows collected before errors are computed
+GROUPS = 32  # documents are dealt into at most this many groups for the intervals of R2
 
 
-class Quality:
-    """Squared errors of maps between all pairs of layers, per coordinate and group of documents.
+class MapErrors:
+    """Squared errors of the bank's maps and of the identity, per coordinate and document group.
 
-    R2(src, dst) is the plain average over coordinates of 1 - error / spread, the paper's measure;
-    `weighted` lets each coordinate count by its spread. Coordinates that never vary count in
-    neither. The first position is also counted apart,
-    for its states are often outliers of enormous norm.
+    R2(src, dst) is the plain average over coordinates of 1 - error / spread, as in the paper;
+    `weighted` weights each coordinate by its spread. Coordinates that never vary are left out of
+    both. First positions are also counted separately, because their states are often outliers of
+    enormous norm.
     """
 
-    def __init__(self, transformer: Transformer, bank: ShortcutBank) -> None:
-        self.bank, self.n_layers, width = bank, transformer.n_layers, transformer.d_model
+    def __init__(self, bank: ShortcutBank) -> None:
+        self.bank, self.n_layers = bank, bank.n_layers
         self.pairs = sorted(bank.maps)
         self.group_of: dict[int, int] = {}
-        # Rows of the tensors below: GROUPS groups, then the first positions a second time.
-        shape = (GROUPS + 1, width)
+        # First axis of the tensors below: GROUPS groups, then the first positions once more.
+        shape = (GROUPS + 1, bank.d_model)
         self.n = torch.zeros(GROUPS + 1, dtype=torch.float64)
         self.sums = torch.zeros(self.n_layers + 1, 2, *shape, dtype=torch.float64)  # y and y^2
         self.errors = {
             name: {pair: torch.zeros(shape, dtype=torch.float64) for pair in self.pairs}
             for name in ("mat", "id")
         }
-        self._waiting: list[tuple[dict[int, Tensor], Tensor]] = []
+        self._buffer: list[tuple[dict[int, Tensor], Tensor]] = []
 
     def add(self, states: Mapping[int, Tensor], batch: Batch) -> None:
-        """Take in the rows of one batch."""
+        """Add the rows of one batch."""
         groups = [
             self.group_of.setdefault(document, len(self.group_of) % GROUPS)
             for document in batch.documents.tolist()
@@ -51,18 +50,18 @@ class Quality:
         member[torch.arange(len(groups)), groups] = 1
         member[:, GROUPS] = (batch.positions == 0).double()
         h = {layer: value.float().cpu() for layer, value in states.items()}
-        self._waiting.append((h, member))
-        if sum(len(rows) for _, rows in self._waiting) >= QUALITY_ROWS:
-            self._settle()
+        self._buffer.append((h, member))
+        if sum(len(rows) for _, rows in self._buffer) >= BUFFER_ROWS:
+            self._flush()
 
-    def _settle(self) -> None:
-        """Count the waiting rows; many at a time, because every map has to be read for them."""
-        if not self._waiting:
+    def _flush(self) -> None:
+        """Add up the buffered rows; many at a time, because every map is read from memory."""
+        if not self._buffer:
             return
-        member = torch.cat([rows for _, rows in self._waiting]).T  # (group, row)
+        member = torch.cat([rows for _, rows in self._buffer]).T  # (group, row)
         layers = range(self.n_layers + 1)
-        h = {layer: torch.cat([states[layer] for states, _ in self._waiting]) for layer in layers}
-        self._waiting = []
+        h = {layer: torch.cat([states[layer] for states, _ in self._buffer]) for layer in layers}
+        self._buffer = []
         self.n += member.sum(1)
         for layer, value in h.items():
             exact = value.double()
@@ -75,26 +74,26 @@ class Quality:
 
     def table(self, *, resamples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
         """One row per map and pair of layers."""
-        self._settle()
+        self._flush()
         used = min(GROUPS, len(self.group_of))
-        # One row of weights per way of counting: everything, without first positions, resampled.
+        # One row of weights per variant: everything, without first positions, each resample.
         weights = torch.zeros(2 + resamples, GROUPS + 1, dtype=torch.float64)
         weights[:2, :GROUPS] = 1
         weights[1, GROUPS] = -1
         weights[2:, :used] = resample(used, resamples, seed)
         n = weights @ self.n
-        found = []
+        table = []
         for name, by_pair in self.errors.items():
             for (src, dst), errors in by_pair.items():
                 error = weights @ errors
                 spread = _spread(weights @ self.sums[dst, 0], weights @ self.sums[dst, 1], n)
                 r2 = _average(error, spread)
-                # NaN if some resample has too few rows to vary: then there is no interval.
+                # NaN if a resample has too few rows to vary: then there is no interval.
                 ends = torch.quantile(r2[2:], torch.tensor([0.025, 0.975]).double()).tolist()
                 low, high = ends if used > 1 else (None, None)
                 varies = ~spread[0].isnan()
                 weighted = 1 - error[0][varies].sum() / spread[0][varies].sum()
-                found.append(
+                table.append(
                     {
                         "map": name, "src": src, "dst": dst, "r2": finite(r2[0].item()),
                         "low": finite(low), "high": finite(high),
@@ -103,7 +102,7 @@ class Quality:
                         "rows": int(n[0]), "documents": len(self.group_of),
                     }
                 )  # fmt: skip
-        return found
+        return table
 
 
 def _spread(y: Tensor, yy: Tensor, n: Tensor) -> Tensor:
@@ -113,5 +112,5 @@ def _spread(y: Tensor, yy: Tensor, n: Tensor) -> Tensor:
 
 
 def _average(error: Tensor, spread: Tensor) -> Tensor:
-    """R2 with every coordinate counting alike; coordinates that never vary are left out."""
+    """R2 averaged over coordinates; those that never vary are left out."""
     return (1 - error / spread).nanmean(-1)

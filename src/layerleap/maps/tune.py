@@ -1,0 +1,112 @@
+"""Fine-tune a bank on a text: `ll.tune`.
+
+In: a model, a closed-form bank and a text. Out: `Tuned`, the bank after training and its record.
+One pass saves a sample of states; the maps are then trained on them until held-out documents show
+no more improvement. With a folder, an interrupted run continues where it stopped.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from layerleap.extras import report_library
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.tuned import Tuning, summary, tune_maps
+from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, silent
+from layerleap.stats.collect import collect
+from layerleap.stats.saved_states import StateFile
+from layerleap.stream.examples import Sampling
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """A fine-tuned bank, and the record of its training: a row per layer and check."""
+
+    bank: ShortcutBank
+    record: list[dict[str, Any]]
+
+    @property
+    def summary(self) -> list[dict[str, Any]]:
+        """Per layer: the closed form beside the tuned map, and when training overtook it."""
+        return summary(self.record)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"maps": len(self.bank), "summary": self.summary, "record": self.record}
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The summary as a data frame."""
+        frame: pandas.DataFrame = report_library("pandas").DataFrame(self.summary)
+        return frame
+
+
+def tune(
+    transformer: Transformer,
+    bank: ShortcutBank,
+    text: Any = None,
+    sampling: Sampling | None = None,
+    *,
+    starts: str | None = None,
+    n_texts: int | None = 1500,
+    max_states: int = 24_000,
+    stop_share: float = 0.05,
+    tuning: Tuning | None = None,
+    folder: str | Path | None = None,
+    progress: Progress = silent,
+) -> Tuned:
+    """Train the maps of a bank until their readings come close to the model's own output.
+
+        tuned = ll.tune(model, bank, "wikipedia")
+        tuned.bank.save_pretrained("tuned")
+
+    No map ends up worse on the documents that decide when to stop than it started. If the bank was
+    fitted on the same text, it has seen those documents, too.
+
+    Args:
+        transformer: the model.
+        bank: closed-form maps of it.
+        text: anything that `ll.fit` accepts; None is the model's default text.
+        sampling: how texts are cut and positions chosen.
+        starts: a text of real sequences from which a masked model generates its texts.
+        n_texts: texts to take states from; None takes all.
+        max_states: states to keep on disk, a random sample of all.
+        stop_share: share of the documents that decide when a layer stops.
+        tuning: how to train.
+        folder: where states and checkpoints are kept, to continue after an interruption. Delete
+            it once the bank is saved.
+        progress: called with every batch and step.
+    """
+    tuning = tuning or Tuning()
+    bank.check_model(transformer)
+    sampling = sampling or Sampling(
+        unit="paragraph", positions="one" if transformer.kind == "masked-token" else "every:4"
+    )
+    with _work_folder(folder) as work:
+        file = StateFile(work / "states", limit=max_states, seed=tuning.seed)
+        collect(
+            transformer, text, sampling, starts=starts, n_texts=n_texts, save_states=file,
+            checkpoint=work / "pass.safetensors", progress=progress,
+        )  # fmt: skip
+        sides = file.open().split(stop_share, tuning.seed)
+        checkpoint = work / "training.safetensors"
+        return Tuned(*tune_maps(
+            transformer, bank, *sides, tuning, checkpoint=checkpoint, progress=progress
+        ))  # fmt: skip
+
+
+@contextmanager
+def _work_folder(folder: str | Path | None) -> Iterator[Path]:
+    """The folder for work in progress; kept after an error or an interruption if it was given."""
+    if folder is None:
+        with TemporaryDirectory(prefix="layerleap-") as name:
+            yield Path(name)
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    yield Path(folder)

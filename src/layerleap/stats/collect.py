@@ -1,0 +1,192 @@
+"""Collect the statistics of a text in one pass; it can be resumed and split into shards.
+
+In: a wrapped model and a text. Out: a `Tally`, from which maps are solved.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+from layerleap.errors import BadArtifact, BadSettings, NothingToFit, WrongModel
+from layerleap.models.discovery.parts import KINDS, block_parts
+from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, silent
+from layerleap.stats.moments import Pairs, load_about
+from layerleap.stats.saved_states import StateFile, StateWriter
+from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
+from layerleap.stream.batches import batches_of
+from layerleap.stream.examples import Census, Sampling
+from layerleap.stream.source import default_text, n_to_generate, resolve_text
+
+TOKENS_PER_BATCH = 1024
+RIDGE_SHARE = 0.1  # share of the fitting documents held back to choose a ridge
+
+
+def collect(
+    transformer: Transformer,
+    text: Any = None,
+    sampling: Sampling | None = None,
+    *,
+    starts: str | None = None,
+    n_texts: int | None = None,
+    pairs: Pairs = "final",
+    parts: bool | Sequence[str] = False,
+    choose_ridge: bool = False,
+    solving: Mapping[str, Any] | None = None,
+    shard: tuple[int, int] | None = None,
+    checkpoint: Path | None = None,
+    save_states: StateFile | Path | None = None,
+    tokens_per_batch: int | None = None,
+    progress: Progress = silent,
+) -> Tally:
+    """Moments of the fitting documents of `text`, collected in one pass.
+
+    Args:
+        transformer: the model.
+        text: anything `batches_of` reads, "generated", or None for the model's default text.
+        sampling: how to cut texts and choose positions.
+        starts: a text of real sequences from which a masked model draws its texts.
+        n_texts: stop after this many texts.
+        pairs: "final" for maps to the last layer, "all" for maps between all layers.
+        parts: also collect the inputs and outputs of attention, FFN and norms of every block; or
+            name some of these kinds. Rows held back for the ridge are not included.
+        choose_ridge: hold back a tenth of the documents to choose a ridge.
+        solving: default options for `solve_bank`, stored with the result.
+        shard: (index, number of shards) if several runs share the work.
+        checkpoint: a file to save to about every half minute, and to resume from. The finished
+            tally stays there; call `finish` once your results are saved.
+        save_states: a file for a sample of the states fitted on, which `tune` trains on.
+        tokens_per_batch: padded tokens per forward pass; the default suits a CPU.
+        progress: called after every batch.
+    """
+    tokens = TOKENS_PER_BATCH if tokens_per_batch is None else tokens_per_batch
+    rank, processes = world()
+    own_shard = _check_run(pairs, n_texts, tokens, shard, rank, processes)
+    file = StateFile(save_states) if isinstance(save_states, Path) else save_states
+    if file is not None and own_shard[1] > 1:
+        raise BadSettings("a sharded run cannot save states; run without shards or save_states")
+    if text is None:
+        text = default_text(transformer) if starts is None else "generated"
+    sampling = sampling or Sampling()
+    n_generated = None if n_texts is None else n_to_generate(n_texts, 1 - sampling.held_out)
+    source, sampling = resolve_text(transformer, text, sampling, progress, starts, n_generated)
+    kinds = KINDS if parts is True else parts or ()
+    about = {
+        "model": transformer.identity.to_dict(),
+        "text": str(text) if isinstance(text, str | Path) else "given texts",
+        "sampling": sampling.to_dict(), "solve": dict(solving or {}),
+        "n_texts": n_texts, "pairs": pairs, "parts": block_parts(transformer, kinds) or None,
+        "choose_ridge": choose_ridge, "save_states": file.settings() if file else None,
+        "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
+    }  # fmt: skip
+    own = own_checkpoint(checkpoint)
+    tally = _resume(own, about)
+    if tally is None:
+        tally = Tally.empty(transformer, pairs, about, hold_back=choose_ridge)
+    census = Census()
+    batches = batches_of(
+        transformer, source, sampling, n_texts=n_texts, census=census, tokens_per_batch=tokens,
+        ridge_share=RIDGE_SHARE if choose_ridge else 0.0,
+    )  # fmt: skip
+    with (
+        closing(StateWriter(file, transformer, tally.fit.rows)) if file else nullcontext()
+    ) as writer:
+        run_tally(
+            transformer, batches, tally,
+            shard=own_shard, checkpoint=own, writer=writer, progress=progress,
+            total=None if n_texts is None else -(-n_texts // own_shard[1]),
+        )  # fmt: skip
+    tally.about = {**about, "data": census.to_dict()}
+    reduce_tally(tally)
+    if tally.fit.n == 0 and not shard:
+        raise NothingToFit(
+            "no position to fit on: the text is empty, every piece is too short, or every document "
+            "is held out; give more documents"
+        )
+    if writer is not None:
+        writer.finish()
+    return tally
+
+
+def _check_run(
+    pairs: str,
+    n_texts: int | None,
+    tokens_per_batch: int,
+    shard: tuple[int, int] | None,
+    rank: int,
+    processes: int,
+) -> tuple[int, int]:
+    """This process's shard; invalid settings are refused."""
+    if pairs not in ("final", "all"):
+        raise BadSettings(f"unknown pairs {pairs!r}; expected 'final' or 'all'")
+    if n_texts is not None and n_texts < 1:
+        raise BadSettings(f"n_texts {n_texts} leaves nothing to fit on; expected 1 or more")
+    if tokens_per_batch < 1:
+        raise BadSettings(f"tokens_per_batch {tokens_per_batch} is too small; expected 1 or more")
+    if shard and processes > 1:
+        raise BadSettings("torchrun already divides the work; leave --shard out")
+    if shard and not 0 <= shard[0] < shard[1]:
+        raise BadSettings(f"shard {shard[0]} of {shard[1]} does not exist; count from 0")
+    return shard or (rank, processes)
+
+
+def own_checkpoint(checkpoint: Path | None) -> Path | None:
+    """The checkpoint of this process."""
+    rank, processes = world()
+    if checkpoint is None or processes == 1:
+        return checkpoint
+    return checkpoint.with_suffix(f".{rank}of{processes}{checkpoint.suffix}")
+
+
+def _resume(checkpoint: Path | None, about: dict[str, Any]) -> Tally | None:
+    """The tally of an earlier run with the same settings, if there is one."""
+    if checkpoint is None or not checkpoint.exists():
+        return None
+    tally = Tally.load(checkpoint)
+    # The solving options do not affect the sums.
+    differing = [key for key in about if key != "solve" and tally.about.get(key) != about[key]]
+    if differing:
+        raise WrongModel(
+            f"{checkpoint} was written by a run with different settings ({', '.join(differing)}); "
+            "delete it to start over, or repeat those settings to resume"
+        )
+    tally.about = about
+    return tally
+
+
+def finish(checkpoint: Path | None) -> None:
+    """Remove the checkpoint of a run whose result is saved; under torchrun, call it everywhere."""
+    own = own_checkpoint(checkpoint)
+    wait_for_all()  # the first process may still be saving
+    if own is not None:
+        own.unlink(missing_ok=True)
+
+
+def merge(paths: Sequence[Path]) -> Tally:
+    """The sum of all shards of one run, read one file at a time."""
+    if not paths:
+        raise BadSettings("nothing to merge: name the files of all shards")
+    shards = [_shard_of(path) for path in paths]
+    of = shards[0][1]
+    if any(other != of for _, other in shards):
+        counts = sorted({of for _, of in shards})
+        raise BadSettings(f"these shards come from runs split into {counts} shards; merge one run")
+    if len(shards) != len({which for which, _ in shards}):
+        raise BadSettings(
+            f"a shard was given twice: {sorted(which for which, _ in shards)} of {of}"
+        )
+    missing = set(range(of)) - {which for which, _ in shards}
+    if missing:
+        raise BadSettings(f"shards {sorted(missing)} of {of} are missing")
+    total = Tally.load(paths[0])
+    for path in paths[1:]:
+        total = total.merge(Tally.load(path))
+    return total
+
+
+def _shard_of(path: Path) -> tuple[int, int]:
+    match load_about(path).get("about"):
+        case {"shard": [int(which), int(of)], "data": dict()}:
+            return which, of
+    raise BadArtifact(f"{path} is not a finished shard: it holds a whole or an unfinished run")
