@@ -40,12 +40,16 @@ _HOME = {
     "LayerleapError": "layerleap.errors",
 }
 
-__all__ = ["__version__", *_HOME]
+_NAMESPACES = {"edits": "layerleap.act.edits"}
+
+__all__ = ["__version__", *_HOME, *_NAMESPACES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _NAMESPACES:
+        return importlib.import_module(_NAMESPACES[name])
     raise AttributeError(f"module 'layerleap' has no attribute {name!r}")
 
 

@@ -58,7 +58,7 @@ def test_a_text_run_whole_pays_its_blocks_for_every_token(found):
     per_token = measure(transformer, tokens=8).blocks[0]
     times = 8 if transformer.kind == "masked-token" else 1
     assert result["flops"]["id"]["blocks"][0] == pytest.approx(times * per_token)
-    assert result["clock"]["way"] == ("whole" if times == 8 else "cached")
+    assert result["clock"]["mode"] == ("whole" if times == 8 else "cached")
 
 
 def test_documents_fitted_on_are_not_read(found):

@@ -26,7 +26,7 @@ def outcome(time: dict[str, Any], *, exits: bool = True, low: float = 0.01) -> d
 def result(chosen: dict[str, Any] | None, **clock: Any) -> dict[str, Any]:
     timed = {
         "blocks": [0.001] * 10, "head": 0.003, "n_layers": 10, "head_in_blocks": 3.0,
-        "context": 32, "way": "cached", "repeats": 20, "spread": 0.1, "threads": 1,
+        "context": 32, "mode": "cached", "repeats": 20, "spread": 0.1, "threads": 1,
         "device": "cpu", "dtype": "float32",
     }  # fmt: skip
     part = {"rows": 90, "documents": 7}
@@ -78,7 +78,7 @@ def test_reasons_carry_their_numbers_and_samples():
 
 def test_what_is_lost_to_skipped_keys_is_not_told_where_nothing_is_gained_or_cached():
     slow = verdict(result(outcome(estimate(1.2, 1.1, 1.3))))
-    whole = verdict(result(outcome(estimate(0.5, 0.4, 0.6)), way="whole"))
+    whole = verdict(result(outcome(estimate(0.5, 0.4, 0.6)), mode="whole"))
     assert slow["answer"] == "not worth it"
     assert whole["answer"] == "worth it"
     assert not any("keys and values" in r for r in [*slow["reasons"], *whole["reasons"]])

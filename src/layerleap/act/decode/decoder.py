@@ -45,6 +45,7 @@ from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.discovery.probe import vocabulary_size
+from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.probes.task import TaskProbe
@@ -193,18 +194,23 @@ class Decoder:
             )  # fmt: skip
             choices.append(choice)
         most = self.most_nodes if self._may_share(ready, cache) else 1
+        first = 0  # number of the group's first text in the batch, by which edits know it
         for group in groups(choices, config.max_length, most=most):
             if len(group) > 1:
-                self._write_all(ready, group, config.max_length)
+                self._write_all(ready, group, config.max_length, first)
             else:
-                walk = self._write(ready, group[0], config.max_length, cache, logits_processor)
+                walk = self._write(
+                    ready, group[0], config.max_length, cache, logits_processor, first
+                )
+            first += len(group)
         if streamer is not None:
             streamer.end()
         return result(input_ids, choices, walk, config, cache)
 
     def _ready(self, model: PreTrainedModel) -> "_Ready":
         if self._prepared is None or self._prepared.transformer.model is not model:
-            self._prepared = _Ready(self, model)
+            with unedited(model):  # what a model can do is measured without edits
+                self._prepared = _Ready(self, model)
         return self._prepared
 
     def _begin(self, ready: "_Ready", choice: TokenChooser, max_length: int) -> Account:
@@ -225,9 +231,11 @@ class Decoder:
         is_other = self.rule is not None or "early" in self.drafts
         if is_begun or is_other or self._one_by_one(ready.transformer):
             return False
-        return ready.axes.abreast and not is_placed(ready.transformer.model.config)
+        return ready.axes.batches and not is_placed(ready.transformer.model.config)
 
-    def _write_all(self, ready: "_Ready", choices: Sequence[TokenChooser], max_length: int) -> None:
+    def _write_all(
+        self, ready: "_Ready", choices: Sequence[TokenChooser], max_length: int, first: int
+    ) -> None:
         """Several texts, whose prompts are read one by one."""
         transformer = ready.transformer
         both = BatchCursor(transformer, ready.axes, packed=ready.packed)
@@ -235,7 +243,10 @@ class Decoder:
         with torch.inference_mode():
             for n, (choice, drafter) in enumerate(zip(choices, drafters, strict=True)):
                 accounts.append(self._begin(ready, choice, max_length))
-                with Cursor(transformer, ready.axes, packed=ready.packed) as walk:
+                with Cursor(
+                    transformer, ready.axes, packed=ready.packed, text=first + n,
+                    prompt=len(choice.text),
+                ) as walk:  # fmt: skip
                     begin(walk, choice, drafter, accounts[n])
                 if not choice.is_finished:
                     both.join(n, walk)
@@ -252,10 +263,13 @@ class Decoder:
         max_length: int,
         cache: Cache | None,
         processor: Any,
+        number: int,
     ) -> Cursor:
         transformer, n_prompt = ready.transformer, len(choice.text)
         self.writing = account = self._begin(ready, choice, max_length)
-        walk = Cursor(transformer, ready.axes, packed=ready.packed)
+        walk = Cursor(
+            transformer, ready.axes, packed=ready.packed, text=number, prompt=n_prompt
+        )  # fmt: skip
         if cache is not None and (held := cache.get_seq_length()):
             walk.take(choice.text[:held], cache)
             if held >= n_prompt:
@@ -263,7 +277,7 @@ class Decoder:
         with walk, torch.inference_mode():  # a tenth faster than without gradients alone
             self._decode(ready, walk, choice, account, longest_input(transformer))
         if self.compare and self.rule is not None and not choice.sample:
-            found = agreements(transformer, choice, deepcopy(processor))
+            found = agreements(walk, choice, deepcopy(processor))
             account.compare(sum(found), len(found))
         self.accounts.append(account)
         return walk

@@ -24,7 +24,6 @@ from layerleap.act.decode.live import LiveChecks
 from layerleap.act.decode.sampling import Processor, TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.models.cursor.cursor import Carry, Cursor
-from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens, chunks
 
 Policy = Literal["recompute", "propagate", "shortcut"]
@@ -100,19 +99,17 @@ def _logits(
 
 
 @torch.no_grad()
-def agreements(transformer: Transformer, choice: TokenChooser, processor: Processor) -> list[bool]:
+def agreements(walk: Cursor, choice: TokenChooser, processor: Processor) -> list[bool]:
     """Of each token chosen: is it what the full model chooses after the same text?
 
     Args:
-        transformer: the model.
+        walk: the cursor that wrote the text; edits in force apply here as they did there.
         choice: the text, finished.
         processor: as it was before the text; some of them remember what they have seen.
     """
-    text = torch.tensor([choice.text])
-    keep = torch.zeros_like(text, dtype=torch.bool)
-    keep[:, -len(choice.chosen) - 1 : -1] = True
-    last = transformer.n_layers
-    h = transformer.capture({"input_ids": text}, keep=keep, layers=[last]).states[last]
+    transformer = walk.transformer
+    with Cursor(transformer, walk.axes, text=walk.text, prompt=walk.prompt) as cursor:
+        h = cursor.run(choice.text[:-1]).h[-len(choice.chosen) :]
     found: list[bool] = []
     for rows in chunks(len(h), transformer.d_vocab):
         for logits in transformer.logits(h[rows]):

@@ -8,6 +8,7 @@ import html
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from colorsys import hls_to_rgb
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from layerleap.act.decode.account import Account
 from layerleap.act.decode.decoder import Decoder
 from layerleap.errors import BadSettings, BadText
+from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import longest_input, require_text
 
@@ -209,17 +211,18 @@ def generate(
     options = {"do_sample": False, **options}
     if not options["do_sample"]:
         options = {"temperature": None, "top_p": None, "top_k": None, **options}
-    found: Any = transformer.model.generate(
-        entry, attention_mask=torch.ones_like(entry), custom_generate=decoder, streamer=streamer,
-        max_new_tokens=min(max_new_tokens, limit - len(ids)), **options,
-    )  # fmt: skip
+    # Threads that share a decoder take turns, so that each gets the account of its own text.
+    with nullcontext() if decoder is None else hooks_of(transformer.model).lock:
+        found: Any = transformer.model.generate(
+            entry, attention_mask=torch.ones_like(entry), custom_generate=decoder,
+            streamer=streamer, max_new_tokens=min(max_new_tokens, limit - len(ids)), **options,
+        )  # fmt: skip
+        account = None if decoder is None else decoder.accounts[0]
     new = found[0, len(ids) :].tolist()
-    if decoder is None:
+    if account is None:
         layers = [transformer.n_layers] * len(new)
         account = Account(transformer.n_layers, "exact", len(new), layers=layers)
         account.guessed = [False] * len(new)
-    else:
-        account = decoder.accounts[0]
     written = Generation(prompt, _pieces(decode, new), new, account, ids)
     if isinstance(tell, _Display):
         tell.end(written)

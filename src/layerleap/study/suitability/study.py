@@ -123,7 +123,7 @@ def _answered(run: Run, settings: SuitabilitySettings, bank: ShortcutBank | None
     clock = measure_timing(
         transformer, tokens=settings.context, bank=maps, repeats=settings.repeats
     )
-    prices = Costs(clock, _flops(transformer, maps, settings.context, clock.way == "whole"))
+    prices = Costs(clock, _flops(transformer, maps, settings.context, clock.mode == "whole"))
     asked = settings.tolerance, settings.delta
     compared = compare(plans, rows, prices, settings.tolerance, progress)
     best = quickest(plans, compared)

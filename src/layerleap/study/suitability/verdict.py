@@ -147,7 +147,7 @@ def _left_out(result: Mapping[str, Any], answer: Answer) -> Iterator[str]:
     clock = result["clock"]
     one = (
         f"one new token after {clock['context'] - 1} cached ones"
-        if clock["way"] == "cached"
+        if clock["mode"] == "cached"
         else f"one answer from a text of {clock['context']} tokens, run whole"
     )
     yield (
@@ -155,7 +155,7 @@ def _left_out(result: Mapping[str, Any], answer: Answer) -> Iterator[str]:
         f"with {_many(clock['threads'], 'thread')} in {clock['dtype']}; the middle half of them "
         f"spreads over {_percent(clock['spread'])} of the median, which the interval leaves out."
     )
-    if clock["way"] == "cached" and answer != "not worth it":
+    if clock["mode"] == "cached" and answer != "not worth it":
         yield (
             "Not counted: later tokens need the keys and values of the layers skipped, and making "
             "them takes back a part of what is saved."
