@@ -183,8 +183,9 @@ def _seconds(
     ways = {"head": transformer.logits, "few": common.logits}
     times: dict[str, list[float]] = {name: [] for name in ways}
     h = torch.randn(1, transformer.d_model, generator=torch.Generator().manual_seed(0))
-    packed = Packed.of(transformer.model)
-    with torch.inference_mode(), nullcontext() if packed is None else packed.on():
+    model = transformer.model
+    packed = Packed.of(model)
+    with torch.inference_mode(), nullcontext() if packed is None else packed.in_use(model):
         for _ in range(20):
             for name, head in ways.items():
                 transformer.capture({"input_ids": ids[:, :1]}, layers=[transformer.n_layers])

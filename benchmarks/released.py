@@ -13,7 +13,7 @@ import torch
 from common import MODEL, Row, interleave, median, timed
 
 from layerleap import Lens, Sampling, fit, load
-from layerleap.act.edits.replace import Replacement, cascades
+from layerleap.act.edits.replace import PartMaps, cascades
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
 from layerleap.act.exits.replay import sweep
@@ -128,21 +128,20 @@ def _rows(batch):  # type: ignore[no-untyped-def]
 
 
 def _parts(model, bank, texts, smoke: bool) -> Row:  # type: ignore[no-untyped-def]
-    replacement = Replacement(model, bank)
+    part_maps = PartMaps(model, bank)
     batch = collate(model, texts)
     starts = list(range(model.n_layers))[:: 10 if smoke else 1]
 
     def ours(_: int) -> None:
         recording = record(model, batch.inputs)
         for kind in KINDS:
-            list(cascades(replacement, recording, batch.keep, [kind], starts))
+            list(cascades(part_maps, recording, batch.keep, [kind], starts))
 
     def peer(_: int) -> None:
         recording = record(model, batch.inputs)
         for kind in KINDS:
             for start in starts:
-                with replacement.of([kind], start=start) as running:
-                    running.begin(start)
+                with model.edit(part_maps.replacing([kind], start)):
                     recording.run(recording.states[start], start)
 
     samples = interleave({"ours": ours, "peer": peer}, 1)

@@ -118,6 +118,56 @@ def test_no_pickle_is_written_or_run(file):
         assert module != "pickle" or name(file) == "maps/imports.py"
 
 
+FORWARD = {"register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+           "register_full_backward_pre_hook", "register_backward_hook",
+           "register_module_forward_hook", "register_module_forward_pre_hook"}  # fmt: skip
+
+
+def touches_forward(tree: ast.AST) -> list[str]:
+    """Lines that hook a module, or put a forward into one or take it out."""
+    lines = []
+    for node in ast.walk(tree):
+        named = isinstance(node, ast.Attribute) and node.attr in FORWARD
+        named |= isinstance(node, ast.Name) and node.id in FORWARD
+        is_set = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(
+            node.ctx, ast.Load
+        )
+        is_forward = (isinstance(node, ast.Attribute) and node.attr == "forward") or (
+            isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "'forward'"
+        )
+        is_call = isinstance(node, ast.Call) and any(
+            isinstance(argument, ast.Constant) and argument.value == "forward"
+            for argument in node.args
+        )
+        # Reading is allowed, by name or with `get`; pop, setattr, delattr and the like are not.
+        is_call = is_call and ast.unparse(node.func).rpartition(".")[2] not in ("get", "getattr")
+        if named or (is_set and is_forward) or is_call:
+            lines.append(ast.unparse(node))
+    return lines
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_only_the_hook_layer_touches_a_modules_forward(file):
+    if name(file).startswith("models/hooks/"):
+        return
+    assert not touches_forward(ast.parse(file.read_text()))
+
+
+def test_every_way_to_touch_a_forward_is_noticed():
+    for code in (
+        "block.register_forward_hook(f)", "nn.modules.module.register_module_forward_hook(f)",
+        "register_forward_pre_hook(m, f)", "block.forward = f", "del block.forward",
+        "block.__dict__['forward'] = f", "vars(block).pop('forward')", "own.pop('forward', None)",
+        "setattr(block, 'forward', f)", "own.__setitem__('forward', f)",
+    ):  # fmt: skip
+        assert touches_forward(ast.parse(code)), code
+    for code in (
+        "inspect.signature(model.forward)", "'forward' in vars(module)", "own.get('forward')",
+        "super().forward(x)", "def forward(self, x): pass", "x = block.forward",
+    ):  # fmt: skip
+        assert not touches_forward(ast.parse(code)), code
+
+
 def test_public_names_are_few_and_all_there():
     assert len(layerleap.__all__) <= 26
     assert sorted(set(layerleap.__all__)) == dir(layerleap)

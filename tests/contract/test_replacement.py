@@ -7,7 +7,7 @@ import torch
 from families import ALL, SEQ_TO_SEQ, build
 from torch import nn
 
-from layerleap.act.edits.replace import Replacement, _alone, _together, cascade, cascades
+from layerleap.act.edits.replace import PartMaps, _alone, _together, cascade, cascades
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.compare import row_gap as gap
@@ -49,7 +49,7 @@ def recording(name: str) -> Recording:
 
 
 @cache
-def replacement(name: str) -> Replacement:
+def part_maps(name: str) -> PartMaps:
     """Random maps: the laws hold for any."""
     transformer, d = wrapped(name), wrapped(name).d_model
     generator = torch.Generator().manual_seed(8)
@@ -63,7 +63,7 @@ def replacement(name: str) -> Replacement:
         [], model=transformer.identity.to_dict(), n_layers=transformer.n_layers, d_model=d,
         parts=maps,
     )  # fmt: skip
-    return Replacement(transformer, bank)
+    return PartMaps(transformer, bank)
 
 
 def traces(model: nn.Module) -> list:
@@ -106,7 +106,7 @@ def test_recording_and_replacing_leave_no_trace(name):
     before, logits = traces(transformer.model), recording(name).logits
     found = record(transformer, inputs)
     for kinds in (["attn"], ["ffn"], ["norms"], KINDS, []):
-        cascade(replacement(name), found, keep, kinds, 1)
+        cascade(part_maps(name), found, keep, kinds, 1)
     assert traces(transformer.model) == before
     with torch.no_grad():
         assert torch.equal(transformer.model(**inputs).logits, logits)
@@ -118,7 +118,7 @@ def test_an_error_inside_leaves_no_trace_either(name, error):
     before = traces(wrapped(name).model)
 
     def stop():
-        with replacement(name).of(KINDS, start=1):
+        with wrapped(name).edit(part_maps(name).replacing(KINDS, 1)):
             assert traces(wrapped(name).model) != before
             raise error("stop")
 
@@ -131,9 +131,9 @@ def test_an_error_inside_leaves_no_trace_either(name, error):
 def test_replacing_nothing_is_the_recorded_pass_to_the_bit(name):
     found, keep = recording(name), padded(name)[1]
     for start in range(wrapped(name).n_layers + 1):
-        assert torch.equal(cascade(replacement(name), found, keep, [], start), found.rows(keep)[3])
+        assert torch.equal(cascade(part_maps(name), found, keep, [], start), found.rows(keep)[3])
     for kind in KINDS:  # and after the last layer there is nothing left to replace
-        assert torch.equal(cascade(replacement(name), found, keep, [kind], 3), found.rows(keep)[3])
+        assert torch.equal(cascade(part_maps(name), found, keep, [kind], 3), found.rows(keep)[3])
 
 
 @pytest.mark.parametrize("kinds", [("attn",), ("ffn",), ("norms",), KINDS], ids="+".join)
@@ -142,19 +142,19 @@ def test_a_cascade_is_the_whole_model_run_with_its_parts_replaced(name, kinds):
     """The model itself runs from its inputs on; blocks up to the start must stay untouched."""
     found, (inputs, keep) = recording(name), padded(name)
     for start in (0, 1, 2):
-        with replacement(name).of(kinds, start=start):
+        with wrapped(name).edit(part_maps(name).replacing(kinds, start)):
             seen = wrapped(name).capture(inputs)
         for layer in range(start + 1):
             assert torch.equal(seen.states[layer], found.states[layer])
         assert gap(seen.states[start + 1], found.states[start + 1]) > 1e-6
-        ours = cascade(replacement(name), found, keep, kinds, start)
+        ours = cascade(part_maps(name), found, keep, kinds, start)
         assert gap(ours, seen.states[3][keep]) < 1e-10
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_positions_run_alone_end_as_in_company_once_attention_is_replaced(name):
     found, keep = recording(name), padded(name)[1]
-    own = replacement(name)
+    own = part_maps(name)
     assert own.is_local == (name not in INNER | set(SEQ_TO_SEQ))
     if not own.is_local:
         return
@@ -166,7 +166,7 @@ def test_positions_run_alone_end_as_in_company_once_attention_is_replaced(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_all_starts_at_once_are_each_start_by_itself(name):
-    found, keep, own = recording(name), padded(name)[1], replacement(name)
+    found, keep, own = recording(name), padded(name)[1], part_maps(name)
     for kinds in (("attn",), ("ffn",), KINDS):
         for starts in ((0, 1, 2), (1,), (0, 2)):
             every = cascades(own, found, keep, kinds, starts)
@@ -177,10 +177,10 @@ def test_all_starts_at_once_are_each_start_by_itself(name):
 @pytest.mark.parametrize("name", ALL)
 def test_replaced_parts_give_exactly_their_maps(name):
     """Seen at the sites: what leaves a replaced part is the map of what enters it."""
-    transformer, inputs, own = wrapped(name), padded(name)[0], replacement(name)
+    transformer, inputs, own = wrapped(name), padded(name)[0], part_maps(name)
     for (block, part), linear in own.bank.parts.items():
         sites = [(block, f"{part}.in"), (block, f"{part}.out")]
         kind = part if part in KINDS else "norms"
-        with own.of([kind], start=0):
+        with transformer.edit(own.replacing([kind])):
             seen = transformer.capture(inputs, layers=[], sites=sites)
         assert gap(seen.sites[sites[1]], linear(seen.sites[sites[0]])) < 1e-12

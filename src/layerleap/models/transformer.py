@@ -1,4 +1,4 @@
-"""Transformer: a frozen model whose residual stream can be read at any depth.
+"""Transformer: a frozen model whose residual stream can be read and edited at any depth.
 
 In: a Hugging Face model, loaded and placed as its owner wants it.
 Out: blocks, tail and sites under one contract, or `ModelRefused`; never a half-working object.
@@ -18,18 +18,19 @@ from layerleap.models.discovery.sites import Anatomy, Site, find_anatomy
 from layerleap.models.discovery.tail import Step, find_tail
 from layerleap.models.discovery.trace import trace
 from layerleap.models.hooks.capture import capture
+from layerleap.models.hooks.edit import edit, unedited
 from layerleap.models.identity import ModelIdentity, identify
 
 Kind = Literal["next-token", "masked-token", "class"]
 
 
 class Transformer:
-    """A model, and how to read it.
+    """A model, and how to read and edit it.
 
     blocks[l]   path of the block that turns h[l] into h[l + 1]
     tail        the steps that turn h[n_layers] into logits
     anatomy[l]  the parts of that block, or the reason why they are not known
-    kind        next-token, masked-token or class: what a position's logits speak about
+    kind        what the logits of a position predict: the next token, a masked token, or a class
     """
 
     def __init__(
@@ -76,29 +77,48 @@ class Transformer:
             model: any `PreTrainedModel` with logits, quantised or placed by `device_map` or not.
             tokenizer: needed only for text.
             processor: needed only for images and sound; transformers' own.
-            name: how to call it; the folder or hub name it came from when None.
+            name: what to call it; the folder or hub name it came from when None.
             revision: the hub revision it came from.
             blocks: path of the list of blocks, when discovery fails.
             tail: paths of the modules after the last block, when discovery fails.
-            check: refuse the model if a law fails. `laws.check` itself passes False.
+            check: refuse the model if a law fails. `laws.check` passes False.
         """
+        with unedited(model):
+            wrapped = cls._discover(model, tokenizer, processor, name, revision, blocks, tail)
+            if check:
+                from layerleap.models.discovery.laws import require  # laws check a wrapped model
+
+                require(wrapped)
+        return wrapped
+
+    @classmethod
+    def _discover(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        processor: Any,
+        name: str | None,
+        revision: str | None,
+        blocks: str | None,
+        tail: Sequence[str] | None,
+    ) -> "Transformer":
         inputs = probe(model)
         calls, output = trace(model, inputs)
         logits = getattr(output, "logits", None)
         if logits is None:
             raise ModelRefused(
-                f"{type(model).__name__} gives no logits; load it with its head, say through "
+                f"{type(model).__name__} gives no logits; load it with its head, for example with "
                 "AutoModelForCausalLM, AutoModelForMaskedLM or AutoModelForImageClassification"
             )
-        if not torch.isfinite(logits).all():  # else no two states look alike, and all laws fail
+        if not torch.isfinite(logits).all():  # no two states would look alike, and every law fail
             raise ModelRefused(
-                f"law 'finite' failed for {type(model).__name__}: NaN or infinite logits; look for "
-                "broken weights, or a dtype too narrow for them"
+                f"law 'finite' failed for {type(model).__name__}: NaN or infinite logits; check "
+                "for broken weights, or a dtype that is too narrow for them"
             )
         chain = find_blocks(model, calls, blocks)
         first = chain[0].takes
         assert first is not None
-        wrapped = cls(
+        return cls(
             model,
             tokenizer,
             identify(model, name, revision),
@@ -110,13 +130,6 @@ class Transformer:
             logits.shape[-1],
             processor,
         )
-        if check:
-            from layerleap.models.discovery.laws import (
-                require,  # laws need a wrapped model to check
-            )
-
-            require(wrapped)
-        return wrapped
 
     def __repr__(self) -> str:
         return (
@@ -124,14 +137,16 @@ class Transformer:
             f"{self.n_layers} layers, d_model {self.d_model}, {self.d_vocab} outputs)"
         )
 
-    capture = capture  # one forward pass: the function of `capture`, as a method
+    # Both are functions of `models.hooks`, used as methods.
+    capture = capture
+    edit = edit
 
     def logits(self, h: Tensor) -> Tensor:
         """Read states of h[n_layers] with the model's own tail: (row, d_model) -> (row, d_vocab).
 
-        The states are taken before the final norm; the tail applies it.
+        The states are those before the final norm; the tail applies it.
         """
-        value = h.unsqueeze(1)  # a batch of one-token texts: what every tail accepts
+        value = h.unsqueeze(1)  # a batch of one-token texts, which every tail accepts
         for step in self.tail:
             value = self.apply(step, value)
         return value.reshape(len(h), self.d_vocab)
@@ -147,9 +162,9 @@ class Transformer:
             return step.number * torch.tanh(value / step.number)
         if step.kind == "activate":
             return nn.functional.gelu(value)
-        if step.kind == "pad":  # the head ignores what is filled up
+        if step.kind == "pad":  # the head ignores the padding
             return nn.functional.pad(value, (0, int(step.number) - value.shape[-1]))
-        return value.squeeze(1)  # "pick": the rows already are the picked position
+        return value.squeeze(1)  # "pick": the rows are the picked position already
 
     @property
     def picked_position(self) -> int | None:
@@ -158,8 +173,15 @@ class Transformer:
 
     def device(self, layer: int) -> torch.device:
         """Where h[layer] lives: with the block that gives it, or for h[0] takes it."""
-        block = self.model.get_submodule(self.blocks[max(0, layer - 1)])
-        return _device_of(block, torch.empty(0))
+        return _device_of(self.block(max(1, layer)), torch.empty(0))
+
+    def block(self, number: int) -> nn.Module:
+        """The module that makes h[number], 1 to n_layers."""
+        return self.model.get_submodule(self.blocks[number - 1])
+
+    def block_modules(self) -> list[nn.Module]:
+        """The blocks in order, each module once: a shared block (ALBERT) serves many layers."""
+        return [self.model.get_submodule(path) for path in dict.fromkeys(self.blocks)]
 
     def sites(self, block: int) -> dict[str, Site]:
         """The sites of block `block` (1 to n_layers) by name; empty if they are not known."""
@@ -167,14 +189,14 @@ class Transformer:
         return {} if isinstance(anatomy, str) else anatomy.sites
 
     def site_modules(
-        self, wanted: Collection[tuple[int, str]]
+        self, sites: Collection[tuple[int, str]]
     ) -> Iterator[tuple[str, str, nn.Module]]:
-        """Each (name, side, module) behind `wanted` once: a shared block serves many layers."""
-        found: dict[tuple[str, str, str], None] = {}
-        for block, name in wanted:
+        """Each (name, side, module) behind `sites` once: a shared block serves many layers."""
+        places: dict[tuple[str, str, str], None] = {}
+        for block, name in sites:
             site = self.sites(block)[name]
-            found[name, site.side, f"{self.blocks[block - 1]}.{site.path}"] = None
-        for name, side, path in found:
+            places[name, site.side, f"{self.blocks[block - 1]}.{site.path}"] = None
+        for name, side, path in places:
             yield name, side, self.model.get_submodule(path)
 
 
@@ -186,7 +208,7 @@ def _device_of(module: nn.Module, value: Tensor) -> torch.device:
 
 @torch.inference_mode()
 def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor) -> Kind:
-    """Found by behaviour: does an earlier position's output depend on a later token?"""
+    """Inferred from behaviour: does an earlier position's output depend on a later token?"""
     if logits.dim() == 2:
         return "class"
     name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
@@ -196,5 +218,5 @@ def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor) -> Kin
         changed[:, -1] = (inputs[name][:, -1] + 1) % logits.shape[-1]
     other = model(**{**inputs, name: changed}).logits
     moved = (other.double() - logits.double()).norm(dim=-1)
-    # Exactly 0 with causal attention; a bidirectional model, untrained even, moves by 1e-3.
+    # Exactly 0 with causal attention; even an untrained bidirectional model moves by 1e-3.
     return "next-token" if moved[:, :-1].amax() < 1e-3 * moved[:, -1].amax() else "masked-token"

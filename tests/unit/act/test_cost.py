@@ -121,7 +121,7 @@ def test_a_bank_of_another_model_is_refused():
 
 @pytest.mark.parametrize("tokens", [0, 65])
 def test_a_context_that_the_model_cannot_take_is_refused(tokens):
-    with pytest.raises(BadSettings, match="not in 1 to 64"):
+    with pytest.raises(BadSettings, match="expected 1 to 64"):
         measure(tiny("llama"), tokens=tokens)
 
 

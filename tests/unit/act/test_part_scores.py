@@ -10,7 +10,7 @@ import torch
 from tiny_models import sentences, tiny
 
 from layerleap.act.edits.part_scores import PartScores
-from layerleap.act.edits.replace import Replacement
+from layerleap.act.edits.replace import ReplaceParts
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import solve_bank
@@ -56,10 +56,10 @@ def by(table) -> dict:
 def brute_force(name: str, kind: str, start: int) -> dict[str, torch.Tensor]:
     """The whole model run with one kind replaced, batch by batch, and its logits compared."""
     model, bank = case(name)
-    replacement, columns, documents = Replacement(model, bank), {}, []
+    columns, documents = {}, []
     for batch in batches(model):
         own = model.capture(batch.inputs, keep=batch.keep, logits=True)
-        with replacement.of([kind], start=start):
+        with model.edit(ReplaceParts(bank, [kind], start)):
             seen = model.capture(batch.inputs, keep=batch.keep, logits=True)
         compared = Reference(own.logits[batch.keep]).compare(seen.logits[batch.keep])
         for measure in ("rank", "surprisal", "kl"):
@@ -143,7 +143,7 @@ def test_some_kinds_may_be_asked_for():
     assert PartScores(model, only).kinds == ("ffn",)
     with pytest.raises(BadSettings, match="no maps of attn, only of ffn"):
         PartScores(model, only, ["attn"])
-    with pytest.raises(BadSettings, match="'heads' are unknown"):
+    with pytest.raises(BadSettings, match="unknown kind of parts 'heads'"):
         PartScores(model, bank, ["heads"])
 
 
@@ -157,7 +157,7 @@ def test_some_layers_may_be_asked_for():
     for key, row in table.items():
         assert row["value"] == pytest.approx(every[key]["value"], rel=1e-3, abs=1e-4)
     for starts in ([], [3], [-1, 0]):
-        with pytest.raises(BadSettings, match="of 0 to 2 were wanted"):
+        with pytest.raises(BadSettings, match="expected layers in 0 to 2"):
             PartScores(model, bank, starts=starts)
 
 

@@ -8,7 +8,7 @@ from families import build
 from tiny_models import sentences, tiny, tokenizer
 from torch import nn
 
-from layerleap.act.edits.replace import Replacement, cascade
+from layerleap.act.edits.replace import PartMaps, ReplaceParts, cascade
 from layerleap.errors import BadSettings, ModelRefused, WrongModel
 from layerleap.maps.fit import solve_bank
 from layerleap.models.discovery.compare import row_gap as gap
@@ -57,9 +57,9 @@ def toy(change) -> Transformer:
 
 
 @cache
-def fitted(name: str = "llama", *, intercept: bool = False) -> Replacement:
+def fitted(name: str = "llama", *, intercept: bool = False) -> PartMaps:
     model = tiny(name)
-    return Replacement(
+    return PartMaps(
         model, solve_bank(collect(model, TEXTS, SAMPLING, parts=True), intercept=intercept)
     )
 
@@ -74,7 +74,7 @@ def errors(model: Transformer, kind: str, *, intercept: bool) -> list[float]:
     batch = first_batch(model)
     found = record(model, batch.inputs)
     return [
-        gap(cascade(Replacement(model, bank), found, batch.keep, [kind], start), h[batch.keep])
+        gap(cascade(PartMaps(model, bank), found, batch.keep, [kind], start), h[batch.keep])
         for start in range(model.n_layers)
         for h in (found.states[-1],)
     ]
@@ -128,6 +128,7 @@ def test_gpt2_with_a_part_replaced_is_the_equation_of_its_block(kind):
 
 def test_a_replaced_part_is_not_computed():
     own, ran = fitted(), []
+    assert own.is_local  # tried once, with passes of its own
     batch = first_batch(own.transformer)
     found = record(own.transformer, batch.inputs)
     handles = [
@@ -145,7 +146,8 @@ def test_a_replaced_part_is_not_computed():
 
 def test_a_forward_that_another_library_set_comes_back():
     own = fitted()
-    module = own.transformer.model.model.layers[2].mlp
+    model = own.transformer
+    module = model.model.model.layers[2].mlp
     plain = module.forward
 
     def theirs(*args, **kwargs):
@@ -153,15 +155,15 @@ def test_a_forward_that_another_library_set_comes_back():
 
     module.forward = theirs
     try:
-        with own.of(["ffn"]):
+        with model.edit(own.replacing(["ffn"])):
             assert module.__dict__["forward"] is not theirs
-            with own.of(["ffn"], start=2):  # one inside another
+            with model.edit(own.replacing(["ffn"], 2)):  # one inside another
                 pass
             assert module.__dict__["forward"] is not theirs
         assert module.__dict__["forward"] is theirs
     finally:
         del module.forward
-    with own.of(["ffn"]):
+    with model.edit(own.replacing(["ffn"])):
         assert "forward" in module.__dict__
     assert "forward" not in module.__dict__
 
@@ -171,7 +173,7 @@ def test_other_hooks_of_a_replaced_module_still_run():
     batch = first_batch(own.transformer)
     module = own.transformer.model.model.layers[2].mlp
     handle = module.register_forward_hook(lambda _, args, output: seen.append((args[0], output)))
-    with own.of(["ffn"]):
+    with own.transformer.edit(own.replacing(["ffn"])):
         own.transformer.capture(batch.inputs)
     handle.remove()
     [(taken, given)] = seen
@@ -182,21 +184,27 @@ def test_what_cannot_be_replaced_is_said():
     model = fitted().transformer
     bare = solve_bank(collect(model, TEXTS, SAMPLING))
     with pytest.raises(BadSettings, match="has no maps of parts: fit it with parts=True"):
-        Replacement(model, bare)
+        PartMaps(model, bare)
     some = solve_bank(collect(model, TEXTS, SAMPLING, parts=["ffn"]))
     with (
         pytest.raises(BadSettings, match="no maps of attn, only of ffn"),
-        Replacement(model, some).of(["attn"]),
+        model.edit(ReplaceParts(some, ["attn"])),
     ):
         pass
     holes = some.changed(parts={key: m for key, m in some.parts.items() if key[0] != 2})
     with pytest.raises(BadSettings, match="maps of ffn, but none of ffn of block 2"):
-        Replacement(model, holes)
+        PartMaps(model, holes)
     with pytest.raises(WrongModel, match="fit a bank for"):
-        Replacement(tiny("llama", seed=1), some)
-    with pytest.raises(BadSettings, match="'heads' are unknown"), fitted().of(["heads"]):
+        PartMaps(tiny("llama", seed=1), some)
+    with (
+        pytest.raises(BadSettings, match="unknown kind of parts 'heads'"),
+        model.edit(ReplaceParts(fitted().bank, ["heads"])),
+    ):
         pass
-    with pytest.raises(BadSettings, match="layer 4 does not exist"), fitted().of([], start=4):
+    with (
+        pytest.raises(BadSettings, match="layer 4 does not exist"),
+        model.edit(ReplaceParts(fitted().bank, [], 4)),
+    ):
         pass
 
 
@@ -227,5 +235,5 @@ def test_rows_of_a_recording_are_those_that_see_gathers():
 def test_a_pass_of_another_number_of_blocks_is_refused(monkeypatch):
     model = tiny("llama")
     monkeypatch.setattr(model, "n_layers", 4)
-    with pytest.raises(ModelRefused, match="3 blocks ran in this forward pass; 4 were wanted"):
+    with pytest.raises(ModelRefused, match="3 blocks ran in this forward pass; expected 4"):
         record(model, {"input_ids": torch.tensor([[5, 6, 7]])})

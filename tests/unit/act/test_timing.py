@@ -25,17 +25,17 @@ def bank_of(transformer: Transformer) -> ShortcutBank:
 
 
 @pytest.mark.parametrize(
-    ("name", "way"), [("llama", "cached"), ("gemma2", "cached"), ("bloom", "cached"),
+    ("name", "mode"), [("llama", "cached"), ("gemma2", "cached"), ("bloom", "cached"),
                       ("bert", "whole"), ("albert", "whole")],
 )  # fmt: skip
-def test_every_median_is_a_positive_time(name, way):
+def test_every_median_is_a_positive_time(name, mode):
     transformer = tiny(name)
     found = measure_timing(transformer, tokens=8, bank=bank_of(transformer), repeats=3)
-    times = [*found.blocks, found.head, found.look, *found.maps[:-1]]
+    times = [*found.blocks, found.head, found.check, *found.maps[:-1]]
     assert all(0 < t < 60 and math.isfinite(t) for t in times)
     assert len(found.blocks) == transformer.n_layers
     assert found.maps[-1] == 0
-    assert (found.way, found.context, found.repeats) == (way, 8, 3)
+    assert (found.mode, found.context, found.repeats) == (mode, 8, 3)
     assert json.loads(json.dumps(found.to_dict()))["head_in_blocks"] == found.head_in_blocks
 
 
@@ -71,7 +71,7 @@ def test_the_median_of_the_repeats_is_taken_and_the_warm_up_left_out(monkeypatch
     transformer = tiny("llama")
     found = measure_timing(transformer, tokens=4, bank=bank_of(transformer), repeats=3, warm_up=2)
     assert found.blocks == (2.0,) * 3
-    assert (found.head, found.look, found.maps) == (2.0, 2.0, (2.0, 2.0, 2.0, 0.0))
+    assert (found.head, found.check, found.maps) == (2.0, 2.0, (2.0, 2.0, 2.0, 0.0))
     assert per_call["calls"] == 5 * 2 * (3 + 1 + 1 + 3)  # begin and end of each thing, once a pass
     assert found.spread == pytest.approx(0.5)  # quartiles 1.5 and 2.5 ticks around 2
 
@@ -107,8 +107,8 @@ def test_another_head_can_be_asked_about():
 
 @pytest.mark.parametrize(
     ("change", "match"),
-    [({"tokens": 1}, "not in 2 to 64"), ({"tokens": 65}, "not in 2 to 64"),
-     ({"repeats": 0}, "repeats"), ({"warm_up": -1}, "warm up")],
+    [({"tokens": 1}, "expected 2 to 64"), ({"tokens": 65}, "expected 2 to 64"),
+     ({"repeats": 0}, "repeats"), ({"warm_up": -1}, "warm_up")],
 )  # fmt: skip
 def test_settings_without_meaning_are_refused(change, match):
     with pytest.raises(BadSettings, match=match):

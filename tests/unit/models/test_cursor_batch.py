@@ -98,7 +98,7 @@ def test_texts_join_once_and_passes_are_settled_before_the_next(llama):
     with begun(llama) as walk:
         with pytest.raises(BadSettings, match="not joined"):
             walk.run_all({2: Tree.chain([1])})
-        with pytest.raises(BadSettings, match="here already"):
+        with pytest.raises(BadSettings, match="joined already"):
             walk.join(0, Cursor(llama, find_axes(llama)))
         walk.run_all({0: Tree.chain([1, 2])})
         with pytest.raises(BadSettings, match="which tokens"):
@@ -107,18 +107,18 @@ def test_texts_join_once_and_passes_are_settled_before_the_next(llama):
 
 def test_masks_that_are_no_matter_of_distance_are_refused(llama):
     with begun(llama) as walk:
-        lay = walk._lay_out
-        walk._lay_out = lambda tree: partial(chunked, lay(tree))
+        arrangement = walk._arrangement
+        walk._arrangement = lambda tree: partial(chunked, arrangement(tree))
         with pytest.raises(ModelRefused, match="distance"):
             walk.run_all({0: Tree.chain([1]), 1: Tree.chain([2])})
 
 
-def chunked(lay, value, query, key):
+def chunked(arrange, value, query, key):
     """As if nothing before the twelfth key could be seen, from wherever one looks."""
     if query is not None and key is not None:
         value = value.clone()
         value.narrow(key, 0, 12).fill_(False)
-    return lay(value, query, key)
+    return arrange(value, query, key)
 
 
 def test_models_that_look_in_chunks_are_decoded_one_by_one():

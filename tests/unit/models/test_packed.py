@@ -34,14 +34,14 @@ def packed_or_none(transformer):
     """None, as it must be, where the library is not there."""
     packed = Packed.of(transformer.model, SIZES)
     [layout] = packing.LAYOUTS.values()
-    assert (packed is not None) == layout.is_there()
+    assert (packed is not None) == layout.is_available()
     return packed
 
 
 def spoil(packed):
     """Other weights in the copies: were they used, it would be seen."""
     for one in packed._copies if packed else ():
-        one.laid = packed._laid_out(torch.nn.Linear(*one.module.weight.shape[::-1]))
+        one.packed = packed._pack(torch.nn.Linear(*one.module.weight.shape[::-1]))
 
 
 def test_the_numbers_are_the_same_and_the_copies_are_used(llama, monkeypatch):
@@ -75,7 +75,7 @@ def test_a_product_that_comes_out_wrong_is_not_used(llama, monkeypatch):
 def test_only_sizes_that_are_quicker_are_used_and_the_quickest_layout(llama, monkeypatch):
     real = dict(packing.LAYOUTS)
     [layout] = real.values()
-    if not layout.is_there():
+    if not layout.is_available():
         return
 
     def seconds(self, n, *, plain=False):  # the second layout wins, and from three rows on
@@ -132,7 +132,7 @@ def test_a_walk_that_cannot_be_entered_leaves_the_model_to_others(llama, monkeyp
     if packed is None:
         return
     before = [dict(module.__dict__) for module in llama.model.modules()]
-    monkeypatch.setattr(Packed, "on", lambda *_: 1 / 0)
+    monkeypatch.setattr(Packed, "in_use", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), Cursor(llama, packed=packed):
         raise AssertionError
     assert [dict(module.__dict__) for module in llama.model.modules()] == before

@@ -77,9 +77,9 @@ def test_couples_stand_block_after_block():
 
 
 def test_a_kind_that_does_not_exist_is_refused():
-    with pytest.raises(BadSettings, match="'heads' are unknown; of attn, ffn, norms"):
+    with pytest.raises(BadSettings, match="'heads'; expected attn, ffn, norms"):
         replaceable(model(), ["heads"])
-    with pytest.raises(BadSettings, match="'heads' are unknown"):
+    with pytest.raises(BadSettings, match="unknown kind of parts 'heads'"):
         run(parts=["heads"])
 
 

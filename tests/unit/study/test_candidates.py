@@ -32,10 +32,10 @@ from layerleap.study.suitability.result import answer_of
 LAST = 6
 
 
-def prices(head: float, look: float = 0.0, n_layers: int = LAST) -> Prices:
+def prices(head: float, check: float = 0.0, n_layers: int = LAST) -> Prices:
     blocks, maps = (1.0,) * n_layers, (0.1,) * n_layers + (0.0,)
     cost = Cost(blocks, head, maps, d_model=4, context=8)
-    return Prices(Timing(blocks, head, look, maps, context=8), {"id": cost, "mat": cost})
+    return Prices(Timing(blocks, head, check, maps, context=8), {"id": cost, "mat": cost})
 
 
 def evidence(rows: int = 900, documents: int = 90, seed: int = 0) -> dict[str, Evidence]:
@@ -127,7 +127,7 @@ def test_with_an_expensive_head_one_check_at_the_right_layer_is_fastest(rows):
 
 def test_the_time_of_a_candidate_is_added_up_from_its_parts(rows):
     plan = Candidate("mat", "gap", (3,), "layer 3")
-    found = outcome(plan, rows, prices(2.0, look=0.5), 0.05, 0.05)
+    found = outcome(plan, rows, prices(2.0, check=0.5), 0.05, 0.05)
     assert found.exits
     assert found.verified.saved == 3
     assert found.time.value == pytest.approx((3 + 0.1 + 2 + 0.5) / (6 + 2))
@@ -172,9 +172,9 @@ def test_the_candidate_is_chosen_without_calibration_or_verification_rows(rows):
 def test_at_the_break_even_head_the_time_is_the_full_models():
     exits = torch.tensor([2, 2, 4, 6, 6])
     plan = Candidate("mat", "gap", (2, 4), "every 2nd layer")
-    found = break_even(plan, prices(3.0, look=0.2).timing, exits)
+    found = break_even(plan, prices(3.0, check=0.2).timing, exits)
     assert found.heads == pytest.approx((1 + 1 + 2 + 3 + 3) / 5)
-    again = prices(found.head_in_blocks, look=0.2)
+    again = prices(found.head_in_blocks, check=0.2)
     share = again.seconds(plan, exits).mean().item() / again.timing.full
     assert share == pytest.approx(1)
     assert found.saved == pytest.approx((4 + 4 + 2) / 5)
@@ -188,17 +188,17 @@ def test_where_no_head_is_extra_its_price_does_not_matter():
 
 def test_where_checks_cost_more_than_they_save_no_head_is_cheap_enough():
     plan = Candidate("id", "gap", (2,), "layer 2")
-    found = break_even(plan, prices(3.0, look=9.0).timing, torch.tensor([2, 6]))
+    found = break_even(plan, prices(3.0, check=9.0).timing, torch.tensor([2, 6]))
     assert found.head_in_blocks == 0
 
 
 def test_the_ceiling_is_the_first_layer_that_agrees_and_pays_one_reading():
-    found = {row.map: row for row in ceilings(evidence(), prices(2.0, look=0.5).timing)}
+    found = {row.map: row for row in ceilings(evidence(), prices(2.0, check=0.5).timing)}
     assert found["mat"].saved.value == 3
     assert found["mat"].time.value == pytest.approx((3 + 0.1 + 2 + 0.5) / 8)
     assert found["id"].saved.low < found["id"].saved.value
 
 
 def test_the_oracle_does_not_exit_where_it_does_not_pay_off():
-    found = ceilings(evidence(), prices(2.0, look=50.0).timing)
+    found = ceilings(evidence(), prices(2.0, check=50.0).timing)
     assert all(row.time.value == 1 for row in found)

@@ -9,7 +9,7 @@ import torch
 from families import build
 from tiny_models import sentences, tiny
 
-from layerleap.act.edits.patch import Injection, inject
+from layerleap.act.edits import PatchState
 from layerleap.act.exits.evidence import Evidence
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.discovery.probe import probe
@@ -159,13 +159,9 @@ def test_batches_of_recipients_are_one_injection_at_a_time(name):
         layer, pair = int(trials.layer[trial]), int(trials.pair[trial])
         batch, text, position = where[int(pairs.recipient[pair])]
         h = states.cells(trials.source[trial], trials.layer[trial])[None]
-        place = torch.tensor([text]), torch.tensor([position])
-        with inject(model, Injection(layer, h, *place)):
-            seen = model.capture(batch.inputs).states
-        trace = [
-            (h if at == layer else seen[at][text, position][None])
-            for at in range(model.n_layers + 1)
-        ]
+        with model.edit(PatchState(layer, h, position, text)):
+            states_after = model.capture(batch.inputs).states
+        trace = [states_after[at][text, position][None] for at in range(model.n_layers + 1)]
         top = torch.cat([lens.logits(one, at).argmax(-1) for at, one in enumerate(trace)])
         settled = int(saturation_layers(top[None, :, None]))
         right = int(top[-1]) == int(pairs.token[pair])

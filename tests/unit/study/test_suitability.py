@@ -62,7 +62,7 @@ def test_a_text_run_whole_pays_its_blocks_for_every_token(found):
     per_token = measure(transformer, tokens=8).blocks[0]
     times = 8 if transformer.kind == "masked-token" else 1
     assert result.costs["id"].blocks[0] == pytest.approx(times * per_token)
-    assert result.timing.way == ("whole" if times == 8 else "cached")
+    assert result.timing.mode == ("whole" if times == 8 else "cached")
 
 
 def test_documents_fitted_on_are_not_read(found):

@@ -47,6 +47,7 @@ from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.discovery.probe import vocabulary_size
+from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.probes.task import TaskProbe
@@ -213,18 +214,23 @@ class Decoder:
             )  # fmt: skip
             choosers.append(chooser)
         most = self.max_nodes if self._can_share_passes(ready, cache) else 1
+        first = 0  # number of the group's first text in the batch, by which edits know it
         for group in groups(choosers, config.max_length, most=most):
             if len(group) > 1:
-                self._write_batch(ready, group, config.max_length)
+                self._write_batch(ready, group, config.max_length, first)
             else:
-                cursor = self._write(ready, group[0], config.max_length, cache, logits_processor)
+                cursor = self._write(
+                    ready, group[0], config.max_length, cache, logits_processor, first
+                )
+            first += len(group)
         if streamer is not None:
             streamer.end()
         return result(input_ids, choosers, cursor, config, cache)
 
     def _prepare(self, model: PreTrainedModel) -> "_Prepared":
         if self._prepared is None or self._prepared.transformer.model is not model:
-            self._prepared = _Prepared(self, model)
+            with unedited(model):  # what a model can do is measured without edits
+                self._prepared = _Prepared(self, model)
         return self._prepared
 
     def _new_stats(
@@ -247,10 +253,10 @@ class Decoder:
         is_other = self.rule is not None or "early" in self.drafts
         if has_begun or is_other or self._one_by_one(ready.transformer):
             return False
-        return ready.axes.abreast and not depends_on_place(ready.transformer.model.config)
+        return ready.axes.batches and not depends_on_place(ready.transformer.model.config)
 
     def _write_batch(
-        self, ready: "_Prepared", choosers: Sequence[TokenChooser], max_length: int
+        self, ready: "_Prepared", choosers: Sequence[TokenChooser], max_length: int, first: int
     ) -> None:
         """Generate several texts in shared passes; their prompts are read one by one."""
         transformer = ready.transformer
@@ -259,7 +265,10 @@ class Decoder:
         with torch.inference_mode():
             for n, (chooser, drafter) in enumerate(zip(choosers, drafters, strict=True)):
                 stats.append(self._new_stats(ready, chooser, max_length))
-                with Cursor(transformer, ready.axes, packed=ready.packed) as cursor:
+                with Cursor(
+                    transformer, ready.axes, packed=ready.packed, text=first + n,
+                    prompt=len(chooser.text),
+                ) as cursor:  # fmt: skip
                     begin(cursor, chooser, drafter, stats[n])
                 if not chooser.is_finished:
                     batch.join(n, cursor)
@@ -277,11 +286,14 @@ class Decoder:
         max_length: int,
         cache: Cache | None,
         processor: Any,
+        number: int,
     ) -> Cursor:
         """Generate one text."""
         transformer, n_prompt = ready.transformer, len(chooser.text)
         self.current = stats = self._new_stats(ready, chooser, max_length)
-        cursor = Cursor(transformer, ready.axes, packed=ready.packed)
+        cursor = Cursor(
+            transformer, ready.axes, packed=ready.packed, text=number, prompt=n_prompt
+        )  # fmt: skip
         if cache is not None and (held := cache.get_seq_length()):
             cursor.take(chooser.text[:held], cache)
             if held >= n_prompt:
@@ -289,7 +301,7 @@ class Decoder:
         with cursor, torch.inference_mode():  # a tenth faster than no_grad
             self._decode(ready, cursor, chooser, stats, longest_input(transformer))
         if self.compare and self.rule is not None and not chooser.sample:
-            agrees = agreements(transformer, chooser, deepcopy(processor))
+            agrees = agreements(cursor, chooser, deepcopy(processor))
             stats.record_agreement(sum(agrees), len(agrees))
         self.stats.append(stats)
         return cursor

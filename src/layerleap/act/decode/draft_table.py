@@ -22,6 +22,7 @@ from torch import Tensor
 from layerleap.errors import BadArtifact, BadSettings
 from layerleap.files import whole_file
 from layerleap.models.discovery.probe import vocabulary_size
+from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens, chunks
@@ -80,7 +81,8 @@ class DraftTable:
         inputs = tokens[:, None].expand(-1, self._length)
         keep = torch.zeros(inputs.shape, dtype=torch.bool)
         keep[:, -1] = True
-        h = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0]).states[0]
+        with unedited(transformer.model):  # rows serve later texts too
+            h = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0]).states[0]
         logits = self.lens.logits(h, 0).float()
         best = logits[:, : self.size].topk(self.width)
         self.ids[tokens] = best.indices.cpu().int()

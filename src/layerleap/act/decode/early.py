@@ -24,7 +24,6 @@ from layerleap.act.decode.live import LiveChecks
 from layerleap.act.decode.sampling import Processor, TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.models.cursor.cursor import Carry, Cursor
-from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens, chunks
 
 Policy = Literal["recompute", "propagate", "shortcut"]
@@ -102,19 +101,17 @@ def _logits(
 
 
 @torch.no_grad()
-def agreements(transformer: Transformer, chooser: TokenChooser, processor: Processor) -> list[bool]:
+def agreements(writer: Cursor, chooser: TokenChooser, processor: Processor) -> list[bool]:
     """For each chosen token: is it what the full model chooses after the same text?
 
     Args:
-        transformer: the model.
+        writer: the cursor that wrote the text; edits in force apply here as they did there.
         chooser: the finished text.
         processor: a copy from before the text; some processors remember what they have seen.
     """
-    text = torch.tensor([chooser.text])
-    keep = torch.zeros_like(text, dtype=torch.bool)
-    keep[:, -len(chooser.chosen) - 1 : -1] = True
-    last = transformer.n_layers
-    h = transformer.capture({"input_ids": text}, keep=keep, layers=[last]).states[last]
+    transformer = writer.transformer
+    with Cursor(transformer, writer.axes, text=writer.text, prompt=writer.prompt) as cursor:
+        h = cursor.run(chooser.text[:-1]).h[-len(chooser.chosen) :]
     agrees: list[bool] = []
     for rows in chunks(len(h), transformer.d_vocab):
         for logits in transformer.logits(h[rows]):

@@ -5,6 +5,7 @@ Out: `Generation`; a notebook shows it with every token coloured by its exit lay
 """
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
+from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stream.examples import longest_input, require_text
@@ -206,13 +208,16 @@ def generate(
     options = {"do_sample": False, **options}
     if not options["do_sample"]:
         options = {"temperature": None, "top_p": None, "top_k": None, **options}
-    output: Any = transformer.model.generate(
-        entry, attention_mask=torch.ones_like(entry), custom_generate=custom,
-        streamer=_Streamer(decode, report),
-        max_new_tokens=min(max_new_tokens, longest_input(transformer) - len(ids)), **options,
-    )  # fmt: skip
+    # Threads that share a decoder take turns, so that each gets the stats of its own text.
+    with nullcontext() if custom is None else hooks_of(transformer.model).lock:
+        output: Any = transformer.model.generate(
+            entry, attention_mask=torch.ones_like(entry), custom_generate=custom,
+            streamer=_Streamer(decode, report),
+            max_new_tokens=min(max_new_tokens, longest_input(transformer) - len(ids)), **options,
+        )  # fmt: skip
+        stats = None if custom is None else custom.stats[0]
     new = output[0, len(ids) :].tolist()
-    stats = _plain_stats(transformer, len(new)) if custom is None else custom.stats[0]
+    stats = stats or _plain_stats(transformer, len(new))
     generation = Generation(prompt, _split(decode, new), new, stats, ids)
     if shown is not None:
         shown.show(generation)

@@ -1,1 +1,31 @@
-"""Edits: states patched, parts of blocks replaced, blocks skipped."""
+"""Edits: values that say what to change in a model's forward pass, for `model.edit`.
+
+    with model.edit(ll.edits.ZeroNeuron(block=3, neuron=17)) as report:
+        print(ll.generate(model, "The capital of France is"))
+    print(report)
+
+PatchState                          states of the residual stream (activation patching)
+SetNeuron, ScaleNeuron, AddNeuron,
+ZeroNeuron                          one FFN coefficient
+ReplaceParts                        attention, FFN or norms by linear maps
+ReplaceAttention                    the attention function
+"""
+
+from layerleap.act.edits.attention import ReplaceAttention
+from layerleap.act.edits.neurons import AddNeuron, ScaleNeuron, SetNeuron, ZeroNeuron
+from layerleap.act.edits.patch import PatchState
+from layerleap.act.edits.replace import ReplaceParts
+from layerleap.models.hooks.edit import Applied, Edit, EditReport
+
+__all__ = [
+    "AddNeuron",
+    "Applied",
+    "Edit",
+    "EditReport",
+    "PatchState",
+    "ReplaceAttention",
+    "ReplaceParts",
+    "ScaleNeuron",
+    "SetNeuron",
+    "ZeroNeuron",
+]

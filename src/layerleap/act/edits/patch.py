@@ -1,141 +1,138 @@
-"""States put into the stream: one position of a text goes on from another state.
+"""Activation patching: states of the residual stream replaced by other states.
 
-In: a wrapped model and `Injection`s, each for one layer. Out: the model as it then runs, inside a
-`with` block; or, from a recorded pass, the states from the first such layer on.
+In: a layer, states, and the positions that they go to. Out: an edit for `model.edit`; or, from a
+recorded pass, the states from the first patched layer on.
 
-A state goes in before a block runs, at one position, and as it is: the stream is before the final
-norm, and so must the state be. Putting in the state that is there changes nothing, to the bit.
+Patched states are those of the residual stream, before the final norm. Patching in the state that
+is there already changes nothing, bit for bit.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.discovery.trace import state_place, state_taken
+from layerleap.errors import BadSettings
+from layerleap.models.hooks.capture import check_layer
+from layerleap.models.hooks.edit import Change, Edit
 from layerleap.models.hooks.recording import Recording
+from layerleap.models.hooks.rows import Rows
 from layerleap.models.transformer import Transformer
 
 
 @dataclass(frozen=True, eq=False)
-class Injection:
-    """States that take the place of h[layer]: states[i] at positions[i] of texts[i]."""
+class PatchState(Edit):
+    """Replace h[layer] by states[i] at positions[i] of texts[i].
 
-    layer: int
-    states: Tensor  # (n, d_model), of the residual stream
-    texts: Tensor  # (n,) which texts of the batch
-    positions: Tensor  # (n,) which positions of what the model is given
+    Everything after that layer sees the new states, and so does `capture`. Positions count from
+    the first token of each text; one that is not in a pass is left for later passes.
+
+        donor = model.capture(inputs, layers=[6]).states[6][0, -1]
+        with model.edit(ll.edits.PatchState(6, donor, positions=3)):
+            logits = model.model(**others).logits
+    """
+
+    layer: int  # 0 to n_layers
+    states: Tensor  # (n, d_model), or (d_model,) for one state
+    positions: Tensor | Sequence[int] | int  # (n,)
+    texts: Tensor | Sequence[int] | int | None = None  # (n,); every text when None
 
     def __post_init__(self) -> None:
-        n = len(self.states) if self.states.dim() == 2 else -1
-        for name in ("texts", "positions"):
+        states = self.states if self.states.dim() == 2 else self.states[None]
+        object.__setattr__(self, "states", states)
+        for name in ("positions", "texts"):
             value = getattr(self, name)
-            if tuple(value.shape) != (n,):
+            if value is None:
+                continue
+            value = torch.as_tensor(value, dtype=torch.long).cpu()
+            value = value if value.dim() else value[None]
+            object.__setattr__(self, name, value)
+            if tuple(value.shape) != (len(states),):
                 raise BadSettings(
-                    f"{name} of an injection has shape {tuple(value.shape)}, states "
-                    f"{tuple(self.states.shape)}; one for each row of states was wanted"
+                    f"{name} of a patch have shape {tuple(value.shape)} and states "
+                    f"{tuple(states.shape)}; expected one of {name} for each state"
                 )
-        places = torch.stack([self.texts, self.positions], 1)
-        if len(places.unique(dim=0)) < n:
-            raise BadSettings("two states of one injection go to the same place; give each its own")
+            if len(value) and int(value.min()) < 0:
+                raise BadSettings(f"{name} {value.tolist()} of a patch; expected numbers from 0 on")
+        if len({*zip(*self._places(), strict=True)}) < len(states):
+            raise BadSettings("two states of one patch go to the same position; give each its own")
+
+    def _places(self) -> tuple[list[int], list[int]]:
+        """The text (-1 for every text) and position of each state."""
+        texts = [-1] * len(self.states) if self.texts is None else self.texts
+        return torch.as_tensor(texts).tolist(), torch.as_tensor(self.positions).tolist()
+
+    def __repr__(self) -> str:
+        texts = "" if self.texts is None else f", texts={self._places()[0]}"
+        return f"PatchState(layer={self.layer}, positions={self._places()[1]}{texts})"
+
+    def changes(self, transformer: Transformer) -> list[Change]:
+        """At the output of the block that makes h[layer]; h[0] is what the first block takes."""
+        check_layer(transformer, self.layer)
+        if self.states.shape[-1] != transformer.d_model:
+            raise BadSettings(
+                f"states of width {self.states.shape[-1]} cannot be patched into this model; "
+                f"expected its width, {transformer.d_model}"
+            )
+        if self.layer == 0:
+            return [Change(1, transformer.block(1), "in", self._apply)]
+        return [Change(self.layer, transformer.block(self.layer), "out", self._apply)]
+
+    def _apply(self, h: Tensor, rows: Callable[[], Rows]) -> tuple[Tensor, int]:
+        here = rows()
+        texts, positions = (torch.tensor(values) for values in self._places())
+        is_there = here.positions[:, None] == positions
+        if self.texts is not None:
+            is_there &= here.texts[:, None] == texts
+        to, number = is_there.nonzero().T
+        if not len(to):
+            return h, 0
+        states = self.states[number.to(self.states.device)].to(h.device, h.dtype)
+        return h.index_put((to.to(h.device),), states), len(to)
 
     def into(self, h: Tensor) -> Tensor:
         """A copy of `h`, (batch, pos, d_model), with the states in it."""
         batch, width = h.shape[:2]
-        for name, limit in (("texts", batch), ("positions", width)):
-            value = getattr(self, name)
-            if len(value) and not (int(value.min()) >= 0 and int(value.max()) < limit):
+        texts, positions = self._places()
+        for name, values, limit in (("texts", texts, batch), ("positions", positions, width)):
+            if values and max(values) >= limit:
                 raise BadSettings(
-                    f"{name} {value.tolist()} of an injection are not all in 0 to {limit - 1}"
+                    f"{name} {values} of a patch do not all exist; expected 0 to {limit - 1}"
                 )
         if self.states.shape[-1] != h.shape[-1]:
             raise BadSettings(
-                f"states of width {self.states.shape[-1]} for a stream of {h.shape[-1]}"
+                f"states of width {self.states.shape[-1]} for a stream of width {h.shape[-1]}"
             )
-        changed = h.clone()  # not in place: the tensor is the model's own
-        place = (self.texts.to(h.device), self.positions.to(h.device))
-        return changed.index_put(place, self.states.to(h.device, h.dtype))
+        if self.texts is None:
+            at: tuple[Tensor | slice, Tensor] = (slice(None), torch.tensor(positions))
+        else:
+            at = (torch.tensor(texts), torch.tensor(positions))
+        patched = h.clone()  # not in place: the tensor belongs to the recording
+        patched[at] = self.states.to(h.device, h.dtype)
+        return patched
 
 
-@contextmanager
-def inject(transformer: Transformer, *injections: Injection) -> Iterator[None]:
-    """Inside, every forward pass of the model has `injections` put in before the blocks.
-
-    Everything is as it was on leaving, whatever happened in between. Who reads states in there sees
-    what each block gave, so from layer 1 on not yet the states put in before the next one. With a
-    cache, positions are counted in what a call of the model is given.
-    """
-    _require(transformer, injections)
-    by_layer = _by_layer(injections)
-    done = 0  # blocks entered since the pass began; tells apart the layers of a shared block
-
-    def begin(*_: Any) -> None:
-        nonlocal done
-        done = 0
-
-    def before(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        nonlocal done
-        layer, done = done, done + 1
-        if layer not in by_layer:
-            return None
-        place, h = state_place(args, kwargs), state_taken(args, kwargs)
-        if place is None or h is None:
-            raise ModelRefused("a block was called without a state, so none can take its place")
-        for injection in by_layer[layer]:
-            h = injection.into(h)
-        if isinstance(place, int):
-            return (*args[:place], h, *args[place + 1 :]), kwargs
-        return args, {**kwargs, place: h}
-
-    with ExitStack() as hooks:
-        hooks.callback(transformer.model.register_forward_pre_hook(begin).remove)
-        for path in dict.fromkeys(transformer.blocks):
-            block = transformer.model.get_submodule(path)
-            hooks.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
-        yield
-
-
-def run_injected(
-    recording: Recording, injections: Sequence[Injection]
+def run_patched(
+    recording: Recording, patches: Sequence[PatchState]
 ) -> Iterator[tuple[int, Tensor]]:
-    """(layer, h[layer]) from the first layer of an injection to the last layer of the model.
+    """(layer, h[layer]) from the first patched layer to the last layer of the model.
 
-    The blocks below run only once, when the pass was recorded. Injections of several layers may be
-    given at once: a text without one goes on as it was recorded, to the bit.
+    The blocks below ran once, when the pass was recorded. Patches of several layers may be given at
+    once: a text without one continues as it was recorded, bit for bit.
     """
     transformer = recording.transformer
-    _require(transformer, injections)
-    by_layer = _by_layer(injections)
+    if not patches:
+        raise BadSettings("no patches given; expected at least one")
+    by_layer: dict[int, list[PatchState]] = {}
+    for patch in patches:
+        check_layer(transformer, patch.layer)
+        by_layer.setdefault(patch.layer, []).append(patch)
     first = min(by_layer)
     h = recording.states[first]
     for layer in range(first, transformer.n_layers + 1):
         if layer > first:
             h = recording.run(h, layer - 1, layer)
-        for injection in by_layer.get(layer, ()):
-            h = injection.into(h)
+        for patch in by_layer.get(layer, ()):
+            h = patch.into(h)
         yield layer, h
-
-
-def _by_layer(injections: Sequence[Injection]) -> dict[int, list[Injection]]:
-    found: dict[int, list[Injection]] = {}
-    for injection in injections:
-        found.setdefault(injection.layer, []).append(injection)
-    return found
-
-
-def _require(transformer: Transformer, injections: Sequence[Injection]) -> None:
-    if not injections:
-        raise BadSettings("nothing to put into the stream; at least one injection was wanted")
-    last = transformer.n_layers - 1
-    for injection in injections:
-        if not 0 <= injection.layer <= last:
-            raise BadSettings(
-                f"layer {injection.layer} is not in 0 to {last}: a state goes in before a block "
-                "runs, and none runs after the last layer"
-            )

@@ -1,20 +1,19 @@
-"""Parts of blocks replaced by their linear maps, in force inside a `with` block.
+"""Parts of blocks replaced by their linear maps.
 
 In: a wrapped model, a bank with maps of parts, which kinds to replace and from which layer on.
-Out: the model as it then runs; or, from a recorded pass, the last states that it then ends with.
+Out: an edit for `model.edit`; or, from a recorded pass, the last states that the model ends with.
 
-    attn    what attention adds to a position becomes a map of what enters it there
+    attn    what attention adds at a position becomes a map of what enters it there
     ffn     the same for the FFN
     norms   every norm around the two becomes a matrix
 
 Everything else runs as it is: residual additions, the other parts, the final norm. Maps were fitted
-on what the untouched model computes, and here see what earlier maps made of it.
+on the activations of the unedited model; here they get what earlier maps made of them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -26,258 +25,243 @@ from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.compare import rounding, row_gap
 from layerleap.models.discovery.parts import KINDS, BlockPart, check_kinds, replaceable
 from layerleap.models.discovery.probe import probe
-from layerleap.models.discovery.trace import Shape, bare, shape_of, state_taken
+from layerleap.models.discovery.trace import Shape, shape_of, state_taken
+from layerleap.models.hooks.capture import check_layer
+from layerleap.models.hooks.edit import Change, Edit, unedited
+from layerleap.models.hooks.forward import Tap, tapped
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 
 
 @dataclass(frozen=True, eq=False)
-class _Stand:
-    """One place in the model where maps stand in: a shared block has one for all its layers."""
+class ReplaceParts(Edit):
+    """Replace parts of every block after layer `start` by the linear maps of a bank.
 
-    kind: str
+        bank = ll.ShortcutBank.from_pretrained("bank")  # fitted with parts=True
+        with model.edit(ll.edits.ReplaceParts(bank, kinds=["ffn"], start=12)):
+            ...
+
+    A replaced part is not computed. Without attention there are no keys and values, so replacing
+    "attn" works only in passes without a cache.
+    """
+
+    bank: ShortcutBank = field(repr=False)
+    kinds: Collection[str] | None = None  # of attn, ffn, norms; all that the bank has when None
+    start: int = 0  # 0 to n_layers
+
+    @property
+    def skips_cache(self) -> bool:
+        """True if attention is replaced, which stores keys and values."""
+        kinds = {part if part in KINDS else "norms" for _, part in self.bank.parts}
+        return "attn" in (kinds if self.kinds is None else self.kinds)
+
+    def changes(self, transformer: Transformer) -> list[Change]:
+        """At every part of these kinds."""
+        return PartMaps(transformer, self.bank).changes(self.kinds, self.start)
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """One part of one block, and its map."""
+
+    part: BlockPart
     takes: nn.Module  # what enters it enters the part
-    gives: nn.Module  # what it returns is what the part gives; often the same module
-    maps: dict[int, LinearMap]  # by block
+    gives: nn.Module  # its output is the part's output; often the same module
+    map: LinearMap
     shape: Shape
 
+    def changes(self) -> list[Change]:
+        block = self.part.block
+        if self.takes is self.gives:
+            return [Change(block, self.gives, "instead", self._run)]
+        entered: list[Tensor] = []
 
-@dataclass(eq=False)
-class _Running:
-    """Which block is running, and what entered its parts; shared by the hooks of one `with`."""
+        def remember(rows: Tensor, _: Any) -> tuple[Tensor, int]:
+            entered[:] = [rows]
+            return rows, 0
 
-    start: int
-    done: int = 0  # blocks entered since the pass began; tells apart the layers of a shared block
-    block: int = 0
-    entered: dict[int, Tensor] = field(default_factory=dict)  # by the stand's id
+        return [
+            Change(block, self.takes, "in", remember),
+            Change(block, self.gives, "instead", partial(self._run, entered=entered)),
+        ]
 
-    def begin(self, layer: int) -> None:
-        """The next block to run is the one that makes h[layer + 1]."""
-        self.done = layer
+    def _run(self, *args: Any, entered: list[Tensor] | None = None, **kwargs: Any) -> Any:
+        taken = state_taken(args, kwargs)
+        if taken is None:
+            raise ModelRefused(f"{type(self.gives).__name__} was called without a state to map")
+        rows = self.map(taken if entered is None else entered.pop())
+        return self.shape(rows.reshape(*taken.shape[:-1], rows.shape[-1]))
 
 
-class Replacement:
-    """Which parts of a model can be replaced, prepared once; `of` puts some of them in force."""
+class PartMaps:
+    """The maps of a bank and the parts of a model that they can replace, matched once."""
 
     def __init__(self, transformer: Transformer, bank: ShortcutBank) -> None:
         bank.check_model(transformer)
         self.transformer, self.bank = transformer, bank.to(transformer.device)
-        self.kinds = tuple(kind for kind in KINDS if self._has(kind))
+        mapped = {BlockPart(block, part) for block, part in bank.parts}
+        self.kinds = tuple(kind for kind in KINDS if any(part.kind == kind for part in mapped))
         if not self.kinds:
             raise BadSettings(
                 f"this bank of {bank.model['name']} has no maps of parts: fit it with parts=True"
             )
-        couples = [c for own in replaceable(transformer, self.kinds).values() for c in own]
-        self._stands = self._find_stands(couples)
-        # Without attention no position hears of another: kept ones then need no company.
-        self.is_local = self._is_alone() and self._agrees()
+        with unedited(transformer.model):
+            parts = replaceable(transformer, self.kinds)
+            for kind, own in parts.items():
+                if missing := set(own) - mapped:
+                    first = min(missing)
+                    raise BadSettings(
+                        f"this bank has maps of {kind}, but none of {first.part} of block "
+                        f"{first.block}; fit it again"
+                    )
+            self._places = self._find_places([part for own in parts.values() for part in own])
 
-    def _has(self, kind: str) -> bool:
-        """True if the bank has the maps of this kind; some of them would be worse than none."""
-        named = {BlockPart(block, part) for block, part in self.bank.parts}
-        if not any(couple.kind == kind for couple in named):
-            return False
-        missing = set(replaceable(self.transformer, [kind])[kind]) - named
-        if missing:
-            first = min(missing)
-            raise BadSettings(
-                f"this bank has maps of {kind}, but none of {first.part} of block {first.block}; "
-                "fit it again"
-            )
-        return True
-
-    def _find_stands(self, couples: Iterable[BlockPart]) -> list[_Stand]:
-        found: dict[tuple[str, str], _Stand] = {}
-        for couple in couples:
-            block, anatomy = couple.block, self.transformer.sites(couple.block)
-            path = self.transformer.blocks[block - 1]
-            ends = tuple(f"{path}.{anatomy[site].path}" for _, site in couple.sites)
-            takes, gives = (self.transformer.model.get_submodule(end) for end in ends)
-            stand = found.setdefault(
-                (ends[0], ends[1]), _Stand(couple.kind, takes, gives, {}, bare)
-            )
-            stand.maps[block] = self.bank.parts[block, couple.part]
-        shapes = _shapes(self.transformer, [stand.gives for stand in found.values()])
+    def _find_places(self, parts: Sequence[BlockPart]) -> list[_Place]:
+        modules = [self._modules(part) for part in parts]
+        shapes = _shapes(self.transformer, {gives for _, gives in modules})
         return [
-            _Stand(stand.kind, stand.takes, stand.gives, stand.maps, shape)
-            for stand, shape in zip(found.values(), shapes, strict=True)
+            _Place(part, takes, gives, self.bank.parts[part.block, part.part], shapes[gives])
+            for part, (takes, gives) in zip(parts, modules, strict=True)
         ]
 
-    @contextmanager
-    def of(self, kinds: Collection[str], *, start: int = 0) -> Iterator[_Running]:
-        """Inside, the named kinds are replaced in every block after layer `start`.
+    def _modules(self, part: BlockPart) -> tuple[nn.Module, nn.Module]:
+        block, sites = self.transformer.block(part.block), self.transformer.sites(part.block)
+        takes, gives = (block.get_submodule(sites[site].path) for _, site in part.sites)
+        return takes, gives
 
-        Everything is as it was on leaving, whatever happened in between.
-        """
-        self.require(kinds, start)
-        running, model = _Running(start), self.transformer.model
-        with ExitStack() as undo:
-            handle = model.register_forward_pre_hook(lambda *_: running.begin(0))
-            undo.callback(handle.remove)
-            for path in dict.fromkeys(self.transformer.blocks):
-                enter = partial(self._entering, running, path)
-                handle = model.get_submodule(path).register_forward_pre_hook(enter)
-                undo.callback(handle.remove)
-            for stand in self._stands:
-                if stand.kind in kinds:
-                    _put(stand, running, undo)
-            yield running
+    def changes(self, kinds: Collection[str] | None, start: int) -> list[Change]:
+        """The changes that replace `kinds` in every block after layer `start`."""
+        kinds = self.kinds if kinds is None else kinds
+        self.require(kinds)
+        check_layer(self.transformer, start)
+        return [
+            change
+            for place in self._places
+            if place.part.kind in kinds and place.part.block > start
+            for change in place.changes()
+        ]
 
-    def require(self, kinds: Collection[str], start: int = 0) -> None:
-        """Refuse kinds that the bank has no maps of, and layers that do not exist."""
+    def require(self, kinds: Collection[str]) -> None:
+        """Refuse kinds that the bank has no maps of."""
         for kind in check_kinds(kinds):
             if kind not in self.kinds:
                 raise BadSettings(
                     f"this bank has no maps of {kind}, only of {', '.join(self.kinds)}; fit it "
                     "again with all parts"
                 )
-        if not 0 <= start <= self.transformer.n_layers:
-            raise BadSettings(
-                f"layer {start} does not exist: this model has layers 0 to "
-                f"{self.transformer.n_layers}"
-            )
 
-    def _entering(self, running: _Running, path: str, *_: Any) -> None:
-        """A block begins; one that serves many layers is told apart by counting."""
-        running.done += 1
-        blocks = self.transformer.blocks
-        running.block = running.done if blocks.count(path) > 1 else blocks.index(path) + 1
+    def replacing(self, kinds: Collection[str], start: int = 0) -> Edit:
+        """The same edit as `ReplaceParts`, with the parts already matched."""
+        return _MatchedParts(self, kinds, start)
 
-    def _is_alone(self) -> bool:
-        """True if replaced attention is never called: then nothing looks at masks or positions."""
-        attention = [stand for stand in self._stands if stand.kind == "attn"]
-        whole = all(stand.takes is stand.gives for stand in attention)
+    @cached_property
+    def is_local(self) -> bool:
+        """True if, with attention replaced, positions do not depend on each other.
+
+        Only the positions that are read then have to run.
+        """
+        return self._skips_attention() and self._agrees()
+
+    def _skips_attention(self) -> bool:
+        """True if replaced attention is never called: then masks and positions are not used."""
+        attention = [place for place in self._places if place.part.kind == "attn"]
+        is_whole = all(place.takes is place.gives for place in attention)
         blocks = range(1, self.transformer.n_layers + 1)
-        crossed = any("cross.in" in self.transformer.sites(block) for block in blocks)
-        return bool(attention) and whole and not crossed
+        has_cross = any("cross.in" in self.transformer.sites(block) for block in blocks)
+        return bool(attention) and is_whole and not has_cross
 
     def _agrees(self) -> bool:
-        """True if positions alone end as they do in company; tried, not believed."""
-        recording = record(self.transformer, probe(self.transformer.model, rows=2, seed=21))
+        """True if positions run alone end as they do together, on a probe."""
+        with unedited(self.transformer.model):
+            recording = record(self.transformer, probe(self.transformer.model, rows=2, seed=21))
         keep = torch.ones(recording.states[0].shape[:2], dtype=torch.bool)
-        keep[:, 0] = False  # so that no row stands where it would stand alone
+        keep[:, 0] = False  # so that no row is at the position it has when it runs alone
         together = _together(self, recording, keep, ("attn",), 0)
         try:
             alone = _alone(self, recording, keep, ("attn",), 0)
-        except RuntimeError:  # something else in the block wants the recorded shape
+        except RuntimeError:  # something else in the block needs the recorded shape
             return False
         return row_gap(alone, together) <= rounding(together)
 
 
+@dataclass(frozen=True, eq=False)
+class _MatchedParts(Edit):
+    maps: PartMaps
+    kinds: Collection[str]
+    start: int
+
+    def changes(self, transformer: Transformer) -> list[Change]:
+        return self.maps.changes(self.kinds, self.start)
+
+
 def cascade(
-    replacement: Replacement,
-    recording: Recording,
-    keep: Tensor,
-    kinds: Collection[str],
-    start: int,
+    maps: PartMaps, recording: Recording, keep: Tensor, kinds: Collection[str], start: int
 ) -> Tensor:
     """h[n_layers] at the kept positions, when every block after `start` runs with `kinds` replaced.
 
     Args:
-        replacement: of the model that was recorded.
-        recording: a clean pass; its states up to `start` are taken as they are.
+        maps: of the model that was recorded.
+        recording: an unedited pass; its states up to `start` are used as they are.
         keep: boolean (batch, pos), in row-major order.
-        kinds: which parts are replaced, at all positions; none gives the recorded rows to the bit.
+        kinds: which parts are replaced, at all positions; none gives the recorded rows, bit for
+            bit.
         start: the layer from which on they are.
     """
-    run = _alone if "attn" in kinds and replacement.is_local else _together
-    return run(replacement, recording, keep, kinds, start)
+    run = _alone if "attn" in kinds and maps.is_local else _together
+    return run(maps, recording, keep, kinds, start)
 
 
 def cascades(
-    replacement: Replacement,
+    maps: PartMaps,
     recording: Recording,
     keep: Tensor,
     kinds: Collection[str],
     starts: Sequence[int],
 ) -> Iterator[Tensor]:
     """`cascade` from each of `starts`: in ascending order, and none of them the last layer."""
-    if "attn" not in kinds or not replacement.is_local:
+    if "attn" not in kinds or not maps.is_local:
         for start in starts:
-            yield _together(replacement, recording, keep, kinds, start)
+            yield _together(maps, recording, keep, kinds, start)
         return
-    # Rows alone want nothing that was recorded, so rows of all starts go through a block at once:
-    # its weights are read from memory once, not once per start.
+    # Independent rows need nothing that was recorded, so rows of all starts go through a block at
+    # once: its weights are read from memory once, not once per start.
     rows = recording.rows(keep)
     h = rows[0][:0]
-    with replacement.of(kinds) as running:
-        for layer in range(starts[0], replacement.transformer.n_layers):
+    with maps.transformer.edit(maps.replacing(kinds)):
+        for layer in range(starts[0], maps.transformer.n_layers):
             if layer in starts:
                 h = torch.cat([h.to(rows[layer].device), rows[layer]])
-            running.begin(layer)
             h = recording.run(h.unsqueeze(1), layer, layer + 1).squeeze(1)
     yield from h.view(len(starts), -1, h.shape[-1])
 
 
 def _together(
-    replacement: Replacement,
-    recording: Recording,
-    keep: Tensor,
-    kinds: Collection[str],
-    start: int,
+    maps: PartMaps, recording: Recording, keep: Tensor, kinds: Collection[str], start: int
 ) -> Tensor:
     """All positions run, and the kept ones are taken in the end."""
-    with replacement.of(kinds, start=start) as running:
-        running.begin(start)
+    with maps.transformer.edit(maps.replacing(kinds, start)):
         h = recording.run(recording.states[start], start)
     return h[keep.to(h.device)]
 
 
 def _alone(
-    replacement: Replacement,
-    recording: Recording,
-    keep: Tensor,
-    kinds: Collection[str],
-    start: int,
+    maps: PartMaps, recording: Recording, keep: Tensor, kinds: Collection[str], start: int
 ) -> Tensor:
-    """Kept positions run as texts of one position: far fewer, where texts are read at one place."""
+    """Only the kept positions run, as texts of one position: far fewer rows."""
     h = recording.states[start]
-    with replacement.of(kinds, start=start) as running:
-        running.begin(start)
+    with maps.transformer.edit(maps.replacing(kinds, start)):
         return recording.run(h[keep.to(h.device)].unsqueeze(1), start).squeeze(1)
 
 
-def _put(stand: _Stand, running: _Running, undo: ExitStack) -> None:
-    """Swap the forward of one module for the map; the module itself, its hooks and place stay."""
-    module, apart = stand.gives, stand.takes is not stand.gives
-    original = module.forward
+@torch.no_grad()
+def _shapes(transformer: Transformer, modules: Collection[nn.Module]) -> dict[nn.Module, Shape]:
+    """How each module returns its state, from one pass over a probe."""
+    shapes: dict[nn.Module, Shape] = {}
 
-    def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        taken = state_taken(args, kwargs)
-        if taken is not None:
-            running.entered[id(stand)] = taken
+    def note(module: nn.Module, output: Any) -> None:
+        shapes[module] = shape_of(output, type(module).__name__)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if running.block <= running.start:
-            return original(*args, **kwargs)
-        taken = state_taken(args, kwargs)
-        if taken is None:
-            raise ModelRefused(f"{type(module).__name__} was called without a state to map")
-        x = running.entered.pop(id(stand)) if apart else taken
-        y = stand.maps[running.block](x)
-        return stand.shape(y.reshape(*taken.shape[:-1], y.shape[-1]))
-
-    if apart:
-        undo.callback(stand.takes.register_forward_pre_hook(remember, with_kwargs=True).remove)
-    # In the instance's own dictionary, where accelerate may keep a forward that must come back.
-    own = module.__dict__
-    if "forward" in own:
-        undo.callback(own.__setitem__, "forward", own["forward"])
-    else:
-        undo.callback(own.pop, "forward")
-    own["forward"] = forward
-
-
-def _shapes(transformer: Transformer, modules: Collection[nn.Module]) -> list[Shape]:
-    """How each module returns its state, seen in one pass over a probe."""
-    seen: dict[int, Shape] = {}
-
-    def note(module: nn.Module, _: Any, output: Any) -> None:
-        seen[id(module)] = shape_of(output, type(module).__name__)
-
-    with ExitStack() as hooks:
-        for module in modules:
-            hooks.callback(module.register_forward_hook(note).remove)
-        with torch.no_grad():
-            transformer.model(**probe(transformer.model, rows=1))
-    return [seen[id(module)] for module in modules]
+    taps = {module: Tap(see_output=partial(note, module)) for module in modules}
+    with tapped(transformer.model, taps):
+        transformer.model(**probe(transformer.model, rows=1))
+    return shapes

@@ -1,6 +1,6 @@
-"""How good the model's answers are when blocks and jumps take turns.
+"""Scores of the model when blocks and jumps take turns.
 
-In: recorded passes over a text that was not fitted on, a bank of all pairs, and schedules.
+In: recorded passes over held-out text, a bank with maps between all layers, and schedules.
 Out: for each schedule the measures that lenses are scored by.
 """
 
@@ -22,29 +22,29 @@ from layerleap.stream.examples import Batch
 def run_schedule(
     schedule: Schedule, recording: Recording, bank: ShortcutBank, keep: Tensor
 ) -> Tensor:
-    """h[n_layers] at the kept positions, when the recorded text is carried along `schedule`.
+    """h[n_layers] at the kept positions, when the recorded text runs along `schedule`.
 
-    Jumps are taken at all positions, for the blocks behind them attend to all; after the last
-    block only the kept ones are carried on.
+    Jumps are taken at all positions, because the blocks after them attend to all; after the last
+    block only the kept positions go on.
 
     Args:
-        schedule: of the recorded model.
-        recording: a clean pass; blocks before the first jump are taken from it.
+        schedule: for the recorded model.
+        recording: an unedited pass; states before the first jump are taken from it.
         bank: with the maps of all jumps.
         keep: boolean (batch, pos), in row-major order.
     """
     h, has_jumped = recording.states[0], False
-    last_run = max((s.dst for s in schedule.stretches if s.kind == "run"), default=0)
-    for stretch in schedule.stretches:
-        if stretch.src == last_run:
+    last_run = max((s.dst for s in schedule.segments if s.kind == "run"), default=0)
+    for segment in schedule.segments:
+        if segment.src == last_run:
             h = h[keep.to(h.device)]
-        if stretch.kind == "jump":
-            h, has_jumped = bank[stretch.src, stretch.dst](h), True
+        if segment.kind == "jump":
+            h, has_jumped = bank[segment.src, segment.dst](h), True
         elif has_jumped:
-            h = recording.run(h, stretch.src, stretch.dst)
+            h = recording.run(h, segment.src, segment.dst)
         else:
-            h = recording.states[stretch.dst]
-    return h[keep.to(h.device)] if schedule.stretches[-1].kind == "run" else h
+            h = recording.states[segment.dst]
+    return h[keep.to(h.device)] if schedule.segments[-1].kind == "run" else h
 
 
 def _state(rows: StateRows, number: int) -> Tensor:
@@ -57,12 +57,12 @@ class ScheduleScores:
     def __init__(
         self, transformer: Transformer, bank: ShortcutBank, schedules: Mapping[str, list[Schedule]]
     ) -> None:
-        """Nothing seen yet.
+        """Start without any rows.
 
         Args:
             transformer: the model.
             bank: of that model, with the maps of all jumps.
-            schedules: by kind, which the table says of each.
+            schedules: by kind, which becomes a column of the table.
         """
         bank.check_model(transformer)
         self.transformer, self.bank = transformer, bank.to(transformer.device)
@@ -75,14 +75,14 @@ class ScheduleScores:
                     f"{transformer.n_layers} layers"
                 )
             for pair in schedule.jumps:
-                _ = bank[pair]  # says which map is missing, before a pass is spent
-        way = Predictor("the model with jumps", _state, may_fail=True)
-        self._reader = Reader(transformer, {"schedule": way}, range(len(self.schedules)))
+                _ = bank[pair]  # raises for a missing map, before a pass is spent
+        predictor = Predictor("the model with jumps", _state, may_fail=True)
+        self._reader = Reader(transformer, {"schedule": predictor}, range(len(self.schedules)))
         self._documents: list[Tensor] = []
 
     @torch.no_grad()
     def add(self, recording: Recording, batch: Batch) -> None:
-        """Take in one recorded batch."""
+        """Add one recorded batch."""
         h = recording.states[self.transformer.n_layers]
         rows: dict[Any, Tensor] = {self.transformer.n_layers: h[batch.keep.to(h.device)]}
         for number, schedule in enumerate(self.schedules):
@@ -92,23 +92,23 @@ class ScheduleScores:
 
     @property
     def has_rows(self) -> bool:
-        """True once a batch was taken in."""
+        """True once a batch was added."""
         return bool(self._documents)
 
     @torch.no_grad()
     def table(self) -> list[dict[str, Any]]:
-        """One row per schedule and metric; `blocks` is what it costs."""
+        """One row per schedule and metric; `blocks` is its cost."""
         if not self._documents:
-            raise BadText("no position was read along a schedule: add a recorded batch first")
+            raise BadText("no rows of any schedule: add a recorded batch first")
         table = score_table(torch.cat(self._documents), self._reader.columns(), {})
-        found = []
+        rows = []
         for row in table:
             if row["layer"] == len(self.schedules):
-                continue  # the model itself, which runs every block
+                continue  # the full model, which runs every block
             schedule = self.schedules[row["layer"]]
-            said = {
+            labels = {
                 "schedule": str(schedule), "name": schedule.name, "kind": self.kind[schedule],
                 "blocks": schedule.blocks,
             }  # fmt: skip
-            found.append(said | {k: v for k, v in row.items() if k not in ("map", "layer")})
-        return found
+            rows.append(labels | {k: v for k, v in row.items() if k not in ("map", "layer")})
+        return rows

@@ -1,20 +1,19 @@
-"""What exiting costs: FLOPs per token, with the checks that "layers saved" leaves out.
+"""FLOPs per token of early exit, with the checks that "layers saved" leaves out.
 
 In: a wrapped model, and the bank whose maps are applied, if any.
 Out: `Cost`: FLOPs of blocks, head and maps, counted by torch on real calls; and the mean FLOPs per
 token of a rule's exits.
 
-A check that reads a state pays a map and a head, and with a small model and a large vocabulary a
-head costs as much as several blocks: saving layers may then cost more than it saves.
+A check that reads a state pays for a map and a head. In a small model with a large vocabulary a
+head costs as much as several blocks, so saving layers may cost more than it saves.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from layerleap.act.exits.evidence import FIRST_EXIT
@@ -25,6 +24,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.probe import prepare, probe, probe_ids
 from layerleap.models.discovery.trace import state_taken
+from layerleap.models.hooks.forward import Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import longest_input
 
@@ -35,14 +35,14 @@ class Cost:
 
     blocks: tuple[float, ...]  # of the blocks that make h[1], h[2], ...
     head: float  # of the tail: final norm, head and what comes after
-    maps: tuple[float, ...]  # of carrying h[0], h[1], ... to the last layer; 0 for the identity
+    maps: tuple[float, ...]  # of mapping h[0], h[1], ... to the last layer; 0 for the identity
     d_model: int
-    context: int  # tokens that the one counted attends to, itself included
+    context: int  # tokens that the counted token attends to, itself included
 
     def __post_init__(self) -> None:
         if not self.blocks or len(self.maps) != len(self.blocks) + 1:
             raise BadSettings(
-                f"{len(self.maps)} map costs for {len(self.blocks)} blocks; one was wanted for "
+                f"got {len(self.maps)} map costs for {len(self.blocks)} blocks; expected one for "
                 "each layer, 0 and the last included"
             )
 
@@ -53,7 +53,7 @@ class Cost:
 
     @property
     def full(self) -> float:
-        """All blocks and one head: what the model itself costs."""
+        """All blocks and one head: what the full model costs."""
         return sum(self.blocks) + self.head
 
     @property
@@ -68,45 +68,47 @@ class Cost:
         return {**asdict(self), **lists, "n_layers": self.n_layers, **derived}
 
     def of(self, exits: Exits, rule: Rule, layers_checked: Sequence[int] | None = None) -> float:
-        """Mean FLOPs per token when rows leave at `exits`.
+        """Mean FLOPs per token of rows that leave at `exits`.
 
         Args:
             exits: where they leave.
-            rule: how they were stopped; its `needs` says what each check on the way costs.
-            layers_checked: where it looked; at every layer from 1 on when None. At the last
-                layer there is nothing to check: rows that get there pay the head once.
+            rule: what stopped them; its `needs` says what each check costs.
+            layers_checked: where it was checked; every layer from 1 on when None. The last layer
+                needs no check: rows that get there pay for the head once.
         """
         if exits.n_layers != self.n_layers:
             raise BadSettings(
-                f"exits of a model with {exits.n_layers} layers, costs of one with {self.n_layers}"
+                f"exits of a model with {exits.n_layers} layers do not fit costs of a model with "
+                f"{self.n_layers}; measure the costs of the same model"
             )
         by_layer = self._by_layer(rule, layers_checked)
         return by_layer[exits.layer].mean().item()
 
     def _by_layer(self, rule: Rule, layers_checked: Sequence[int] | None) -> Tensor:
-        """(layer,): what a row costs that leaves at each layer."""
+        """(layer,): the cost of a row that leaves at each layer."""
         maps = torch.tensor(self.maps, dtype=torch.float64)
         reading = maps + self.head  # at the last layer there is no map: the model's own head
         one_check = {
             "reading": reading,
-            "state": torch.full_like(maps, 2 * self.d_model),  # a dot product with the state before
+            "state": torch.full_like(maps, 2 * self.d_model),  # one dot product with h[layer - 1]
             "nothing": torch.zeros_like(maps),
         }[rule.needs]
         checked = range(self.n_layers + 1) if layers_checked is None else layers_checked
-        # A rule that reads has its answer from the last check; other rules read once, at the exit.
+        # A rule that reads gets its answer from the last check; other rules read once, at the exit.
         answer = reading if rule.needs != "reading" else torch.zeros_like(reading)
         answer[-1] = self.head
         return paid(self.blocks, one_check, answer, checked)
 
 
 def paid(blocks: Sequence[float], check: Tensor, answer: Tensor, checked: Iterable[int]) -> Tensor:
-    """(layer,): what a row pays that leaves at each layer, in whatever unit the prices have.
+    """(layer,): the price of a row that leaves at each layer, in the unit of the prices given.
 
     Args:
         blocks: the price of each block.
-        check: (layer,) that of a check at each layer.
-        answer: (layer,) that of the answer, beyond the check that let the row go.
-        checked: where it is checked; layer 0 and the last are never exits, and so are left out.
+        check: (layer,) of a check at each layer.
+        answer: (layer,) of the answer, in addition to the last check.
+        checked: where the rule is checked; layer 0 and the last are never exits, so they are
+            left out.
     """
     last = len(blocks)
     is_checked = torch.zeros(last + 1, dtype=torch.float64)
@@ -120,18 +122,18 @@ def measure(
 ) -> Cost:
     """Count the FLOPs of a token that attends to `tokens` tokens, itself included.
 
-    One forward pass over that many random tokens is counted, products only (norms and activations
-    are a percent or less), and divided by their number: the counter takes attention as if every
-    token saw all of them. An image has as many tokens as it has, whatever `tokens` says.
+    Counts one forward pass over that many random tokens, products only (norms and activations are
+    a percent or less), and divides by their number: the counter treats attention as if every token
+    saw all of them. `tokens` is ignored for images, whose number of tokens is fixed.
 
     Args:
         transformer: the wrapped model.
         tokens: the context length.
-        bank: whose maps to the last layer are applied before the head; none for the logit lens.
+        bank: its maps to the last layer are applied before the head; None for the logit lens.
     """
     limit = longest_input(transformer)
     if not 1 <= tokens <= limit:
-        raise BadSettings(f"tokens {tokens} is not in 1 to {limit}, which this model can take")
+        raise BadSettings(f"tokens {tokens}; expected 1 to {limit}, the most this model takes")
     if bank is not None:
         bank.check_model(transformer)
     blocks, context = _count_blocks(transformer, _inputs(transformer, tokens))
@@ -140,7 +142,7 @@ def measure(
         transformer.logits(row.to(transformer.model.dtype))
     if 0 in blocks or head.get_total_flops() == 0:
         raise ModelRefused(
-            f"torch counts no FLOPs in a block or the head of {transformer.identity.name}; its "
+            f"torch counts no FLOPs in a block or the head of {transformer.identity.name}: its "
             "products run in kernels that the counter does not know, such as quantised ones"
         )
     return Cost(
@@ -165,29 +167,22 @@ def _inputs(transformer: Transformer, tokens: int) -> dict[str, Any]:
 
 
 def _count_blocks(transformer: Transformer, inputs: dict[str, Any]) -> tuple[list[int], int]:
-    """FLOPs of each block in one forward pass, and the number of tokens it saw."""
+    """FLOPs of each block in one forward pass, and its number of tokens."""
     before: list[int] = []
     after: list[int] = []
     lengths: list[int] = []
     counter = _counter()
 
-    def entering(_: nn.Module, args: Any, kwargs: Any) -> None:
+    def enter(args: Any, kwargs: Any) -> None:
         before.append(counter.get_total_flops())
         state = state_taken(args, kwargs)
         assert state is not None
         lengths.append(state.shape[1])
 
-    with ExitStack() as hooks:
-        for path in dict.fromkeys(transformer.blocks):  # a shared block runs once per layer
-            block = transformer.model.get_submodule(path)
-            hooks.callback(block.register_forward_pre_hook(entering, with_kwargs=True).remove)
-            hooks.callback(
-                block.register_forward_hook(
-                    lambda *_: after.append(counter.get_total_flops())
-                ).remove
-            )
-        with counter, torch.no_grad():
-            transformer.model(**inputs)
+    tap = Tap(see_input=enter, see_output=lambda _: after.append(counter.get_total_flops()))
+    taps = {block: tap for block in transformer.block_modules()}
+    with tapped(transformer.model, taps), counter, torch.no_grad():
+        transformer.model(**inputs)
     return [end - start for start, end in zip(before, after, strict=True)], lengths[0]
 
 
@@ -195,14 +190,14 @@ def _map_costs(transformer: Transformer, bank: ShortcutBank | None) -> tuple[flo
     """Two FLOPs per entry of a map's matrices."""
     costs = []
     for layer in range(transformer.n_layers):
-        found = None if bank is None else bank[layer, bank.n_layers]
-        tensors = found.tensors().values() if isinstance(found, LinearMap) else ()
+        carry = None if bank is None else bank[layer, bank.n_layers]
+        tensors = carry.tensors().values() if isinstance(carry, LinearMap) else ()
         costs.append(float(sum(2 * t.numel() for t in tensors if t.dim() == 2)))
     return (*costs, 0.0)
 
 
 def _counter() -> FlopCounterMode:
-    """Torch's counter, taught the kernels that it leaves out on the CPU and for experts."""
+    """Torch's counter, extended by kernels that it leaves out on the CPU and for experts."""
     aten = torch.ops.aten
     return FlopCounterMode(
         display=False,

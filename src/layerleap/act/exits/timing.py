@@ -1,31 +1,32 @@
-"""How long things take here: a block, a head, a map and a look, for one answer at batch 1.
+"""Seconds on this machine: blocks, head, maps and checks, for one answer at batch 1.
 
 In: a wrapped model, and the bank whose maps are applied, if any.
-Out: `Timing`: median seconds of each, measured on this machine; what a row takes that leaves early.
+Out: `Timing`: the median seconds of each, and what a row takes that exits early.
 
-An answer is one new token after a short cached context; for a model that keeps no cache, masked
-models among them, it is one text of that length run whole. Every repeat runs all blocks once and
-then the head, so that weights come from where they would come from in a real run. Counted are
-blocks, heads, maps and looks alone: not embeddings, and not the keys and values of skipped layers,
-which later tokens would need. What early exit gains in seconds is therefore at most what this says.
+An answer is one new token after a short cached context; for a model without a cache, such as a
+masked one, it is one text of that length. Every repeat runs all blocks once and then the head, so
+that weights come from where they would come from in a real run. Only blocks, heads, maps and checks
+are counted: not embeddings, and not the keys and values of skipped layers, which later tokens would
+need. So these numbers are an upper bound on the seconds that early exit saves.
 """
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from layerleap.act.exits.cost import paid
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.discovery.probe import accepts, prepare, probe_ids
 from layerleap.models.discovery.trace import state_given
+from layerleap.models.hooks.forward import StopPass, Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Distribution
@@ -38,12 +39,12 @@ class Timing:
 
     blocks: tuple[float, ...]  # of the blocks that make h[1], h[2], ...
     head: float  # of the tail, on one row
-    look: float  # from logits to what a rule looks at: softmax, the two best, entropy
-    maps: tuple[float, ...]  # of carrying one row of h[0], h[1], ... to the last layer; 0 there
-    context: int  # tokens that the answer rests on, itself included
-    way: Literal["cached", "whole"] = "cached"  # one new token, or the whole text
+    check: float  # from logits to what a rule needs: softmax, the top two, entropy
+    maps: tuple[float, ...]  # of mapping one row of h[0], h[1], ... to the last layer; 0 there
+    context: int  # tokens that the answer depends on, its own included
+    mode: Literal["cached", "whole"] = "cached"  # one new token, or the whole text
     repeats: int = 1
-    spread: float = 0.0  # between the quartiles of the full model's seconds, over their median
+    spread: float = 0.0  # interquartile range of the full model's seconds, over their median
     threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
@@ -51,7 +52,7 @@ class Timing:
     def __post_init__(self) -> None:
         if not self.blocks or len(self.maps) != len(self.blocks) + 1:
             raise BadSettings(
-                f"seconds of {len(self.maps)} maps for {len(self.blocks)} blocks; one was wanted "
+                f"got seconds of {len(self.maps)} maps for {len(self.blocks)} blocks; expected one "
                 "for each layer, 0 and the last included"
             )
 
@@ -62,12 +63,12 @@ class Timing:
 
     @property
     def full(self) -> float:
-        """All blocks and one head: what the model itself takes."""
+        """All blocks and one head: what the full model takes."""
         return sum(self.blocks) + self.head
 
     @property
     def block(self) -> float:
-        """A mean block."""
+        """Seconds of the mean block."""
         return sum(self.blocks) / self.n_layers
 
     @property
@@ -89,26 +90,21 @@ class Timing:
         reads: bool = True,
         head: float | None = None,
     ) -> Tensor:
-        """(layer,): seconds of a row that leaves at each layer.
+        """(layer,): seconds of a row that exits at each layer.
 
         Args:
-            checked: the layers at which the rule looks.
-            carried: through the maps of a bank, or as the states are.
-            reads: every check reads; if not, checks are free and the exit alone is read.
-            head: seconds of a head, to ask what another one would change; the measured ones when
-                None.
+            checked: the layers at which the rule is checked.
+            carried: True if states go through the maps of a bank first.
+            reads: every check reads; if not, checks are free and only the exit is read.
+            head: seconds of the head, to see what another one would change; measured when None.
         """
         head = self.head if head is None else head
         maps = torch.tensor(self.maps, dtype=torch.float64) * carried
-        reading = maps + head + self.look
+        reading = maps + head + self.check
         check = reading if reads else torch.zeros_like(reading)
         answer = torch.zeros_like(reading) if reads else reading.clone()
-        answer[-1] = head  # nobody looks there: the answer is the model's own
+        answer[-1] = head  # nothing is checked there: the answer is the model's own
         return paid(self.blocks, check, answer, checked)
-
-
-class _Enough(Exception):
-    """Raised after the last block: the head is timed apart."""
 
 
 def measure_timing(
@@ -119,7 +115,7 @@ def measure_timing(
     repeats: int = 20,
     warm_up: int = 3,
 ) -> Timing:
-    """Time blocks, head, look and maps of one answer at batch 1; medians over the repeats.
+    """Time the blocks, head, check and maps of one answer at batch 1; medians over the repeats.
 
     Args:
         transformer: a model of text.
@@ -131,18 +127,20 @@ def measure_timing(
     require_text(transformer)
     limit = longest_input(transformer)
     if not 2 <= tokens <= limit:
-        raise BadSettings(f"tokens {tokens} is not in 2 to {limit}, which this model can take")
+        raise BadSettings(f"tokens {tokens}; expected 2 to {limit}, the most this model takes")
     if repeats < 1 or warm_up < 0:
-        raise BadSettings(f"{repeats} repeats after {warm_up} to warm up; wanted 1 or more after 0")
+        raise BadSettings(
+            f"repeats {repeats} and warm_up {warm_up}; expected at least 1 and at least 0"
+        )
     lens = Lens(transformer, bank)
-    inputs, way = _inputs(transformer, tokens)
+    inputs, mode = _inputs(transformer, tokens)
     passes = [_one_pass(lens, inputs()) for _ in range(warm_up + repeats)][warm_up:]
     seconds = torch.tensor(passes, dtype=torch.float64)
     n = transformer.n_layers
     low, high = torch.quantile(seconds[:, : n + 1].sum(1), torch.tensor([0.25, 0.75]).double())
     median = seconds.quantile(0.5, dim=0).tolist()
     return Timing(
-        tuple(median[:n]), median[n], median[n + 1], (*median[n + 2 :], 0.0), tokens, way, repeats,
+        tuple(median[:n]), median[n], median[n + 1], (*median[n + 2 :], 0.0), tokens, mode, repeats,
         float(high - low) / sum(median[: n + 1]), torch.get_num_threads(),
         str(transformer.device(n)), str(transformer.model.dtype).removeprefix("torch."),
     )  # fmt: skip
@@ -152,35 +150,38 @@ def measure_timing(
 def _inputs(
     transformer: Transformer, tokens: int
 ) -> tuple[Callable[[], dict[str, Any]], Literal["cached", "whole"]]:
-    """What makes the inputs of each pass: one token with its own copy of a cache, or a text."""
+    """A function that returns the inputs of a pass, and whether they are one token or a text.
+
+    One token comes with its own copy of the cache.
+    """
     model = transformer.model
     ids = probe_ids(model, 1, tokens, 0)
-    seen = torch.ones_like(ids)
-    whole = prepare(model, {"input_ids": ids, "attention_mask": seen})
+    mask = torch.ones_like(ids)
+    whole = prepare(model, {"input_ids": ids, "attention_mask": mask})
     if transformer.kind != "next-token" or not accepts(model, "past_key_values"):
         return lambda: whole, "whole"
-    before = prepare(model, {"input_ids": ids[:, :-1], "attention_mask": seen[:, :-1]})
+    before = prepare(model, {"input_ids": ids[:, :-1], "attention_mask": mask[:, :-1]})
     cache = getattr(model(**{**before, "use_cache": True}), "past_key_values", None)
     if cache is None:
         return lambda: whole, "whole"
-    step = {**prepare(model, {"input_ids": ids[:, -1:], "attention_mask": seen}), "use_cache": True}
+    step = {**prepare(model, {"input_ids": ids[:, -1:], "attention_mask": mask}), "use_cache": True}
     return lambda: {**step, "past_key_values": deepcopy(cache)}, "cached"
 
 
 @torch.no_grad()
 def _one_pass(lens: Lens, inputs: dict[str, Any]) -> list[float]:
-    """Seconds of each block, the head, the look, and each map but the last layer's own."""
+    """Seconds of each block, the head, the check, and the map of each layer below the last."""
     transformer = lens.transformer
     blocks, row = _time_blocks(transformer, inputs)
     device = transformer.device(transformer.n_layers)
     head, logits = _timed(lambda: transformer.logits(row), device)
-    look, _ = _timed(lambda: Distribution(logits).second(), device)
+    check, _ = _timed(lambda: Distribution(logits).second(), device)
     maps = []
     for layer in range(transformer.n_layers):
-        found, h = lens.map(layer), row.to(transformer.device(layer))
-        # The identity is nothing to do, however long it takes to call a function.
-        maps.append(0.0 if lens.bank is None else _timed(partial(found, h), h.device)[0])
-    return [*blocks, head, look, *maps]
+        carry, h = lens.map(layer), row.to(transformer.device(layer))
+        # The identity costs nothing, however long it takes to call a function.
+        maps.append(0.0 if lens.bank is None else _timed(partial(carry, h), h.device)[0])
+    return [*blocks, head, check, *maps]
 
 
 def _time_blocks(transformer: Transformer, inputs: dict[str, Any]) -> tuple[list[float], Tensor]:
@@ -189,37 +190,35 @@ def _time_blocks(transformer: Transformer, inputs: dict[str, Any]) -> tuple[list
     seconds: list[float] = []
     rows: list[Tensor] = []
 
-    def before(module: nn.Module, _: Any) -> None:
+    def before(*_: Any) -> None:
         started.append(_now(transformer.device(len(started) + 1)))
 
-    def after(module: nn.Module, _: Any, output: Any) -> None:
+    def after(output: Any) -> None:
         seconds.append(_now(transformer.device(len(started))) - started[-1])
         state = state_given(output)
         if len(seconds) == transformer.n_layers and state is not None:
             rows.append(state[:, -1])
-            raise _Enough
+            raise StopPass  # the head is timed on its own
 
-    with ExitStack() as hooks, suppress(_Enough):
-        for path in dict.fromkeys(transformer.blocks):  # a shared block runs once per layer
-            block = transformer.model.get_submodule(path)
-            hooks.callback(block.register_forward_pre_hook(before).remove)
-            hooks.callback(block.register_forward_hook(after).remove)
+    tap = Tap(see_input=before, see_output=after)
+    taps = {block: tap for block in transformer.block_modules()}
+    with tapped(transformer.model, taps), suppress(StopPass):
         transformer.model(**inputs)
     if not rows:
         raise ModelRefused(
-            f"{len(seconds)} blocks ran in this forward pass; {transformer.n_layers} were wanted"
+            f"{len(seconds)} blocks ran in this forward pass; expected {transformer.n_layers}"
         )
     return seconds, rows[0]
 
 
 def _timed(work: Callable[[], Tensor], device: torch.device) -> tuple[float, Tensor]:
     started = _now(device)
-    made = work()
-    return _now(device) - started, made
+    result = work()
+    return _now(device) - started, result
 
 
 def _now(device: torch.device) -> float:
-    """The time once the device has done what it was told."""
+    """The time once the device has finished its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Which arguments of a block have a row per position, found by watching them grow.
+"""Which arguments of a block have a row per position, discovered by watching them grow.
 
 In: a wrapped decoder. Out: `Axes`, with which a block can be given some of the rows of a pass, or
 the nodes of a tree, whatever its family calls masks, positions and biases.
@@ -20,13 +20,13 @@ from layerleap.models.cursor.tree import Tree
 
 Name = int | str  # an argument by place or by name
 Spec = Any  # (query, key) dimensions of a tensor, a list of specs of a sequence, or None
-# Makes of a tensor for a chain of tokens one for tokens that lie otherwise: by query and key.
-Placement = Callable[[Tensor, int | None, int | None], Tensor]
+# Rearranges a tensor that was made for a chain of tokens, given its query and key dimensions.
+Arrange = Callable[[Tensor, int | None, int | None], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockArguments:
-    """What one block was called with, but for the state."""
+    """What one block was called with, without the state."""
 
     queries: int
     keys: int
@@ -38,8 +38,8 @@ class Axes:
     """The dimensions of every argument of every block."""
 
     specs: tuple[Mapping[Name, Spec], ...]  # by block, the first at 0
-    branches: bool = False  # tokens may branch: proved by `walkable.find_axes`
-    abreast: bool = False  # several texts may go in one pass: proved there too
+    branches: bool = False  # tokens may branch: verified by `verify.find_axes`
+    batches: bool = False  # several texts may share a pass: verified there too
 
     def fit(
         self,
@@ -47,18 +47,18 @@ class Axes:
         name: Name,
         value: Any,
         rows: int,
-        lay: Placement | None,
-        done: dict[Any, Any],
+        arrange: Arrange | None,
+        fitted: dict[Any, Any],
     ) -> Any:
-        """`value`, cut to the last `rows` queries, or laid out for tokens that are no chain.
+        """`value`, cut to the last `rows` queries, or rearranged for tokens that are not a chain.
 
         Args:
             block: 1 to n_layers.
             name: of the argument.
             value: as the model made it for a chain of tokens.
-            rows: how many queries are wanted.
-            lay: how to lay it out, if they are none.
-            done: what was made of the same tensors for other blocks of this pass.
+            rows: how many queries to keep.
+            arrange: how to rearrange it, if the tokens are not a chain.
+            fitted: results for the same tensors in other blocks of this pass.
         """
         spec = self.specs[block - 1].get(name)
         if spec is None:
@@ -66,61 +66,62 @@ class Axes:
         if value is None:
             raise ModelRefused(
                 f"block {block} was called without its mask {name!r}, so its rows cannot be told "
-                "apart; the attention implementation has changed, or nothing was run before"
+                "apart; either the attention implementation has changed, or nothing was run before"
             )
         key = id(value), rows
-        if key not in done:
-            done[key] = value, _fit(value, spec, rows, lay)  # held, so that its id stays its own
-        return done[key][1]
+        if key not in fitted:
+            # The value is held as well, so that its id is not used again.
+            fitted[key] = value, _fit(value, spec, rows, arrange)
+        return fitted[key][1]
 
 
-def _fit(value: Any, spec: Spec, rows: int, lay: Placement | None) -> Any:
+def _fit(value: Any, spec: Spec, rows: int, arrange: Arrange | None) -> Any:
     if isinstance(spec, list):
-        return type(value)(_fit(v, s, rows, lay) for v, s in zip(value, spec, strict=True))
+        return type(value)(_fit(v, s, rows, arrange) for v, s in zip(value, spec, strict=True))
     if spec is None or not isinstance(value, Tensor):
         return value
     query, key = spec
-    if lay is not None:
-        return lay(value, query, key)
+    if arrange is not None:
+        return arrange(value, query, key)
     return value if query is None else value.narrow(query, value.shape[query] - rows, rows)
 
 
-def along(tree: Tree) -> Placement:
-    """For nodes that branch after the text so far."""
+def for_tree(tree: Tree) -> Arrange:
+    """The arrangement for nodes that branch after the text so far."""
     return partial(_branch, tree)
 
 
 def _branch(tree: Tree, value: Tensor, query: int | None, key: int | None) -> Tensor:
-    """A mask or bias of a chain, laid out for nodes that branch.
+    """A mask or bias of a chain, rearranged for nodes that branch.
 
-    What has queries but no keys follows from the positions that the model was given, and is right
-    already. A key's bias is that of its position. Of a mask, each node takes the row of its
-    position, and of the columns of nodes those that it does not see are shut.
+    Tensors with queries but no keys follow from the positions that the model was given, and are
+    right already. The bias of a key is that of its position. In a mask, each node takes the row of
+    its position, and the columns of nodes outside its path are masked.
     """
     if key is None:
         return value
     begin, depths = value.shape[key] - len(tree), torch.tensor(tree.depths, device=value.device)
-    places = torch.cat([torch.arange(begin, device=value.device), begin + depths])
+    positions = torch.cat([torch.arange(begin, device=value.device), begin + depths])
     if query is None:
-        return value.index_select(key, places)
+        return value.index_select(key, positions)
     first = value.narrow(query, 0, 1)
-    shut = first.narrow(key, value.shape[key] - 1, 1)  # the first token does not see the last
-    laid = value.index_select(query, depths).index_select(key, places)
-    seen = torch.ones(len(tree), value.shape[key], dtype=torch.bool, device=value.device)
-    seen[:, begin:] = tree.sees().to(value.device)
+    masked = first.narrow(key, value.shape[key] - 1, 1)  # the first token does not see the last
+    arranged = value.index_select(query, depths).index_select(key, positions)
+    visible = torch.ones(len(tree), value.shape[key], dtype=torch.bool, device=value.device)
+    visible[:, begin:] = tree.visible().to(value.device)
     if query > key:
-        seen = seen.T
+        visible = visible.T
     shape = [1] * value.dim()
     shape[query], shape[key] = len(tree), value.shape[key]
-    return torch.where(seen.reshape(shape), laid, shut)
+    return torch.where(visible.reshape(shape), arranged, masked)
 
 
-def compare(fits: tuple[list[BlockArguments], list[BlockArguments]]) -> Axes:
+def compare(passes: tuple[list[BlockArguments], list[BlockArguments]]) -> Axes:
     """The axes behind two passes of different lengths."""
     specs = []
-    for one, two in zip(*fits, strict=True):
+    for one, two in zip(*passes, strict=True):
         if set(one.arguments) != set(two.arguments):
-            raise ModelRefused("a block is called with other arguments from pass to pass")
+            raise ModelRefused("a block is called with different arguments from pass to pass")
         specs.append(
             {
                 name: _spec(value, two.arguments[name], one, two)
@@ -133,11 +134,11 @@ def compare(fits: tuple[list[BlockArguments], list[BlockArguments]]) -> Axes:
 def _spec(a: Any, b: Any, one: BlockArguments, two: BlockArguments) -> Spec:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         sizes = list(zip(a.shape, b.shape, strict=True)) if a.dim() == b.dim() else []
-        query, key = (_where(sizes, pair) for pair in _pairs(one, two))
+        query, key = (_dimension(sizes, pair) for pair in _pairs(one, two))
         return None if query is None and key is None else (query, key)
     if isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b):
-        found = [_spec(x, y, one, two) for x, y in zip(a, b, strict=True)]
-        return found if any(spec is not None for spec in found) else None
+        specs = [_spec(x, y, one, two) for x, y in zip(a, b, strict=True)]
+        return specs if any(spec is not None for spec in specs) else None
     return None
 
 
@@ -145,8 +146,11 @@ def _pairs(one: BlockArguments, two: BlockArguments) -> tuple[tuple[int, int], t
     return (one.queries, two.queries), (one.keys, two.keys)
 
 
-def _where(sizes: list[tuple[int, int]], pair: tuple[int, int]) -> int | None:
-    found = [at for at, size in enumerate(sizes) if size == pair]
-    if len(found) > 1:
-        raise ModelRefused(f"two dimensions of an argument of a block are {pair[0]} long")
-    return found[0] if found else None
+def _dimension(sizes: list[tuple[int, int]], pair: tuple[int, int]) -> int | None:
+    matching = [at for at, size in enumerate(sizes) if size == pair]
+    if len(matching) > 1:
+        raise ModelRefused(
+            f"two dimensions of a block's argument are {pair[0]} long, so queries cannot be told "
+            "from others"
+        )
+    return matching[0] if matching else None

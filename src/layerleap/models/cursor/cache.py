@@ -1,7 +1,7 @@
 """A cache whose layers hold keys and values of different lengths.
 
-In: what blocks append. Out: a cache that the library's models take for one of their own; it tells
-them that the text goes on from where the pass under way begins, whatever each layer holds.
+In: what blocks append. Out: a cache that the models of transformers accept as one of their own; it
+tells them that the text continues from where the current pass begins, whatever each layer holds.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from layerleap.errors import BadSettings
 
 
 class KeysStored(Exception):
-    """Raised inside a block once its keys and values are kept, if nothing else is wanted."""
+    """Raised inside a block once its keys and values are stored, if nothing else is needed."""
 
 
 class Layer(DynamicLayer):
@@ -23,44 +23,44 @@ class Layer(DynamicLayer):
     def __init__(self) -> None:
         super().__init__()
         self.length = 0
-        self._room: tuple[Tensor, ...] = ()
+        self._buffers: tuple[Tensor, ...] = ()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append; returns all there is."""
+        """Append; returns all keys and values."""
         total = self.length + key_states.shape[-2]
-        if not self._room or total > self._room[0].shape[-2]:
+        if not self._buffers or total > self._buffers[0].shape[-2]:
             self._grow((key_states, value_states), total)
-        for room, new in zip(self._room, (key_states, value_states), strict=True):
-            room[..., self.length : total, :] = new
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[..., self.length : total, :] = new
         self.set_length(total)
         return self.keys, self.values
 
     def _grow(self, new: tuple[Tensor, Tensor], total: int) -> None:
         size = max(64, 2 * total)
-        rooms = tuple(n.new_empty(*n.shape[:-2], size, n.shape[-1]) for n in new)
-        for room, old in zip(rooms, self._room, strict=False):
-            room[..., : self.length, :] = old[..., : self.length, :]
+        buffers = tuple(n.new_empty(*n.shape[:-2], size, n.shape[-1]) for n in new)
+        for buffer, old in zip(buffers, self._buffers, strict=False):
+            buffer[..., : self.length, :] = old[..., : self.length, :]
         self.dtype, self.device, self.is_initialized = new[0].dtype, new[0].device, True
-        self._room = rooms
+        self._buffers = buffers
 
     def set_length(self, length: int) -> None:
         """Keep the first `length` positions."""
         self.length = length
-        if self._room:
-            self.keys, self.values = (room[..., :length, :] for room in self._room)
+        if self._buffers:
+            self.keys, self.values = (buffer[..., :length, :] for buffer in self._buffers)
 
-    def gather(self, start: int, places: Tensor) -> None:
-        """What lies at start + places moves to start, start + 1, ...; all else from there on goes.
+    def gather(self, start: int, offsets: Tensor) -> None:
+        """Move start + offsets to start, start + 1, ...; forget everything else from there on.
 
         Args:
-            start: where the places are counted from.
-            places: rising.
+            start: where the offsets are counted from.
+            offsets: rising.
         """
-        for room in self._room:
-            room[..., start : start + len(places), :] = room[..., start + places, :]
-        self.set_length(start + len(places))
+        for buffer in self._buffers:
+            buffer[..., start : start + len(offsets), :] = buffer[..., start + offsets, :]
+        self.set_length(start + len(offsets))
 
     def get_seq_length(self) -> int:
         """How many positions there are."""
@@ -76,48 +76,46 @@ class RaggedCache(DynamicCache):
         super().__init__()
         self.layer_class_to_replicate = None
         self.layers = [Layer() for _ in range(n_layers)]
-        self.begin = 0  # where the pass under way begins, as the model is told
-        self.keys_only = False  # stop a block as soon as its keys and values are kept
+        self.begin = 0  # where the current pass begins, as the model is told
+        self.keys_only = False  # stop a block as soon as its keys and values are stored
+        self.cursor: Any = None  # during a pass, the cursor that knows which rows it runs
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Where the pass under way begins."""
+        """Where the current pass begins."""
         return self.begin
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """How many keys a mask is about, and where they begin."""
+        """How many keys a mask covers, and where they begin."""
         return self.begin + query_length, 0
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append to one layer."""
-        found = super().update(*args, **kwargs)
+        keys, values = super().update(*args, **kwargs)
         if self.keys_only:
             raise KeysStored
-        return found
+        return keys, values
 
     def take(self, other: Cache) -> None:
         """Take over keys and values of one text, all layers equally long."""
         if len(other.layers) != len(self.layers):
             raise BadSettings(
-                f"a cache of {len(other.layers)} layers was handed over; this model has "
-                f"{len(self.layers)}"
+                f"got a cache of {len(other.layers)} layers; this model has {len(self.layers)}"
             )
         for own, layer in zip(self.layers, other.layers, strict=True):
             keys, values = layer.keys, layer.values
-            whole = keys is not None and keys.shape[-2] == layer.get_seq_length()
-            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or not whole:
+            is_whole = keys is not None and keys.shape[-2] == layer.get_seq_length()
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or not is_whole:
                 raise BadSettings(
-                    f"a {type(layer).__name__} that holds {0 if keys is None else keys.shape[-2]} "
-                    f"of {layer.get_seq_length()} positions was handed over; a DynamicCache with "
-                    "all of them was wanted (a sliding window has dropped some once it is full)"
+                    f"got a {type(layer).__name__} with {0 if keys is None else keys.shape[-2]} "
+                    f"of {layer.get_seq_length()} positions; expected a DynamicCache with all of "
+                    "them (a sliding window drops some once it is full)"
                 )
             if keys.shape[0] != 1:
-                raise BadSettings(
-                    f"a cache of {keys.shape[0]} texts was handed over; decode them one by one"
-                )
+                raise BadSettings(f"got a cache of {keys.shape[0]} texts; decode them one by one")
             own.update(keys, values)
 
     def give(self, other: Cache) -> None:
-        """Leave what is here in a cache of the library's own, in place of what it had."""
+        """Copy everything into one of transformers' caches, replacing what it had."""
         while len(other.layers) < len(self.layers) and other.layer_class_to_replicate is not None:
             other.layers.append(other.layer_class_to_replicate())  # made when first used
         for own, layer in zip(self.layers, other.layers, strict=True):

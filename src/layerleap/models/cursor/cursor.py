@@ -1,49 +1,40 @@
-"""The model run over a cache, each position as far as it is wanted.
+"""The model run over a cache, each position only as far as needed.
 
 In: a wrapped decoder, and tokens as they come, one after another or as a tree.
-Out: states at the layer where a pass ended; keys and values right for everything that is kept.
+Out: states at the layer where a pass ended; keys and values that are right for everything kept.
 
-Positions may wait at a layer: what lies above is run later, in one pass with the positions that
+Positions may wait at a layer. The blocks above run later, in one pass with the positions that
 follow. Layers of the cache then differ in length, but a position never waits higher than the one
-before it, so what a block has yet to see is always the end of the text.
+before it, so the rows that a block has yet to see are always the end of the text.
 
-The model's own forward pass does the work. It is told that the text goes on from its shortest
-layer, so masks, positions and biases come out as that family makes them, and each block gets the
-rows of them that it lacks. Which arguments have a row per position is found, not known (`axes`).
+The model's own forward pass does the work. It is told that the text continues from its shortest
+layer, so it makes masks, positions and biases as its family does, and each block gets the rows it
+lacks. Which arguments have a row per position is discovered (`axes`).
 """
 
-import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.cursor.axes import Axes, BlockArguments, Placement, along
+from layerleap.models.cursor.axes import Arrange, Axes, BlockArguments, for_tree
 from layerleap.models.cursor.cache import KeysStored, RaggedCache
 from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.discovery.probe import accepts
 from layerleap.models.discovery.trace import Shape, shape_of, state_given, state_place
+from layerleap.models.hooks.forward import StopPass, Tap, tapped
+from layerleap.models.hooks.rows import Rows
 from layerleap.models.transformer import Transformer
 
 # A layer, the new rows of h[layer - 1] and of h[layer]: is that far enough?
 StopCheck = Callable[[int, Tensor, Tensor], bool]
-Carry = Callable[[Tensor, int, int], Tensor]  # rows of h[src], src, dst: what to take for h[dst]
-
-
-# One walk at a time: a second one on another thread waits for the first to leave the model.
-_LOCKS: "WeakKeyDictionary[nn.Module, threading.RLock]" = WeakKeyDictionary()
-
-
-class _Enough(Exception):
-    """Raised inside the model once nothing above is wanted."""
+Carry = Callable[[Tensor, int, int], Tensor]  # rows of h[src], src, dst: what to use as h[dst]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +46,13 @@ class PassEnd:
 
 
 class Cursor:
-    """One text under way; inside its `with` block, the blocks of the model obey it.
+    """One text in progress; inside its `with` block it steers the blocks of the model.
 
-    The model is as before on leaving. After an error or an interruption, so is the walk: a pass
-    counts as a whole or not at all.
+    The model is restored on leaving. An error or an interruption undoes the pass that it hits: a
+    pass counts as a whole or not at all.
     """
+
+    is_cached = True  # so that edits know
 
     def __init__(
         self,
@@ -67,47 +60,41 @@ class Cursor:
         axes: Axes | None = None,
         *,
         packed: Packed | None = None,
+        text: int = 0,
+        prompt: int | None = None,
     ) -> None:
-        """An empty text.
+        """Start with an empty text.
 
         Args:
             transformer: a decoder.
-            axes: from `walkable.find_axes`; without them nothing can wait or branch.
-            packed: weights laid out for passes over a few tokens.
+            axes: from `verify.find_axes`; without them nothing can wait or branch.
+            packed: weights packed for passes over a few tokens.
+            text: which text of a batch this is, for edits that name one.
+            prompt: how many tokens its prompt has, for edits of what is generated.
         """
         self.transformer, self.axes = transformer, axes
+        self.text, self.prompt = text, prompt
         self._packed = packed
         self.cache = RaggedCache(transformer.n_layers)
         self.ids: list[int] = []  # tokens whose positions were entered
         self.called: list[BlockArguments] = []  # what the blocks of the last pass were called with
+        self.block = 0  # the block that is running
         self._waiting: dict[int, Tensor] = {}  # by layer: (1, row, d_model)
         self._shapes: dict[int, Shape] = {}
         self._undo = ExitStack()
-        self._thread: int | None = None  # on which a pass is under way
+        self._is_running = False
         self._takes_positions = accepts(transformer.model, "position_ids")
 
     def __enter__(self) -> Self:
-        try:
-            self._enter()
-        except BaseException:  # nobody calls __exit__ for a `with` that was not entered
-            self._undo.close()
-            raise
+        with ExitStack() as undo:
+            tap, model = Tap(around=self._run_block), self.transformer.model
+            undo.enter_context(
+                tapped(model, {block: tap for block in self.transformer.block_modules()})
+            )
+            if self._packed is not None:
+                undo.enter_context(self._packed.in_use(model))
+            self._undo = undo.pop_all()
         return self
-
-    def _enter(self) -> None:
-        model = self.transformer.model
-        self._undo.enter_context(_LOCKS.setdefault(model, threading.RLock()))
-        if self._packed is not None:
-            self._undo.enter_context(self._packed.on())
-        for path in dict.fromkeys(self.transformer.blocks):
-            own = model.get_submodule(path).__dict__
-            # In the instance's own dictionary, where accelerate may keep a forward already.
-            original = model.get_submodule(path).forward
-            if "forward" in own:
-                self._undo.callback(own.__setitem__, "forward", own["forward"])
-            else:
-                self._undo.callback(own.pop, "forward")
-            own["forward"] = partial(self._forward, original)
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
@@ -134,34 +121,40 @@ class Cursor:
         """Enter new tokens, and run whatever waits along with them.
 
         Args:
-            new: tokens that follow the text; none to only run what waits.
-            watch: asked at the layers `checks` whether to stop there; if so, everything that is
-                under way waits there.
+            new: tokens that follow the text; none to run only what waits.
+            watch: asked at the layers `checks` whether to stop there; if so, all rows of the pass
+                wait there.
             checks: layers below the last.
             carry: instead of waiting, the new rows leave, and their keys and values in the
-                blocks above are made from what this gives.
+                blocks above are computed from the states that this returns.
         """
         tree = new if isinstance(new, Tree) else Tree.chain(new) if new else None
         if tree is not None and not tree.is_chain and (self.waiting or watch):
             raise BadSettings("a tree cannot be entered while positions wait, and cannot wait")
         before = [layer.length for layer in self.cache.layers], dict(self._waiting), self.length
         self._begin_pass(tree, watch, frozenset(checks), carry)
-        self._thread = threading.get_ident()
+        self._is_running, self.cache.cursor = True, self
         try:
-            self._call(tree)
-        except _Enough:
+            self._call_model(tree)
+        except StopPass:
             pass
-        except BaseException:  # an interruption too: half a pass must not be taken for one
+        except BaseException:  # an interruption too: half a pass must not count as one
             self._waiting = before[1]
             del self.ids[before[2] :]
             for layer, length in zip(self.cache.layers, before[0], strict=True):
                 layer.set_length(length)
             raise
         finally:
-            self._thread = None
-        if self._left is not None:
-            return PassEnd(*self._left)
-        return PassEnd(self._block, self._h[0])
+            self._is_running, self.cache.cursor = False, None
+        if self._exit is not None:
+            return PassEnd(*self._exit)
+        return PassEnd(self.block, self._h[0])
+
+    def rows(self, n: int) -> Rows:
+        """The n rows that the running block is given, for edits."""
+        positions = torch.tensor(self._positions[-n:])
+        prompts = None if self.prompt is None else torch.full((n,), self.prompt)
+        return Rows(torch.full((n,), self.text), positions, prompts)
 
     def _begin_pass(
         self,
@@ -170,85 +163,88 @@ class Cursor:
         checks: frozenset[int],
         carry: Carry | None,
     ) -> None:
-        self._block, self._new = 0, 0 if tree is None else len(tree)
+        self.block, self._n_new = 0, 0 if tree is None else len(tree)
         self._watch, self._checks, self._carry = watch, checks, carry
-        self._left: tuple[int, Tensor] | None = None
-        self._lay = None if tree is None else self._lay_out(tree)
-        self._fits: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._exit: tuple[int, Tensor] | None = None
+        self._arrange = None if tree is None else self._arrangement(tree)
+        self._fitted: dict[tuple[int, int], tuple[Any, Any]] = {}
         self.called = []
 
-    def _call(self, tree: Tree | None) -> None:
+    def _call_model(self, tree: Tree | None) -> None:
         begin = self.cache.layers[-1].length
         ids = self.ids[begin:] + ([] if tree is None else list(tree.ids))
         if not ids:
             raise BadSettings("no token to run: none is new, and none waits")
         self.cache.begin = begin
-        device = _entry(self.transformer)
+        device = _entry_device(self.transformer)
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([ids], device=device),
             "past_key_values": self.cache, "use_cache": True,
         }  # fmt: skip
+        new = [] if tree is None else self._tree_positions(tree)
+        self._positions = [*range(begin, self.length), *new]
         if self._takes_positions:
-            places = [*range(begin, self.length), *([] if tree is None else self._places(tree))]
-            inputs["position_ids"] = torch.tensor([places], device=device)
+            inputs["position_ids"] = torch.tensor([self._positions], device=device)
         self.ids += [] if tree is None else tree.ids
-        self._queries = len(ids)
+        self._n_queries = len(ids)
         self.transformer.model(**inputs)
         raise ModelRefused(
-            f"{self._block} blocks ran in this forward pass; {self.transformer.n_layers} were "
-            "wanted"
+            f"{self.block} blocks ran in this forward pass; expected {self.transformer.n_layers}"
         )
 
-    def _places(self, tree: Tree) -> list[int]:
-        """Where the new tokens stand in their text."""
+    def _tree_positions(self, tree: Tree) -> list[int]:
+        """The positions of the new tokens in their text."""
         return [self.length + depth for depth in tree.depths]
 
-    def _lay_out(self, tree: Tree) -> Placement | None:
-        """How the arguments of blocks are laid out for the new tokens; None for a chain."""
-        return None if tree.is_chain else along(tree)
+    def _arrangement(self, tree: Tree) -> Arrange | None:
+        """How the arguments of blocks are arranged for the new tokens; None for a chain."""
+        return None if tree.is_chain else for_tree(tree)
 
-    def _forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a block does instead of running: run on the rows that it lacks, if any."""
-        if self._thread != threading.get_ident():  # somebody else's pass
+    def _run_block(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a block on the rows that it lacks, if any."""
+        if not self._is_running:  # a pass that is not ours
             return original(*args, **kwargs)
-        self._block += 1
-        block, (place, given) = self._block, _state_of(args, kwargs)
-        if block == 1:  # tokens that wait were embedded only so that positions come out right
-            wait = given.shape[1] - self._new
-            self._h = given[:, wait:] if wait else given
-        if self._left is not None:
-            return self._pass_by(original, args, kwargs, place, given)
+        self.block += 1
+        block, (place, given) = self.block, _state_of(args, kwargs)
+        if block == 1:  # tokens that wait were embedded only to get positions right
+            n_waiting = given.shape[1] - self._n_new
+            self._h = given[:, n_waiting:] if n_waiting else given
+        if self._exit is not None:
+            return self._store_keys(original, args, kwargs, place, given)
         if (rows := self._waiting.pop(block - 1, None)) is not None:
             self._h = torch.cat([rows, self._h.to(rows.device)], 1)
         if not self._h.shape[1]:
             return self._shapes[block](given)
-        plain = self._lay is None and self.axes is not None
-        if not (plain and self._h is given and given.shape[1] == self._queries):
-            args, kwargs = self._fitted(block, args, kwargs, place, self._h)
-        before = self._h[0, -self._new :].clone() if block in self._checks else None
-        output = original(*args, **kwargs)  # some blocks add in place, hence the copy
+        is_plain = self._arrange is None and self.axes is not None
+        if not (is_plain and self._h is given and given.shape[1] == self._n_queries):
+            args, kwargs = self._fit(block, args, kwargs, place, self._h)
+        # A copy, because some blocks add in place.
+        before = self._h[0, -self._n_new :].clone() if block in self._checks else None
+        output = original(*args, **kwargs)
         state = state_given(output)
         if state is None:
-            raise ModelRefused("a block gave no state")
+            raise ModelRefused("a block returned no state")
         self._shapes.setdefault(block, shape_of(output))
         self._h = state
         if block == self.transformer.n_layers:
-            raise _Enough
+            raise StopPass
         if before is not None:
-            self._ask(block, before, state)
+            self._check_stop(block, before, state)
         return output
 
-    def _ask(self, block: int, before: Tensor, state: Tensor) -> None:
+    def _check_stop(self, block: int, before: Tensor, state: Tensor) -> None:
         """Ask whether to stop here, and if so, stop."""
-        if self._watch is None or not self._watch(block, before, state[0, -self._new :]):
+        if self._watch is None or not self._watch(block, before, state[0, -self._n_new :]):
             return
         if self._carry is None:
-            others = self._waiting.get(block, state[:, :0])  # who waits there already
+            others = self._waiting.get(block, state[:, :0])  # rows that wait there already
             self._waiting[block] = torch.cat([others, state], 1)
-            raise _Enough
-        self._left = block, state[0].clone()
+            raise StopPass
+        self._exit = block, state[0].clone()
 
-    def _pass_by(
+    def _store_keys(
         self,
         original: Callable[..., Any],
         args: tuple[Any, ...],
@@ -256,12 +252,12 @@ class Cursor:
         place: int | str,
         given: Tensor,
     ) -> Any:
-        """Above the exit: only keys and values, made from what the state is carried to."""
-        assert self._left is not None
+        """Above the exit: compute only keys and values, from the states that `carry` returns."""
+        assert self._exit is not None
         assert self._carry is not None
-        layer, h = self._left
-        carried = self._carry(h, layer, self._block - 1)[None].to(given.dtype)
-        args, kwargs = self._fitted(self._block, args, kwargs, place, carried)
+        layer, h = self._exit
+        carried = self._carry(h, layer, self.block - 1)[None].to(given.dtype)
+        args, kwargs = self._fit(self.block, args, kwargs, place, carried)
         self.cache.keys_only = True
         try:
             original(*args, **kwargs)
@@ -269,11 +265,11 @@ class Cursor:
             pass
         finally:
             self.cache.keys_only = False
-        if self._block == self.transformer.n_layers:
-            raise _Enough
-        return self._shapes[self._block](given)
+        if self.block == self.transformer.n_layers:
+            raise StopPass
+        return self._shapes[self.block](given)
 
-    def _fitted(
+    def _fit(
         self,
         block: int,
         args: tuple[Any, ...],
@@ -281,32 +277,35 @@ class Cursor:
         place: int | str,
         h: Tensor,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a block with `h` as the state, and all else cut to its rows."""
+        """The arguments of a block with `h` as the state, and everything else cut to its rows."""
         named = dict(enumerate(args)) | kwargs
         others = {name: value for name, value in named.items() if name != place}
         if self.axes is None:
             self.called.append(
-                BlockArguments(self._queries, self.cache.begin + self._queries, dict(others))
+                BlockArguments(self._n_queries, self.cache.begin + self._n_queries, dict(others))
             )
-        elif h.shape[1] != self._queries or self._lay is not None:
+        elif h.shape[1] != self._n_queries or self._arrange is not None:
             others = {
-                name: self.axes.fit(block, name, value, h.shape[1], self._lay, self._fits)
+                name: self.axes.fit(block, name, value, h.shape[1], self._arrange, self._fitted)
                 for name, value in others.items()
             }
         others[place] = h
-        placed = tuple(others.pop(n) for n in range(len(args)))
-        return placed, {str(name): value for name, value in others.items()}
+        positional = tuple(others.pop(n) for n in range(len(args)))
+        return positional, {str(name): value for name, value in others.items()}
 
     def take(self, ids: Sequence[int], cache: Cache) -> None:
-        """Begin with what somebody else has computed of the text.
+        """Begin with keys and values that were computed elsewhere.
 
         Args:
             ids: the tokens.
             cache: keys and values of all of them, in every layer.
         """
-        held = cache.get_seq_length()
-        if held != len(ids) or self.length:
-            raise BadSettings(f"a cache of {held} positions was handed over for {len(ids)} tokens")
+        n_cached = cache.get_seq_length()
+        if n_cached != len(ids) or self.length:
+            raise BadSettings(
+                f"got a cache of {n_cached} positions for {len(ids)} tokens, with {self.length} "
+                "entered before; expected as many positions as tokens, and none entered"
+            )
         self.cache.take(cache)
         self.ids = list(ids)
 
@@ -315,27 +314,27 @@ class Cursor:
         if not 0 <= length <= self.length:
             raise BadSettings(f"a text of {self.length} positions cannot be cut to {length}")
         for layer, rows in list(self._waiting.items()):
-            left = length - self.cache.layers[layer].length
-            if left > 0:
-                self._waiting[layer] = rows[:, :left]
+            n_left = length - self.cache.layers[layer].length
+            if n_left > 0:
+                self._waiting[layer] = rows[:, :n_left]
             else:
                 del self._waiting[layer]
-        for kept in self.cache.layers:
-            kept.set_length(min(kept.length, length))
+        for cached in self.cache.layers:
+            cached.set_length(min(cached.length, length))
         del self.ids[length:]
 
     def keep(self, nodes: Sequence[int], tree: Tree) -> None:
-        """Of the tree that was just entered, keep one path; everything else is forgotten.
+        """Keep one path of the tree that was just entered, and forget the rest of it.
 
         Args:
-            nodes: the path from the text so far on; may be empty.
+            nodes: the path, starting after the text so far; may be empty.
             tree: what was entered.
         """
         start = self.length - len(tree)
         if list(nodes) != list(range(len(nodes))):
-            places = torch.tensor(nodes)
+            offsets = torch.tensor(nodes)
             for layer in self.cache.layers:
-                layer.gather(start, places.to(layer.device))
+                layer.gather(start, offsets.to(layer.device))
             self.ids[start:] = [tree.ids[node] for node in nodes]
         self.cut(start + len(nodes))
 
@@ -347,6 +346,6 @@ def _state_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str,
     return place, args[place] if isinstance(place, int) else kwargs[place]
 
 
-def _entry(transformer: Transformer) -> torch.device:
+def _entry_device(transformer: Transformer) -> torch.device:
     device = transformer.model.device
     return torch.device("cpu") if device.type == "meta" else device

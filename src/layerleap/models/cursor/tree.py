@@ -1,6 +1,6 @@
-"""Tokens that branch, to be looked at in one pass.
+"""Tokens that branch, to run in one pass.
 
-In: ids and which node each follows. Out: depths, and who sees whom.
+In: ids, and which node each follows. Out: depths, and which nodes see which.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,14 @@ class Tree:
     def __post_init__(self) -> None:
         if not self.ids or len(self.ids) != len(self.parents):
             raise BadSettings(
-                f"a tree of {len(self.ids)} tokens with {len(self.parents)} parents; as many of "
-                "both, and at least one, were wanted"
+                f"a tree of {len(self.ids)} tokens with {len(self.parents)} parents; expected at "
+                "least one token, and one parent for each"
             )
         if not all(-1 <= parent < node for node, parent in enumerate(self.parents)):
-            raise BadSettings(f"parents {self.parents} do not come before their children")
+            raise BadSettings(
+                f"parents {self.parents}; expected every parent before its children, and -1 for "
+                "nodes that follow the text"
+            )
 
     @classmethod
     def chain(cls, ids: Sequence[int]) -> "Tree":
@@ -39,32 +42,32 @@ class Tree:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """How many nodes lie above each."""
-        found: list[int] = []
+        """How many nodes are above each."""
+        depths: list[int] = []
         for parent in self.parents:
-            found.append(0 if parent < 0 else found[parent] + 1)
-        return tuple(found)
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
 
     @cached_property
     def is_chain(self) -> bool:
         """True if nothing branches."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
-    def sees(self) -> Tensor:
-        """(node, node): True where the column is the row itself or lies above it."""
+    def visible(self) -> Tensor:
+        """(node, node): True where the column is the row itself or one of its ancestors."""
         if self.is_chain:
             return torch.ones(len(self), len(self), dtype=torch.bool).tril()
-        found = torch.zeros(len(self), len(self), dtype=torch.bool)
+        visible = torch.zeros(len(self), len(self), dtype=torch.bool)
         for node, parent in enumerate(self.parents):
             if parent >= 0:
-                found[node] = found[parent]
-            found[node, node] = True
-        return found
+                visible[node] = visible[parent]
+            visible[node, node] = True
+        return visible
 
     def children(self, node: int) -> dict[int, int]:
         """The nodes that follow `node`, by their token; the first of equal ones."""
-        found: dict[int, int] = {}
+        children: dict[int, int] = {}
         for child, parent in enumerate(self.parents):
             if parent == node:
-                found.setdefault(self.ids[child], child)
-        return found
+                children.setdefault(self.ids[child], child)
+        return children

@@ -222,7 +222,8 @@ def _padding(
 
 def _count_hooks(model: PreTrainedModel) -> int:
     return sum(
-        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+        len(module._forward_hooks) + len(module._forward_pre_hooks) + ("forward" in vars(module))
+        for module in model.modules()
     )
 
 

@@ -1,12 +1,11 @@
-"""One forward pass, written down: which module ran when, what it took and what it gave.
+"""One forward pass, call by call: which module ran when, what it took and what it gave.
 
 In: a model and a small probe input.
-Out: a list of calls in order of execution, from which `discover` and `sites` read the
-architecture instead of knowing it.
+Out: a list of calls in order of execution, from which `structure` and `sites` infer the
+architecture; and how to find and replace the state among a module's arguments and outputs.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
+from layerleap.models.hooks.forward import Tap, tapped
 
-Shape = Callable[[Tensor], Any]  # a state, as a module would return it
+Shape = Callable[[Tensor], Any]  # wraps a state the way a module returns it
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Call:
 
 
 def state_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | str | None:
-    """Which argument is the state: the first tensor by place, else `hidden_states`."""
+    """Which argument is the state: the first positional tensor, else `hidden_states`."""
     for place, value in enumerate(args):
         if isinstance(value, Tensor):
             return place
@@ -47,12 +47,21 @@ def state_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | str |
 def state_taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The state that a module is called with."""
     place = state_place(args, kwargs)
-    found = args[place] if isinstance(place, int) else kwargs.get(place or "")
-    return found if isinstance(found, Tensor) else None
+    value = args[place] if isinstance(place, int) else kwargs.get(place or "")
+    return value if isinstance(value, Tensor) else None
+
+
+def with_state(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], place: int | str, state: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments with another state at `place`."""
+    if isinstance(place, int):
+        return (*args[:place], state, *args[place + 1 :]), dict(kwargs)
+    return args, {**kwargs, place: state}
 
 
 def state_given(output: Any) -> Tensor | None:
-    """The state that a module returns: the output itself, or the first tensor in it."""
+    """The state that a module returns: the output, or the first tensor in it."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):
@@ -63,54 +72,64 @@ def state_given(output: Any) -> Tensor | None:
 
 
 def bare(state: Tensor) -> Tensor:
-    """A module that returns the state alone."""
+    """The `Shape` of a module that returns nothing but the state."""
     return state
 
 
 def shape_of(output: Any, module: str = "a module") -> Shape:
-    """How a module returns its state; beside it may stand weights and the like, which are None."""
+    """How a module returns its state; other items (attention weights and the like) become None."""
     if isinstance(output, Tensor):
         return bare
     state = state_given(output)
     if state is None or type(output) not in (tuple, list):
         raise ModelRefused(
-            f"{module} returns a {type(output).__name__}; a tensor or a tuple with one was wanted, "
-            "so nothing can stand in for it"
+            f"{module} returns a {type(output).__name__}; expected a tensor, or a tuple that holds "
+            "one, so this module cannot be replaced"
         )
     kind, place, length = type(output), [v is state for v in output].index(True), len(output)
     return lambda state: kind(state if at == place else None for at in range(length))
 
 
 @torch.no_grad()
-def trace(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Call], Any]:
-    """Every call of one forward pass in order of start, and the model's output."""
+def trace(model: nn.Module, inputs: Mapping[str, Any], within: str = "") -> tuple[list[Call], Any]:
+    """Every call of one forward pass in order of start, and the model's output.
+
+    Args:
+        model: the model.
+        inputs: keyword arguments of its forward pass.
+        within: trace only the module at this path and those inside it.
+    """
     calls: list[Call] = []
     open_calls: list[tuple[nn.Module, int, Tensor | None]] = []
     clock = 0
 
     def copy(value: Tensor | None) -> Tensor | None:
-        # Some blocks add in place, so what was seen must be kept apart from what follows.
+        # Some blocks add in place, which would change a tensor after it was recorded.
         return None if value is None else value.detach().clone()
 
-    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal clock
         clock += 1
         open_calls.append((module, clock, copy(state_taken(args, kwargs))))
 
-    def leaving(path: str, module: nn.Module, output: Any) -> None:
+    def leave(path: str, module: nn.Module, output: Any) -> None:
         nonlocal clock
         clock += 1
         opened, start, taken = open_calls.pop()
         if opened is module:
             calls.append(Call(path, module, start, clock, taken, copy(state_given(output))))
 
-    with ExitStack() as hooks:
-        for path, module in model.named_modules():
-            before = module.register_forward_pre_hook(entering, with_kwargs=True)
-            hooks.callback(before.remove)
-            after = module.register_forward_hook(
-                lambda module, _, output, path=path: leaving(path, module, output)
-            )
-            hooks.callback(after.remove)
+    def tap(path: str, module: nn.Module) -> Tap:
+        return Tap(
+            see_input=lambda args, kwargs: enter(module, args, kwargs),
+            see_output=lambda output: leave(path, module, output),
+        )
+
+    modules = {
+        module: tap(path, module)
+        for path, module in model.named_modules()
+        if not within or path == within or path.startswith(f"{within}.")
+    }
+    with tapped(model, modules):
         output = model(**inputs)
     return sorted(calls, key=lambda call: call.start), output

@@ -1,24 +1,22 @@
 """Reading the residual stream while the model runs.
 
-In: a wrapped model, its inputs, and which layers, sites and positions are wanted.
-Out: those states and nothing else; rows are gathered inside the hook, so a whole batch of
-activations is never kept for the sake of one position.
-
-Hooks are set on entering and removed on leaving, whatever happens in between.
+In: a wrapped model, its inputs, and which layers, sites and positions to read.
+Out: those states and nothing else. Rows are gathered during the pass, so that reading one position
+does not keep the activations of a whole batch.
 """
 
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.trace import state_given, state_taken
+from layerleap.models.hooks.forward import StopPass, Tap, tapped
 
 if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Capture:
-    """What one forward pass showed.
+    """The values read in one forward pass.
 
     `states[layer]` is h[layer]; `sites[block, name]` is the value at a site of the block that
     makes h[block]. With `keep`, both are (row, d_model); without, (batch, pos, d_model).
@@ -37,11 +35,7 @@ class Capture:
     logits: Tensor | None = None
 
 
-class _Enough(Exception):
-    """Raised inside the forward pass once everything wanted has been seen."""
-
-
-@torch.no_grad()  # not inference mode: a probe may be trained on what is seen
+@torch.no_grad()  # not inference mode: a probe may be trained on the captured states
 def capture(
     transformer: "Transformer",
     inputs: Mapping[str, Any],
@@ -51,7 +45,7 @@ def capture(
     keep: Tensor | None = None,
     logits: bool = False,
 ) -> Capture:
-    """Run the model once and return what was asked for.
+    """Run the model once and return the states, sites and logits that were asked for.
 
     Args:
         transformer: the wrapped model.
@@ -62,26 +56,18 @@ def capture(
         logits: also run the tail. Without it the pass ends after the last block needed.
     """
     wanted = set(range(transformer.n_layers + 1)) if layers is None else set(layers)
-    _check_wanted(transformer, wanted, sites)
-    watch = _Watch(wanted, frozenset(sites), keep, stop=not logits)
-    with ExitStack() as hooks:
-        for path in dict.fromkeys(transformer.blocks):
-            block = transformer.model.get_submodule(path)
-            before = block.register_forward_pre_hook(watch.before_block, with_kwargs=True)
-            hooks.callback(before.remove)
-            hooks.callback(block.register_forward_hook(watch.after_block).remove)
-        for name, side, module in transformer.site_modules(sites):
-            hooks.callback(_site_hook(module, name, side, watch).remove)
-        with suppress(_Enough):
-            output = transformer.model(**prepare(transformer.model, inputs))
-            watch.seen.logits = output.logits if logits else None
-    if missing := wanted - watch.seen.states.keys():
+    _check(transformer, wanted, sites)
+    reader = _Reader(wanted, frozenset(sites), keep, stop=not logits)
+    with tapped(transformer.model, reader.taps(transformer)), suppress(StopPass):
+        output = transformer.model(**prepare(transformer.model, inputs))
+        reader.captured.logits = output.logits if logits else None
+    if missing := wanted - reader.captured.states.keys():
         raise ModelRefused(f"layers {sorted(missing)} were never reached in this forward pass")
-    return watch.seen
+    return reader.captured
 
 
-class _Watch:
-    """What the hooks of one forward pass share."""
+class _Reader:
+    """The taps of one forward pass, and what they read."""
 
     def __init__(
         self,
@@ -91,68 +77,77 @@ class _Watch:
         stop: bool,
     ) -> None:
         self.layers, self.sites, self.keep = layers, sites, keep
-        # The layer after which nothing more is wanted; never, if the tail is to run as well.
+        # The layer after which the pass can stop; None if the tail has to run as well.
         last = max([*layers, *(block for block, _ in sites)], default=0)
-        self.enough = last if stop else None
-        self.done = 0  # blocks applied so far; a shared block (ALBERT) runs once per layer
+        self.stop_layer = last if stop else None
+        self.layer = 0  # blocks applied so far; a shared block (ALBERT) runs once per layer
         self.shape: torch.Size | None = None
-        self.seen = Capture()
+        self.captured = Capture()
 
-    def before_block(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """h[0] is what the first block takes."""
-        state = state_taken(args, kwargs)
-        if self.done == 0 and state is not None:
+    def taps(self, transformer: "Transformer") -> list[tuple[nn.Module, Tap]]:
+        blocks = transformer.block_modules()
+        taps = [(blocks[0], Tap(see_input=self.before_first_block))]
+        taps += [(block, Tap(see_output=self.after_block)) for block in blocks]
+        for name, side, module in transformer.site_modules(self.sites):
+            taps.append((module, self._site_tap(name, side)))
+        return taps
+
+    def _site_tap(self, name: str, side: str) -> Tap:
+        if side == "in":
+            return Tap(see_input=lambda args, kwargs: self.at_site(name, state_taken(args, kwargs)))
+        return Tap(see_output=lambda output: self.at_site(name, state_given(output)))
+
+    def before_first_block(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.layer == 0 and (state := state_taken(args, kwargs)) is not None:
             self.shape = state.shape[:2]
             self._reached(state)
 
-    def after_block(self, module: nn.Module, args: Any, output: Any) -> None:
-        """h[l] is what block l gives."""
-        self.done += 1
-        state = state_given(output)
-        if state is not None:
+    def after_block(self, output: Any) -> None:
+        self.layer += 1
+        if (state := state_given(output)) is not None:
             self._reached(state)
 
     def _reached(self, state: Tensor) -> None:
-        if self.done in self.layers:
-            self.seen.states[self.done] = self._rows(state)
-        if self.done == self.enough:
-            raise _Enough
+        if self.layer in self.layers:
+            self.captured.states[self.layer] = self._rows(state)
+        if self.layer == self.stop_layer:
+            raise StopPass
 
     def at_site(self, name: str, value: Tensor | None) -> None:
-        """A value inside the block that makes h[done + 1]."""
-        if (self.done + 1, name) in self.sites and value is not None:
-            self.seen.sites[self.done + 1, name] = self._rows(value)
+        """A value inside the block that makes h[layer + 1]."""
+        if (self.layer + 1, name) in self.sites and value is not None:
+            self.captured.sites[self.layer + 1, name] = self._rows(value)
 
     def _rows(self, value: Tensor) -> Tensor:
         """The kept positions; a copy, because a view would hold the whole activation."""
         if self.shape is not None and value.shape[:2] != self.shape:
-            value = value.reshape(*self.shape, -1)  # experts see rows without the batch axis
+            value = value.reshape(*self.shape, -1)  # experts get rows without the batch axis
         return value.clone() if self.keep is None else value[self.keep.to(value.device)]
 
 
-def _site_hook(module: nn.Module, name: str, side: str, watch: _Watch) -> RemovableHandle:
-    if side == "in":
-        return module.register_forward_pre_hook(
-            lambda _, args, kwargs: watch.at_site(name, state_taken(args, kwargs)),
-            with_kwargs=True,
-        )
-    return module.register_forward_hook(
-        lambda _, __, output: watch.at_site(name, state_given(output))
-    )
-
-
-def _check_wanted(
+def _check(
     transformer: "Transformer", layers: set[int], sites: Collection[tuple[int, str]]
 ) -> None:
-    top = transformer.n_layers
     for layer in layers:
-        if not 0 <= layer <= top:
-            raise BadSettings(f"layer {layer} does not exist: this model has layers 0 to {top}")
+        check_layer(transformer, layer)
     for block, name in sites:
-        if not 1 <= block <= top:
-            raise BadSettings(f"block {block} does not exist: this model has blocks 1 to {top}")
+        check_block(transformer, block)
         if name not in transformer.sites(block):
             known = ", ".join(transformer.sites(block)) or "none"
-            raise BadSettings(f"no site {name!r} in block {block}; there are: {known}")
+            raise BadSettings(f"no site {name!r} in block {block}; expected one of: {known}")
+
+
+def check_layer(transformer: "Transformer", layer: int) -> None:
+    """Refuse a layer that the model does not have."""
+    if not 0 <= layer <= transformer.n_layers:
+        raise BadSettings(
+            f"layer {layer} does not exist: this model has layers 0 to {transformer.n_layers}"
+        )
+
+
+def check_block(transformer: "Transformer", block: int) -> None:
+    """Refuse a block that the model does not have; block b makes h[b]."""
+    if not 1 <= block <= transformer.n_layers:
+        raise BadSettings(
+            f"block {block} does not exist: this model has blocks 1 to {transformer.n_layers}"
+        )

@@ -1,13 +1,14 @@
-"""One forward pass kept whole, so that any stretch of blocks can be run again from any state.
+"""One forward pass kept whole, so that any of its blocks can run again from any state.
 
 In: a wrapped model and its inputs.
-Out: `Recording`: h[0] .. h[n_layers] at all positions, and what else each block was called with
+Out: `Recording`: h[0] .. h[n_layers] at all positions, and the other arguments of each block
 (masks, position embeddings); the model's own blocks then run on other states as they ran on these.
 """
 
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,29 +16,28 @@ from torch import Tensor, nn
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
-from layerleap.models.discovery.trace import state_given, state_place, state_taken
+from layerleap.models.discovery.trace import state_given, state_place, state_taken, with_state
+from layerleap.models.hooks.edit import edits_in_force
+from layerleap.models.hooks.forward import StopPass, Tap, tapped
+from layerleap.models.hooks.rows import ModelPass
 from layerleap.models.transformer import Transformer
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """How one block was called, but for the state."""
+    """How one block was called, without the state."""
 
     module: nn.Module
-    args: tuple[Any, ...]  # None stands where the state was
+    args: tuple[Any, ...]  # None in place of the state
     kwargs: dict[str, Any]
     place: int | str  # of the state
 
     def __call__(self, h: Tensor) -> Tensor:
-        args, kwargs = list(self.args), dict(self.kwargs)
-        if isinstance(self.place, int):
-            args[self.place] = h
-        else:
-            kwargs[self.place] = h
-        given = state_given(self.module(*args, **kwargs))
-        if given is None:
-            raise ModelRefused("a block gave no state when it was run again; wrap the model anew")
-        return given
+        args, kwargs = with_state(self.args, self.kwargs, self.place, h)
+        state = state_given(self.module(*args, **kwargs))
+        if state is None:
+            raise ModelRefused("a block returned no state when it was run again; load it anew")
+        return state
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +51,16 @@ class Recording:
     transformer: Transformer
     states: tuple[Tensor, ...]
     calls: tuple[_Call, ...]
+    origin: ModelPass  # which positions there are
     logits: Tensor | None = None
 
-    @torch.no_grad()  # not inference mode: what comes out may be trained on
+    @torch.no_grad()  # not inference mode: the result may be trained on
     def run(self, h: Tensor, start: int, stop: int | None = None) -> Tensor:
-        """Take `h` as h[start] and run blocks start + 1 .. stop on it; to the last when None.
+        """h[stop] if h[start] is `h`: blocks start + 1 .. stop run on it, up to the last when None.
 
         The blocks get the masks and positions that were recorded, so `h` is usually of the same
-        (batch, pos); with h = states[start] the answer is states[stop] to the bit.
+        (batch, pos); with h = states[start] the result is states[stop], bit-identical. Edits in
+        force apply.
         """
         last = len(self.calls)
         stop = last if stop is None else stop
@@ -66,18 +68,19 @@ class Recording:
             raise BadSettings(
                 f"blocks {start + 1} to {stop} cannot be run: this model has layers 0 to {last}"
             )
-        h = h.clone()  # some blocks add in place, and the state is the caller's
-        for call in self.calls[start:stop]:
-            h = call(h)
+        h = h.clone()  # some blocks add in place, and the state belongs to the caller
+        edited = edits_in_force(self.transformer.model)
+        running = nullcontext() if edited is None else edited.running(
+            replace(self.origin, block=start)
+        )  # fmt: skip
+        with running:
+            for call in self.calls[start:stop]:
+                h = call(h)
         return h
 
     def rows(self, keep: Tensor) -> dict[int, Tensor]:
-        """h[layer] at the kept positions, as `see` gives them: (row, d_model) by layer."""
+        """h[layer] at the kept positions, as `capture` gives them: (row, d_model) by layer."""
         return {layer: h[keep.to(h.device)] for layer, h in enumerate(self.states)}
-
-
-class _Enough(Exception):
-    """Raised after the last block, when nobody wants the logits."""
 
 
 @torch.no_grad()
@@ -100,28 +103,26 @@ def record(
             raise ModelRefused("a block was called without a state, so it cannot be run again")
         states.append(state.clone())
         # Without the state itself, which would be held twice.
-        kept = tuple(None if at == place else value for at, value in enumerate(args))
-        others = {name: value for name, value in kwargs.items() if name != place}
-        calls.append(_Call(module, kept, others, place))
+        calls.append(_Call(module, *with_state(args, kwargs, place, None), place))
 
-    def after(module: nn.Module, args: Any, output: Any) -> None:
+    def after_last(output: Any) -> None:
         state = state_given(output)
         if len(calls) == transformer.n_layers and state is not None:
             states.append(state.clone())
             if not logits:
-                raise _Enough
+                raise StopPass
 
-    output = None
-    with ExitStack() as hooks, suppress(_Enough):
-        for path in dict.fromkeys(transformer.blocks):
-            block = transformer.model.get_submodule(path)
-            handle = block.register_forward_pre_hook(before, with_kwargs=True)
-            hooks.callback(handle.remove)
-            hooks.callback(block.register_forward_hook(after).remove)
-        output = transformer.model(**prepare(transformer.model, inputs))
+    blocks = transformer.block_modules()
+    taps = [(block, Tap(see_input=partial(before, block))) for block in blocks]
+    taps.append((blocks[-1], Tap(see_output=after_last)))
+    output, arguments = None, prepare(transformer.model, inputs)
+    with tapped(transformer.model, taps), suppress(StopPass):
+        output = transformer.model(**arguments)
     if len(states) != transformer.n_layers + 1:
         raise ModelRefused(
-            f"{len(calls)} blocks ran in this forward pass; {transformer.n_layers} were wanted"
+            f"{len(calls)} blocks ran in this forward pass; expected {transformer.n_layers}"
         )
+    origin = ModelPass.of(transformer.model, arguments, None)
+    origin.shape = tuple(states[0].shape[:2])
     own = None if output is None else output.logits
-    return Recording(transformer, tuple(states), tuple(calls), own)
+    return Recording(transformer, tuple(states), tuple(calls), origin, own)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from layerleap.act.edits.patch import Injection, run_injected
+from layerleap.act.edits.patch import PatchState, run_patched
 from layerleap.act.exits.evidence import Evidence
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
@@ -108,13 +108,13 @@ class Runner:
     def _round(self, recording: Recording, slots: Tensor, trials: Tensor, at: Tensor) -> None:
         """One trial in each of some slots of the batch, all layers in one run."""
         layer, h_in = self.trials.layer[trials], self._patches(recording, slots, trials, at)
-        injections = []
+        patches = []
         for value in layer.unique().tolist():
             here = layer == value
-            injections.append(Injection(value, h_in[here], slots[here], at[here]))
+            patches.append(PatchState(value, h_in[here], at[here], slots[here]))
         own = self.trials.kind[trials] == KINDS.index("no-op")
         rows = {}
-        for current, h in run_injected(recording, injections):
+        for current, h in run_patched(recording, patches):
             place = (slots.to(h.device), at.to(h.device))
             rows[current] = h[place]
             self.identical &= torch.equal(rows[current][own], recording.states[current][place][own])

@@ -264,7 +264,7 @@ def _caveats(s: Suitability) -> Iterator[str]:
     timing = s.timing
     one = (
         f"one new token after {timing.context - 1} cached ones"
-        if timing.way == "cached"
+        if timing.mode == "cached"
         else f"one answer from a text of {timing.context} tokens without a cache"
     )
     yield (
@@ -272,7 +272,7 @@ def _caveats(s: Suitability) -> Iterator[str]:
         f"with {_many(timing.threads, 'thread')} in {timing.dtype}; the middle half of them "
         f"spreads over {_percent(timing.spread)} of the median, which the interval leaves out."
     )
-    if timing.way == "cached" and s.answer != "not worth it":
+    if timing.mode == "cached" and s.answer != "not worth it":
         yield (
             "Not counted: later tokens need keys and values from the skipped layers, and computing "
             "them costs a part of what is saved."

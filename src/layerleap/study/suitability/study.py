@@ -131,7 +131,7 @@ def _measured(run: Run, settings: SuitabilitySettings, given: ShortcutBank | Non
     timing = measure_timing(
         transformer, tokens=settings.context, bank=bank, repeats=settings.repeats
     )
-    prices = Prices(timing, _flops(transformer, bank, settings.context, timing.way == "whole"))
+    prices = Prices(timing, _flops(transformer, bank, settings.context, timing.mode == "whole"))
     limits = settings.tolerance, settings.delta
     runs = dry_run(candidates, rows, prices, settings.tolerance, progress)
     best = fastest(runs)

@@ -1,0 +1,111 @@
+"""Edits of one neuron: its coefficient at chosen positions.
+
+In: a block, the number of one of its neurons, positions, and what becomes of the coefficient.
+Out: edits for `model.edit`. A coefficient is what multiplies the neuron's value vector in the sum
+that the FFN gives (`models.weights`), so changing it by c adds c times that vector.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from layerleap.errors import BadSettings
+from layerleap.models.hooks.edit import Change, Edit
+from layerleap.models.hooks.rows import Positions, Rows, check_positions
+from layerleap.models.transformer import Transformer
+from layerleap.models.weights import feed_forward
+
+
+@dataclass(frozen=True)
+class NeuronEdit(Edit):
+    """A change of one coefficient; see the subclasses."""
+
+    block: int  # 1 to n_layers
+    neuron: int  # 0 to n_neurons - 1
+    # "all", "last", "generated", or numbers counted from the first token of each text.
+    positions: Positions = field(default="all", kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "positions", check_positions(self.positions))
+
+    @abstractmethod
+    def new(self, coefficients: Tensor) -> Tensor:
+        """The coefficients after the edit: (position,)."""
+
+    def changes(self, transformer: Transformer) -> list[Change]:
+        """At the input of the block's down-projection."""
+        ffn = feed_forward(transformer, self.block)
+        if not 0 <= self.neuron < ffn.n_neurons:
+            raise BadSettings(
+                f"neuron {self.neuron} does not exist: block {self.block} has neurons 0 to "
+                f"{ffn.n_neurons - 1}"
+            )
+        return [Change(self.block, ffn.module(transformer), "in", self._apply)]
+
+    def _apply(self, values: Tensor, rows: Callable[[], Rows]) -> tuple[Tensor, int]:
+        at = rows().select(self.positions).nonzero()[:, 0].to(values.device)
+        if not len(at):
+            return values, 0
+        neuron = torch.full_like(at, self.neuron)
+        return values.index_put((at, neuron), self.new(values[at, neuron])), len(at)
+
+
+@dataclass(frozen=True)
+class SetNeuron(NeuronEdit):
+    """Set a coefficient to `value`.
+
+    with model.edit(ll.edits.SetNeuron(block=3, neuron=17, value=8.0, positions="last")):
+        ...
+    """
+
+    value: float
+
+    def new(self, coefficients: Tensor) -> Tensor:
+        """All equal to `value`."""
+        return torch.full_like(coefficients, self.value)
+
+
+@dataclass(frozen=True)
+class ScaleNeuron(NeuronEdit):
+    """Multiply a coefficient by `factor`.
+
+    with model.edit(ll.edits.ScaleNeuron(block=3, neuron=17, factor=-1.0)):
+        ...
+    """
+
+    factor: float
+
+    def new(self, coefficients: Tensor) -> Tensor:
+        """`factor` times what they were."""
+        return coefficients * self.factor
+
+
+@dataclass(frozen=True)
+class AddNeuron(NeuronEdit):
+    """Add `amount` to a coefficient: `amount` times the value vector is added to the stream.
+
+    with model.edit(ll.edits.AddNeuron(3, 17, 5.0, positions="generated")):
+        ...
+    """
+
+    amount: float
+
+    def new(self, coefficients: Tensor) -> Tensor:
+        """`amount` more than they were."""
+        return coefficients + self.amount
+
+
+@dataclass(frozen=True)
+class ZeroNeuron(NeuronEdit):
+    """Switch a neuron off.
+
+    with model.edit(ll.edits.ZeroNeuron(block=3, neuron=17), ll.edits.ZeroNeuron(4, 2)):
+        ...
+    """
+
+    def new(self, coefficients: Tensor) -> Tensor:
+        """All zero."""
+        return torch.zeros_like(coefficients)

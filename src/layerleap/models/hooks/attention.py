@@ -1,0 +1,61 @@
+"""Attention functions replaced while the model runs.
+
+In: a choice of function by attention module. Out: transformers' own lookup, which every model that
+uses `AttentionInterface` goes through, gives that function inside a `with` block on this thread.
+
+The lookup is a method shared by all models, so it is replaced only while somebody needs it, and
+does what it always did for other models and threads. Masks stay as the model makes them for its own
+attention implementation.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock, local
+from typing import Any
+
+from torch import nn
+from transformers import AttentionInterface
+
+AttentionFunction = Callable[..., tuple[Any, Any]]
+Choose = Callable[[nn.Module], AttentionFunction | None]  # None leaves a module its own function
+
+_LOOKUP: Any = AttentionInterface.get_interface
+_SHARED = Lock()
+_users = 0
+_thread = local()
+
+
+def _get_interface(self: Any, name: str, default: Any) -> AttentionFunction:
+    function: AttentionFunction = _LOOKUP(self, name, default)
+    choices: tuple[Choose, ...] = getattr(_thread, "choices", ())
+    if not choices:
+        return function
+
+    def attend(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        for choose in reversed(choices):  # the latest decides first
+            if (instead := choose(module)) is not None:
+                return instead(module, *args, **kwargs)
+        return function(module, *args, **kwargs)
+
+    return attend
+
+
+@contextmanager
+def attention_chosen_by(choose: Choose) -> Iterator[None]:
+    """Ask `choose` for the attention function of every attention module that runs."""
+    before: tuple[Choose, ...] = getattr(_thread, "choices", ())
+    try:
+        _count(1)
+        _thread.choices = (*before, choose)
+        yield
+    finally:
+        _thread.choices = before
+        _count(-1)
+
+
+def _count(change: int) -> None:
+    global _users
+    with _SHARED:
+        _users += change
+        lookup = _get_interface if _users else _LOOKUP
+        AttentionInterface.get_interface = lookup

@@ -1,0 +1,350 @@
+"""Edits: changes to a model's forward pass, in force inside a `with` block.
+
+In: a wrapped model and edits, small frozen values that say where, at which positions and what.
+Out: every pass on this thread runs with them: plain calls, captures, recorded passes run again,
+transformers' `generate` and the decoders of this package. `EditReport` says what each edit did.
+
+Edits are checked against the model before any of them is applied. They act in the order given,
+and those of an inner `with` after those of the outer one. The kinds of edits are in `act/edits`.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+
+from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.discovery.trace import state_given, state_place, state_taken, with_state
+from layerleap.models.hooks.attention import AttentionFunction, attention_chosen_by
+from layerleap.models.hooks.forward import Args, Forward, Kwargs, Tap, hooks_of, tapped
+from layerleap.models.hooks.rows import ModelPass, PassRows, Prompt
+
+if TYPE_CHECKING:
+    from layerleap.models.transformer import Transformer
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One module at which an edit acts.
+
+    in, out     `function(values, rows)` gets what the module takes or gives as (row, width), and
+                a function that tells which `Rows` they are; it returns the new values and how many
+                rows it changed
+    instead     `function` is called instead of the module's forward
+    attention   `function` is called instead of the module's attention function
+    """
+
+    block: int  # 1 to n_layers; tells apart the layers of a shared block
+    module: nn.Module
+    side: Literal["in", "out", "instead", "attention"]
+    function: Callable[..., Any]
+
+
+class Edit(ABC):
+    """What to change in a model, as a frozen value."""
+
+    @property
+    def skips_cache(self) -> bool:
+        """True if some keys and values are not computed, so that no cache can be used."""
+        return False
+
+    @abstractmethod
+    def changes(self, transformer: "Transformer") -> Iterable[Change]:
+        """Check the edit against a model; where and how it acts there."""
+
+
+@dataclass
+class Applied:
+    """What one edit did."""
+
+    edit: Edit
+    passes: int = 0  # forward passes that it changed
+    positions: int = 0  # positions it acted on, over all passes; drafts that were rejected included
+    _last: int = -1
+
+    def count(self, number: int, positions: int) -> None:
+        """Add what was changed in pass `number`; a position counts once per pass."""
+        if positions and number != self._last:
+            self.passes, self.positions = self.passes + 1, self.positions + positions
+            self._last = number
+
+    def __str__(self) -> str:
+        if not self.passes:
+            return f"{self.edit}: never applied"
+        passes = "1 pass" if self.passes == 1 else f"{self.passes} passes"
+        positions = "1 position" if self.positions == 1 else f"{self.positions} positions"
+        return f"{self.edit}: {passes}, {positions}"
+
+
+@dataclass(frozen=True)
+class EditReport(Sequence[Applied]):
+    """What each edit of one `with` block did so far, in the order given."""
+
+    applied: tuple[Applied, ...]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.applied[index]
+
+    def __len__(self) -> int:
+        return len(self.applied)
+
+    @property
+    def unused(self) -> tuple[Edit, ...]:
+        """The edits that never applied: their block or positions did not occur in any pass."""
+        return tuple(entry.edit for entry in self.applied if not entry.passes)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.applied))
+
+
+@contextmanager
+def edit(transformer: "Transformer", *edits: Edit) -> Iterator[EditReport]:
+    """Run the model with `edits` in force, on this thread; everything ends with the `with` block.
+
+        with model.edit(ll.edits.ZeroNeuron(block=3, neuron=17)) as report:
+            text = ll.generate(model, "The capital of France is")
+        print(report)
+
+    Other threads run the model as it is. Those that want to capture, edit or decode wait, so do not
+    wait for them inside the block.
+    """
+    model = transformer.model
+    if not edits:
+        raise BadSettings("no edits given; expected at least one")
+    if strange := [one for one in edits if not isinstance(one, Edit)]:
+        raise BadSettings(
+            f"{strange[0]!r} is not an edit; expected a value such as edits.ZeroNeuron(block=1, "
+            "neuron=0)"
+        )
+    hooks, report = hooks_of(model), EditReport(tuple(Applied(one) for one in edits))
+    with ExitStack() as undo:
+        undo.enter_context(hooks.lock)
+        with unedited(model):  # what is looked up about a model must not depend on other edits
+            changes = [list(one.changes(transformer)) for one in edits]
+        if hooks.edits is None:
+            undo.callback(setattr, hooks, "edits", None)
+            hooks.edits = EditedModel(transformer)
+            undo.enter_context(hooks.edits.watched())
+        undo.enter_context(hooks.edits.applying(report, changes))
+        yield report
+
+
+@contextmanager
+def unedited(model: nn.Module) -> Iterator[None]:
+    """Suspend the edits that this thread has in force, for probes of the model itself."""
+    edited = edits_in_force(model)
+    before = edited is not None and edited.is_suspended
+    try:
+        if edited is not None:
+            edited.is_suspended = True
+        yield
+    finally:
+        if edited is not None:
+            edited.is_suspended = before
+
+
+def edits_in_force(model: nn.Module) -> "EditedModel | None":
+    """The edits that this thread has in force on a model."""
+    edited: EditedModel | None = hooks_of(model).edits
+    return edited if edited is not None and edited.thread == get_ident() else None
+
+
+class EditedModel:
+    """The edits in force on one model, and the pass that is running."""
+
+    def __init__(self, transformer: "Transformer") -> None:
+        self.transformer, self.thread = transformer, get_ident()
+        self.is_suspended = False
+        self._edits: list[Edit] = []
+        self._pass: PassRows | None = None
+        self._number = 0  # of the pass
+        self._prompt: Prompt | None = None
+        blocks = [transformer.model.get_submodule(path) for path in transformer.blocks]
+        self._first = blocks[0]
+        self._shared = {
+            module for block in set(blocks) if blocks.count(block) > 1 for module in block.modules()
+        }
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Notice passes, the blocks of shared ones, and calls of `generate`."""
+        model = self.transformer.model
+        names = list(inspect.signature(model.forward).parameters)
+        taps = {
+            model: Tap(around=partial(self._run_model, names)),
+            self._first: Tap(change_input=self._enter_block),
+        }
+        own, generate = model.__dict__, getattr(model, "generate", None)
+        with tapped(model, taps), ExitStack() as undo:
+            if generate is not None:
+                before = own.get("generate", own)
+                undo.callback(_restore, own, "generate", before)
+                own["generate"] = self._generating(generate)
+            yield
+
+    @contextmanager
+    def applying(self, report: EditReport, changes: list[list[Change]]) -> Iterator[None]:
+        """Apply the changes of some edits."""
+        pairs = list(zip(report, changes, strict=True))
+        taps = [
+            (change.module, self._tap(applied, change))
+            for applied, own in pairs
+            for change in own
+            if change.side != "attention"
+        ]
+        attention = [(a, c) for a, own in pairs for c in own if c.side == "attention"]
+        with ExitStack() as undo:
+            undo.callback(self._edits.__delitem__, slice(len(self._edits), None))
+            self._edits += [applied.edit for applied in report]
+            undo.enter_context(tapped(self.transformer.model, taps))
+            if attention:
+                undo.enter_context(attention_chosen_by(partial(self._attend, attention)))
+            yield
+
+    @contextmanager
+    def running(self, current: PassRows) -> Iterator[None]:
+        """Take `current` for the pass that is running."""
+        if current.is_cached and (skipping := [e for e in self._edits if e.skips_cache]):
+            raise BadSettings(
+                f"{skipping[0]} does not compute the keys and values of all blocks, so a pass with "
+                "a cache would be wrong; run without one (use_cache=False)"
+            )
+        before, self._pass = self._pass, current
+        self._number += 1
+        try:
+            yield
+        finally:
+            self._pass = before
+
+    def _run_model(self, names: list[str], forward: Forward, args: Args, kwargs: Kwargs) -> Any:
+        if self.is_suspended:
+            return forward(*args, **kwargs)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        # A cursor runs other rows than the arguments say, and knows which.
+        current = getattr(arguments.get("past_key_values"), "cursor", None)
+        if current is None:
+            current = ModelPass.of(self.transformer.model, arguments, self._prompt)
+        with self.running(current):
+            return forward(*args, **kwargs)
+
+    def _generating(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(generate)
+        def generating(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != self.thread:
+                return generate(*args, **kwargs)
+            before, self._prompt = self._prompt, self._prompt_of(args, kwargs)
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                self._prompt = before
+
+        return generating
+
+    def _prompt_of(self, args: Args, kwargs: Kwargs) -> Prompt:
+        """How many texts `generate` was given, and how many tokens of each."""
+        model: Any = self.transformer.model
+        names = ("inputs", model.main_input_name, "input_ids", "inputs_embeds", "attention_mask")
+        given = [*args[:1], *(kwargs.get(name) for name in names)]
+        shapes = [value.shape for value in given if isinstance(value, Tensor)]
+        texts = shapes[0][0] if shapes else 1
+        if not model.config.is_encoder_decoder:
+            # With a cache it may be given new tokens only, but then the mask has all of them.
+            return Prompt(texts, max((shape[1] for shape in shapes), default=1))
+        if after := [e for e in self._edits if getattr(e, "positions", None) == "generated"]:
+            raise BadSettings(
+                f"{after[0]} cannot be used with {type(model).__name__}: the decoder of an "
+                "encoder-decoder has no prompt of known length; name the positions by number"
+            )
+        return Prompt(texts, None)
+
+    def _enter_block(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """The first block starts, or for a shared block the next one."""
+        if isinstance(self._pass, ModelPass) and not self.is_suspended:
+            self._pass.block += 1
+            if not self._pass.shape and (state := state_taken(args, kwargs)) is not None:
+                self._pass.shape = tuple(state.shape[:2])
+        return args, kwargs
+
+    def _acts(self, change: Change) -> bool:
+        """True if the module is running for the block of this change."""
+        if self.is_suspended:
+            return False
+        if self._pass is None:
+            raise BadSettings(
+                f"block {change.block} ran outside a pass of the wrapped model, so positions of "
+                "edits are unknown; call the model itself"
+            )
+        return change.module not in self._shared or self._pass.block == change.block
+
+    def _tap(self, applied: Applied, change: Change) -> Tap:
+        if change.side == "in":
+            return Tap(change_input=partial(self._change_input, applied, change))
+        if change.side == "out":
+            return Tap(change_output=partial(self._change_output, applied, change))
+        forward = partial(self._run_instead, applied, change)
+        return Tap(replace=lambda: forward if self._acts(change) else None)
+
+    def _change_input(
+        self, applied: Applied, change: Change, args: Args, kwargs: Kwargs
+    ) -> tuple[Args, Kwargs]:
+        if not self._acts(change):
+            return args, kwargs
+        place = state_place(args, kwargs)
+        if place is None:
+            raise ModelRefused(f"{type(change.module).__name__} was called without a state to edit")
+        value: Tensor = args[place] if isinstance(place, int) else kwargs[place]
+        return with_state(args, kwargs, place, self._changed(applied, change, value))
+
+    def _change_output(self, applied: Applied, change: Change, output: Any) -> Any:
+        if not self._acts(change):
+            return output
+        state = state_given(output)
+        if state is None:
+            raise ModelRefused(f"{type(change.module).__name__} returned no state to edit")
+        value = self._changed(applied, change, state)
+        if output is state:
+            return value
+        if isinstance(output, tuple | list):
+            return type(output)(value if item is state else item for item in output)
+        return type(output)({k: value if item is state else item for k, item in output.items()})
+
+    def _changed(self, applied: Applied, change: Change, value: Tensor) -> Tensor:
+        assert self._pass is not None
+        rows = value.reshape(-1, value.shape[-1])
+        changed, n = change.function(rows, partial(self._pass.rows, len(rows)))
+        applied.count(self._number, n)
+        return value if not n else changed.reshape(value.shape)
+
+    def _run_instead(self, applied: Applied, change: Change, *args: Any, **kwargs: Any) -> Any:
+        state = state_taken(args, kwargs)
+        applied.count(self._number, 0 if state is None else state[..., 0].numel())
+        return change.function(*args, **kwargs)
+
+    def _attend(
+        self, changes: list[tuple[Applied, Change]], module: nn.Module
+    ) -> AttentionFunction | None:
+        for applied, change in reversed(changes):
+            if change.module is module and self._acts(change):
+                return partial(self._attend_instead, applied, change.function)
+        return None
+
+    def _attend_instead(
+        self, applied: Applied, function: AttentionFunction, module: nn.Module, query: Tensor,
+        *args: Any, **kwargs: Any,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        applied.count(self._number, query.shape[0] * query.shape[2])
+        return function(module, query, *args, **kwargs)
+
+
+def _restore(own: dict[str, Any], name: str, before: Any) -> None:
+    """Put back what an instance had under `name`; `own` itself if that was nothing."""
+    if before is own:
+        own.pop(name, None)
+    else:
+        own[name] = before

@@ -1,0 +1,207 @@
+"""The only code that hooks or replaces a module's forward.
+
+In: a model and taps, each a few functions to run at one module.
+Out: the model with the taps in place, inside a `with` block, on this thread only.
+
+Each model has one re-entrant lock, held while anything is tapped: other threads that want to tap
+the same model wait. Plain calls on other threads neither wait nor notice. A tapped module runs
+
+    change_input -> see_input -> forward (or `replace`) -> change_output -> see_output
+
+inside `around`. So observers see values after all edits, in whatever order the two were set up.
+Nothing is stored on the model, so locks and taps are never copied or pickled with it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock, RLock, get_ident
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Forward = Callable[..., Any]
+
+
+class StopPass(Exception):
+    """Raised inside a forward pass once everything that was asked for is known."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tap:
+    """What to run at one module. All but `forward` run only on the thread that set the tap."""
+
+    see_input: Callable[[Args, Kwargs], None] | None = None
+    see_output: Callable[[Any], None] | None = None
+    change_input: Callable[[Args, Kwargs], tuple[Args, Kwargs]] | None = None
+    change_output: Callable[[Any], Any] | None = None
+    # What to run instead of forward in this call, or None; the tap set last decides first.
+    replace: Callable[[], Forward | None] | None = None
+    # Called as around(forward, args, kwargs); the tap set last is the outermost.
+    around: Callable[[Forward, Args, Kwargs], Any] | None = None
+    forward: Forward | None = None  # another implementation of the module, used on every thread
+
+
+class _TappedModule:
+    """One module with its taps."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        # accelerate keeps a forward in the instance, which has to come back.
+        self.instance_forward = module.__dict__.get("forward")
+        self.original: Forward = module.forward
+        self.taps: dict[Tap, RemovableHandle | None] = {}
+
+    def add(self, tap: Tap) -> None:
+        self.taps[tap] = None
+        if (see := tap.see_output) is not None:
+            # A hook, not part of forward: it must see what hooks of others made of the output.
+            self.taps[tap] = self.module.register_forward_hook(_on_this_thread(see))
+        self._install()
+
+    def remove(self, tap: Tap) -> None:
+        handle = self.taps.pop(tap, None)
+        if handle is not None:
+            handle.remove()
+        self._install()
+
+    def _install(self) -> None:
+        forward = self._composed()
+        own = self.module.__dict__
+        if forward is not self.original:
+            own["forward"] = forward
+        elif self.instance_forward is not None:
+            own["forward"] = self.instance_forward
+        else:
+            own.pop("forward", None)
+
+    def _functions(self, name: str) -> tuple[Any, ...]:
+        return tuple(f for tap in self.taps if (f := getattr(tap, name)) is not None)
+
+    def _composed(self) -> Forward:
+        forward: Forward = (self.original, *self._functions("forward"))[-1]
+        changes, sees = self._functions("change_input"), self._functions("see_input")
+        afters, replaces = self._functions("change_output"), self._functions("replace")[::-1]
+        if changes or sees or afters or replaces:
+            forward = _piped(forward, self.original, changes, sees, afters, replaces)
+        for around in self._functions("around"):
+            forward = _wrapped(forward, self.original, around)
+        return forward
+
+
+def _on_this_thread(see: Callable[[Any], None]) -> Callable[..., None]:
+    thread = get_ident()
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        if get_ident() == thread:
+            see(output)
+
+    return hook
+
+
+def _piped(
+    forward: Forward,
+    original: Forward,
+    changes: tuple[Any, ...],
+    sees: tuple[Any, ...],
+    afters: tuple[Any, ...],
+    replaces: tuple[Any, ...],
+) -> Forward:
+    thread = get_ident()
+
+    def piped(*args: Any, **kwargs: Any) -> Any:
+        if get_ident() != thread:
+            return original(*args, **kwargs)
+        instead = None
+        for replace in replaces:
+            if (instead := replace()) is not None:
+                break
+        else:
+            for change in changes:
+                args, kwargs = change(args, kwargs)
+        for see in sees:
+            see(args, kwargs)
+        output = (forward if instead is None else instead)(*args, **kwargs)
+        for change in afters:
+            output = change(output)
+        return output
+
+    piped.__wrapped__ = original  # type: ignore[attr-defined]  # `generate` asks for its signature
+    return piped
+
+
+def _wrapped(
+    forward: Forward, original: Forward, around: Callable[[Forward, Args, Kwargs], Any]
+) -> Forward:
+    thread = get_ident()
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if get_ident() != thread:
+            return original(*args, **kwargs)
+        return around(forward, args, kwargs)
+
+    wrapped.__wrapped__ = original  # type: ignore[attr-defined]
+    return wrapped
+
+
+class ModelHooks:
+    """The lock of one model, its tapped modules, and the edits in force (see `edit`)."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.edits: Any = None
+        self._modules: dict[nn.Module, _TappedModule] = {}
+
+    def add(self, module: nn.Module, tap: Tap) -> None:
+        """Put one tap in place; the caller holds the lock."""
+        if module not in self._modules:
+            self._modules[module] = _TappedModule(module)
+        self._modules[module].add(tap)
+
+    def remove(self, module: nn.Module, tap: Tap) -> None:
+        """Take one tap away, if it is there."""
+        if (tapped := self._modules.get(module)) is not None:
+            tapped.remove(tap)
+            if not tapped.taps:
+                del self._modules[module]
+
+    def instance_forward(self, module: nn.Module) -> Forward | None:
+        """The forward that another library put into this very module; None if there is none."""
+        tapped = self._modules.get(module)
+        return module.__dict__.get("forward") if tapped is None else tapped.instance_forward
+
+
+_HOOKS: "WeakKeyDictionary[nn.Module, ModelHooks]" = WeakKeyDictionary()
+_CREATING = Lock()
+
+
+def hooks_of(model: nn.Module) -> ModelHooks:
+    """The lock and taps of a model: the same object for every wrapper and thread."""
+    with _CREATING:
+        if model not in _HOOKS:
+            _HOOKS[model] = ModelHooks()
+        return _HOOKS[model]
+
+
+@contextmanager
+def tapped(
+    model: nn.Module, taps: Mapping[nn.Module, Tap] | Iterable[tuple[nn.Module, Tap]]
+) -> Iterator[None]:
+    """Put taps on modules of `model` and hold its lock; both end with the `with` block.
+
+    A thread that taps several models at once should take them in the same order as others do.
+    """
+    hooks = hooks_of(model)
+    pairs = list(taps.items() if isinstance(taps, Mapping) else taps)
+    with hooks.lock:
+        try:
+            for module, tap in pairs:
+                hooks.add(module, tap)
+            yield
+        finally:
+            for module, tap in reversed(pairs):
+                hooks.remove(module, tap)
