@@ -13,8 +13,9 @@ from dataclasses import replace
 import torch
 from common import MODEL, Row, interleave, median, timed
 
-from layerleap import Sampling, Tally, Transformer, load, solve_bank
-from layerleap.stats.tally import run_tally
+from layerleap import Sampling, Transformer, load
+from layerleap.maps.fit import solve_bank
+from layerleap.stats.tally import Tally, run_tally
 from layerleap.stream.examples import Batch, iter_batches, iter_examples
 
 ROUNDS = 5

@@ -14,8 +14,8 @@ from common import MODEL, Row, median, timed
 from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
-from layerleap import LinearMap, Sampling, Transformer, load
-from layerleap.maps.linear import solve
+from layerleap import Sampling, Transformer, load
+from layerleap.maps.linear import LinearMap, solve
 from layerleap.stats import Moments
 from layerleap.stream.examples import iter_batches, iter_examples
 

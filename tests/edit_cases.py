@@ -10,7 +10,7 @@ from layerleap.act.edits import PatchState, ReplaceParts
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.parts import KINDS, block_parts
-from layerleap.models.discovery.probe import probe, ready
+from layerleap.models.discovery.probe import prepare, probe
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 
@@ -34,7 +34,7 @@ def inputs(name: str) -> dict:
     arguments = probe(model, rows=3, seed=4)
     if "attention_mask" in arguments:
         arguments["attention_mask"][2, 5:] = 0
-    return ready(model, arguments)
+    return prepare(model, arguments)
 
 
 @cache

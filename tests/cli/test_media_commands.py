@@ -49,4 +49,4 @@ def test_the_list_of_models_says_that_some_are_made(empty_cache: Path) -> None:
     assert rows["dinov2-mnist"]["source"] == "trained here from dinov2 and mnist"
     assert rows["dinov2-mnist"]["size"].endswith(" min")
     assert {rows[name]["kind"] for name in ("mnist", "beckett")} == {"images", "sound"}
-    assert "made on this machine" in " ".join(run("models", "--help").output.split())
+    assert "trained on this machine" in " ".join(run("models", "--help").output.split())

@@ -97,6 +97,9 @@ def fit(
 ) -> ShortcutBank:
     """A bank of linear shortcuts, fitted in one pass over a text.
 
+        bank = ll.fit(model, "wikipedia", n_texts=500)
+        bank.save_pretrained("bank")
+
     Args:
         transformer: the model.
         text: anything `batches_of` reads, "drawn", or None for the model's default text.

@@ -35,6 +35,9 @@ def load(
 ) -> "Transformer":
     """The wrapped model, loaded and verified; `options` go to `from_pretrained` unchanged.
 
+        model = ll.load("smollm2")  # bundled, a hub name, a folder or a GGUF file
+        model = ll.load(my_model, tokenizer=my_tokenizer)  # loaded by you, used as it is
+
     Args:
         source: a bundled or hub name, a folder, a GGUF file, or a `PreTrainedModel`.
         tokenizer: for a model that is already loaded, or to replace its own.

@@ -103,6 +103,8 @@ def evaluate(
 ) -> Evaluation:
     """The scores of a bank's maps to the last layer on a text, from one pass.
 
+        print(ll.evaluate(model, bank, "news"))
+
     By default only held-out documents are read. Which documents are held out follows from the
     bank's own sampling settings, so none of them was used to fit the bank, even if `text` is the
     text it was fitted on.

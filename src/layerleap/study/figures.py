@@ -57,7 +57,7 @@ class Line:
 LENSES = {
     "mat": Line("mat (linear shortcut)", "blue"),
     "id": Line("id (logit lens)", "orange", marker="s", style="dashed"),
-    "tuned": Line("tuned (trained lens)", "green", marker="D"),
+    "tuned": Line("tuned (tuned lens)", "green", marker="D"),
 }
 
 

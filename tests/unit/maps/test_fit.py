@@ -1,6 +1,5 @@
 """`fit` and `default_bank`: from a model and a text to a bank."""
 
-import json
 import re
 import shutil
 import sys
@@ -14,7 +13,6 @@ from layerleap.errors import BadSettings, CannotWrite
 from layerleap.maps import fit as maps_fit
 from layerleap.maps.fit import default_bank, fit, solve_bank
 from layerleap.stats.collect import collect
-from layerleap.stream import source
 from layerleap.stream.examples import Sampling
 
 COLLECT = sys.modules[collect.__module__]  # `layerleap.stats.collect` itself is the function
@@ -77,17 +75,6 @@ def test_without_a_text_the_models_default_is_taken(llama, default_source):
     tally = collect(llama)
     assert tally.about["text"] == str(default_source)
     assert fit(llama).data["rows_fitted"] == tally.fit.n > 0
-
-
-def test_generated_texts_can_be_asked_for_in_python(llama, monkeypatch, tmp_path):
-    path = tmp_path / "generated.jsonl"
-    path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
-    monkeypatch.setattr(source, "generated_texts", lambda *_, starts, progress: path)
-    tally = collect(llama, "generated")
-    assert tally.fit.n > 0
-    assert tally.about["text"] == "generated"  # the cache's own name for it means nothing elsewhere
-    assert tally.about["sampling"]["unit"] == "paragraph"
-    assert tally.about["sampling"]["per_document"] is None
 
 
 def test_solving_reports_every_layer(llama):
@@ -213,15 +200,3 @@ def test_a_masked_models_default_bank_hides_one_position_per_text(
     assert set(torch.cat(hidden).tolist()) == {1}
     plans = [maps_fit._default_plan(model) for model in (bert, tiny("llama"))]
     assert plans[0]["n_texts"] >= 4 * plans[1]["n_texts"]
-
-
-def test_only_as_many_texts_are_generated_as_are_needed(llama, monkeypatch, tmp_path):
-    path, asked = tmp_path / "generated.jsonl", []
-    path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
-    monkeypatch.setattr(
-        source, "generated_texts", lambda _, settings, **__: asked.append(settings) or path
-    )
-    collect(llama, "generated", Sampling(held_out=0.25), n_texts=20)
-    collect(llama, "generated", Sampling(held_out=0.25), n_texts=1501)
-    collect(llama, "generated")
-    assert [settings.n_texts for settings in asked] == [1000, 3000, 12_000]

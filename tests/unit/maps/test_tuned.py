@@ -337,7 +337,7 @@ def test_a_tuned_bank_is_saved_and_loaded_bit_equal_and_says_what_it_is(made, tm
     assert Lens(model()).name == "id"
     assert made.bank.lens(model()).name == "mat"
     assert set(lens.read("the cat sat").tracks) == {"id", "tuned"}
-    assert "tuned (trained lens)" in lens.read("the cat sat")._repr_html_()
+    assert "tuned (tuned lens)" in lens.read("the cat sat")._repr_html_()
     assert "tuned" in loaded.source
     assert loaded.settings["tuning"]["start"] == "mat"
     assert loaded.settings["tuning"]["rows_seen"] == [1920] * 3

@@ -70,8 +70,8 @@ def jobs(model):
         return [model.model.generate(IDS[n % 3], max_new_tokens=6, do_sample=False)]
 
     def ours(n):
-        own = generate(model, TEXTS[n % 3], shared, max_new_tokens=6)
-        assert own.account.tokens == 6
+        own = generate(model, TEXTS[n % 3], decoder=shared, max_new_tokens=6)
+        assert len(own.ids) == own.stats.tokens == 6
         return [torch.tensor(own.ids)]
 
     def batch(n):

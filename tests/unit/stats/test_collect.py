@@ -23,22 +23,24 @@ def test_sizes_below_one_are_refused(llama, option, value):
         collect(llama, sentences(30), **{option: value})
 
 
-def test_drawn_texts_can_be_asked_for_in_python(llama, monkeypatch, tmp_path):
-    path = tmp_path / "drawn.jsonl"
+def test_generated_texts_can_be_asked_for_in_python(llama, monkeypatch, tmp_path):
+    path = tmp_path / "generated.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
-    monkeypatch.setattr(source, "drawn", lambda transformer, drawing, starts, progress: path)
-    tally = collect(llama, "drawn")
+    monkeypatch.setattr(source, "generated_texts", lambda *_, starts, progress: path)
+    tally = collect(llama, "generated")
     assert tally.fit.n > 0
-    assert tally.about["text"] == "drawn"  # the cache's own name for it means nothing elsewhere
+    assert tally.about["text"] == "generated"  # the cache's own name for it means nothing elsewhere
     assert tally.about["sampling"]["unit"] == "paragraph"
     assert tally.about["sampling"]["per_document"] is None
 
 
-def test_only_as_many_texts_are_drawn_as_are_needed(llama, monkeypatch, tmp_path):
-    path, asked = tmp_path / "drawn.jsonl", []
+def test_only_as_many_texts_are_generated_as_are_needed(llama, monkeypatch, tmp_path):
+    path, asked = tmp_path / "generated.jsonl", []
     path.write_text("\n".join(json.dumps({"text": text}) for text in sentences(40)))
-    monkeypatch.setattr(source, "drawn", lambda _, drawing, **__: asked.append(drawing) or path)
-    collect(llama, "drawn", Sampling(held_out=0.25), n_texts=20)
-    collect(llama, "drawn", Sampling(held_out=0.25), n_texts=1501)
-    collect(llama, "drawn")
-    assert [drawing.n_texts for drawing in asked] == [1000, 3000, 12_000]
+    monkeypatch.setattr(
+        source, "generated_texts", lambda _, settings, **__: asked.append(settings) or path
+    )
+    collect(llama, "generated", Sampling(held_out=0.25), n_texts=20)
+    collect(llama, "generated", Sampling(held_out=0.25), n_texts=1501)
+    collect(llama, "generated")
+    assert [settings.n_texts for settings in asked] == [1000, 3000, 12_000]

@@ -455,7 +455,7 @@ from layerleap.stream.examples import Sampling
 moments.BUFFER = 10
 folder = sys.argv[1]
 def collect(**options):
-    return ll.collect(load(folder), folder + "/texts.txt", Sampling(unit="document"),
+    return ll.stats.collect(load(folder), folder + "/texts.txt", Sampling(unit="document"),
                       choose_ridge=True, tokens_per_batch=64, **options)
 """
 
@@ -510,7 +510,8 @@ def test_two_processes_under_torchrun_give_the_maps_of_one(saved, tmp_path):
 import torch.distributed as dist
 from safetensors.torch import save_file
 found = collect(pairs="all")
-bank = ll.solve_bank(found)
+from layerleap.maps.fit import solve_bank
+bank = solve_bank(found)
 pairs = [(s, d) for s in range(3) for d in range(s + 1, 4)]
 tensors = {f"xy.{s}.{d}": found.fit.xy(s, d).contiguous() for s, d in pairs}
 tensors |= {f"map.{s}": bank[s, 3].weight.contiguous() for s in range(3)}

@@ -59,7 +59,12 @@ WIDE = (torch.float32, torch.float64)  # precise enough that passes of any size 
 
 
 class Decoder:
-    """A way of decoding, to pass to `generate` as `custom_generate`."""
+    """A way of decoding, to pass to transformers' `generate` as `custom_generate`.
+
+        exact = ll.decoder(bank)
+        model.model.generate(ids, max_new_tokens=20, custom_generate=exact)
+        print(exact.stats[0])
+    """
 
     def __init__(
         self,

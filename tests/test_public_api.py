@@ -1,0 +1,89 @@
+"""The public names as a type checker, an editor and a user see them."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from mypy import api
+
+import layerleap as ll
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def checked(tmp_path: Path, code: str) -> str:
+    """What mypy says about code that a user could write."""
+    file = tmp_path / "user_code.py"
+    file.write_text(code)
+    config, cache = ROOT / "pyproject.toml", ROOT / ".mypy_cache"
+    out, err, _ = api.run(
+        [str(file), f"--config-file={config}", f"--cache-dir={cache}", "--no-error-summary"]
+    )
+    assert not err, err
+    return out
+
+
+def test_a_type_checker_knows_every_public_name(tmp_path):
+    lines = ["import layerleap as ll", *(f"reveal_type(ll.{name})" for name in ll.__all__)]
+    said = checked(tmp_path, "\n".join(lines))
+    revealed = re.findall(r'Revealed type is "(.*)"', said)
+    assert len(revealed) == len(ll.__all__), said
+    unknown = [n for n, kind in zip(ll.__all__, revealed, strict=True) if kind == "Any"]
+    assert not unknown
+
+
+def test_a_type_checker_follows_what_comes_back_and_finds_mistakes(tmp_path):
+    right = """
+import layerleap as ll
+model: ll.Transformer = ll.load("smollm2")
+bank: ll.ShortcutBank = ll.fit(model, "wikipedia", n_texts=10)
+readings: ll.Readings = ll.read(model, "Hello", bank=bank)
+scores: ll.Evaluation = ll.evaluate(model, bank, "news")
+text: ll.Generation = ll.generate(model, "Hello", rule=ll.exits.Similarity(0.98))
+result: ll.StudyResult = ll.studies.saturation(model, quick=True)
+answer: ll.Suitability = ll.suitability(model)
+"""
+    assert checked(tmp_path, right) == ""
+    wrong = right + 'bank = ll.load("smollm2")\nll.read(model, "Hello", banks=bank)\nll.reed\n'
+    said = checked(tmp_path, wrong)
+    assert said.count(": error:") == 3, said
+    assert "Incompatible types in assignment" in said
+    assert 'Unexpected keyword argument "banks"' in said
+    assert '"reed"' in said
+
+
+def test_names_for_type_checkers_are_those_that_run():
+    """The imports under TYPE_CHECKING and the table behind `__getattr__` are one list."""
+    tree = ast.parse(Path(ll.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        (alias,) = node.names
+        typed[alias.asname] = (node.module, alias.name)
+    for name, (module, attribute) in ll._HOME.items():
+        if name == "read":  # a callable package: see layerleap.read
+            assert typed[name] == ("layerleap.read.text", "read_text")
+        elif attribute:
+            assert typed[name] == (module, attribute)
+        else:
+            assert typed[name] == tuple(module.rsplit(".", 1))
+    assert set(typed) == set(ll._HOME)
+
+
+@pytest.mark.parametrize("name", ["load", "read", "fit", "evaluate", "generate", "decoder", "tune"])
+def test_verbs_show_how_they_are_used(name):
+    verb = ll.read.__call__.__doc__ if name == "read" else getattr(ll, name).__doc__
+    from layerleap.read.text import read_text
+
+    text = read_text.__doc__ if name == "read" else verb
+    assert text is not None
+    assert f"ll.{name}(" in text
+
+
+def test_reading_works_whatever_was_imported_before():
+    import layerleap.read.lens
+
+    assert callable(ll.read)
+    assert ll.read.lens is layerleap.read.lens
