@@ -64,6 +64,8 @@ class Decoder:
         exact = ll.decoder(bank)
         model.model.generate(ids, max_new_tokens=20, custom_generate=exact)
         print(exact.stats[0])
+
+    Without a rule decoding is exact and speculative; with one it exits early.
     """
 
     def __init__(
