@@ -160,7 +160,7 @@ def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]
     path = folder / "study.json"
     if path.is_file():
         found = read_json(path)
-        whole = found["summary"].get("run", {}).get("whole", False)
+        whole = found.get("run", {}).get("whole", False)
         if whole and is_wanted(found["settings"]):
             return found
     # What an interrupted run has finished would be taken over, and its time not counted.

@@ -110,7 +110,7 @@ def test_text_that_cannot_do_is_refused_before_anything_is_fitted(text, monkeypa
     def fitted(*_, **__):
         raise AssertionError("a pass was spent")
 
-    monkeypatch.setattr(module.Run, "fit", fitted)
+    monkeypatch.setattr(module.FitContext, "fit", fitted)
     with pytest.raises(BadSettings, match="30 held-out rows are too few"):
         suitability(tiny("llama"), text=text, n_read=30)
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
@@ -126,7 +126,7 @@ def test_an_interrupted_run_goes_on_and_leaves_nothing_in_the_end(text, tmp_path
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.Run, "scores", stop)
+        patch.setattr(module.FitContext, "scores", stop)
         with pytest.raises(KeyboardInterrupt):
             suitability(transformer, **asked)
     assert list(tmp_path.glob("*/fitted-*"))

@@ -25,9 +25,10 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
         limits(-0.02 * n_layers, n_layers * 1.02)
         side.set_major_locator(ticker.MaxNLocator(6, integer=True))
     elif axis.scale == "share":
-        limits(0, 1)
+        if axis.low is None and axis.high is None:
+            limits(0, 1)
         side.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        side.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
+        side.set_major_formatter(ticker.FuncFormatter(lambda share, _: f"{100 * share:g}%"))
     elif axis.scale == "log":
         getattr(axes, f"set_{which}scale")("log")
         side.set_major_formatter(ticker.FuncFormatter(_power))
@@ -71,7 +72,10 @@ def draw_marks(axes: Any, marks: Iterable[Mark]) -> None:
             span(mark.at, mark.to, color="#f1ede6", linewidth=0, zorder=0)
             axes.set_xlim(keep[0])
             axes.set_ylim(keep[1])
-        if mark.label and mark.axis == "x":
+        if mark.label and mark.axis == "x" and axes.yaxis_inverted():  # categories fill the panel
+            place = {"transform": axes.get_xaxis_transform(), "va": "bottom", "ha": "center"}
+            axes.text(mark.at, 1.005, mark.label, fontsize=8.5, color=SOFT, **place)
+        elif mark.label and mark.axis == "x":
             place = {"transform": axes.get_xaxis_transform(), "va": "bottom", "ha": "left"}
             axes.text(mark.at, 0.02, f" {mark.label}", fontsize=8.5, color=SOFT, **place)
         elif mark.label:

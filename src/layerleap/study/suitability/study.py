@@ -29,8 +29,8 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.scores import Scores
 from layerleap.stream.examples import Sampling, longest_input, require_text
-from layerleap.study.shortcuts.run import Run
-from layerleap.study.shortcuts.study import ShortcutSettings
+from layerleap.study.engine import work_folder
+from layerleap.study.fits import FitContext, FitSettings
 from layerleap.study.suitability.plans import (
     Costs,
     all_plans,
@@ -100,22 +100,25 @@ def suitability(
     """
     settings = _settled(transformer, settings or SuitabilitySettings(), changes, bank)
     folder = _folder(work, transformer, settings)
-    with Run(transformer, _of_run(settings), folder, progress) as run:
+    with work_folder(folder) as work:
+        run = FitContext(transformer, _of_run(settings), work, progress)
         result = _answered(run, settings, bank)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
     return {**result, "findings": findings(result), "verdict": verdict(result)}
 
 
-def _answered(run: Run, settings: SuitabilitySettings, bank: ShortcutBank | None) -> dict[str, Any]:
+def _answered(
+    run: FitContext[FitSettings], settings: SuitabilitySettings, bank: ShortcutBank | None
+) -> dict[str, Any]:
     """All the numbers."""
-    transformer, progress = run.transformer, run.progress
+    transformer, progress = run.model, run.progress
     plans = all_plans(transformer.n_layers)
     assert settings.text is not None
     if settings.text != "-":  # which can be read only once
-        seen = run.held_out(settings.text)
+        seen = run.census(text=settings.text)
         require_enough(seen.rows, seen.documents, settings.tolerance, settings.delta)
-    maps = run.fit(settings.text, "final").bank if bank is None else bank
+    maps = run.fit(settings.text).bank if bank is None else bank
     scores = run.scores(settings.text, {"mat": maps})
     evidence = {name: Evidence.of(scores, lens) for name, lens in LENSES.items()}
     rows = divide(evidence, settings.tolerance, settings.delta, seed=settings.sampling.seed)
@@ -180,12 +183,12 @@ def _folder(
     return work / blake2b(json.dumps(fit).encode(), digest_size=8).hexdigest()
 
 
-def _of_run(settings: SuitabilitySettings) -> ShortcutSettings:
+def _of_run(settings: SuitabilitySettings) -> FitSettings:
     """The same, as the passes over texts want it."""
     text = None if settings.text == "-" else settings.text  # read once only, which is allowed here
-    return ShortcutSettings(
-        text=text, other=None, n_fit=settings.n_fit, n_read=settings.n_read, pairs="final",
-        starts=settings.starts, sampling=settings.sampling,
+    return FitSettings(
+        text=text, n_fit=settings.n_fit, n_read=settings.n_read, starts=settings.starts,
+        **settings.sampling.to_dict(),
     )  # fmt: skip
 
 
@@ -209,8 +212,9 @@ def _agreement(scores: Scores) -> list[dict[str, Any]]:
 
 
 def _about(
-    transformer: Transformer, settings: SuitabilitySettings, run: Run, given: ShortcutBank | None
-) -> dict[str, Any]:
+    transformer: Transformer, settings: SuitabilitySettings, run: FitContext[FitSettings],
+    given: ShortcutBank | None,
+) -> dict[str, Any]:  # fmt: skip
     return {
         "format": FORMAT, "kind": "suitability", "version": layerleap.__version__,
         "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
