@@ -14,7 +14,7 @@ from layerleap.files import read_json
 def run(*, smoke: bool) -> list[Row]:
     """Is mat's agreement above id's at every layer, and its train error never above id's?"""
     study = read_json(_study_file(smoke))
-    return [_agreement(study), _train_error(study)]
+    return [_agreement(study), _train_error(study["tables"]["fits"])]
 
 
 def _study_file(smoke: bool) -> Path:
@@ -28,9 +28,10 @@ def _study_file(smoke: bool) -> Path:
 
 def _agreement(study: dict[str, Any]) -> Row:
     text, last = study["settings"]["text"], study["model"]["n_layers"]
+    scores = study["tables"]["scores"]
     value = {
         (row["map"], row["layer"]): row["value"]
-        for row in study["scores"]
+        for row in scores
         if row["metric"] == "precision@1" and row["read"] == text and row["fit"] in (text, "-")
     }
     above = [layer for layer in range(last) if value["mat", layer] > value["id", layer]]
@@ -42,13 +43,12 @@ def _agreement(study: dict[str, Any]) -> Row:
                 name: [value[name, layer] for layer in range(last + 1)] for name in ("mat", "id")
             },
             "not_above": [layer for layer in range(last) if layer not in above],
-            "n": next(row["rows"] for row in study["scores"] if row["read"] == text),
+            "n": next(row["rows"] for row in scores if row["read"] == text),
         },
     )  # fmt: skip
 
 
-def _train_error(study: dict[str, Any]) -> Row:
-    fits = study["fits"]
+def _train_error(fits: list[dict[str, Any]]) -> Row:
     behind = [[f["src"], f["dst"]] for f in fits if f["train_r2"] < f["train_r2_id"]]
     return Row(
         "shape_train_error", len(fits) - len(behind), len(fits), "maps", 1.0, ">=",

@@ -1,4 +1,4 @@
-"""The optional parts of a synthetic study: believable values, fixed seed, no model needed."""
+"""The optional sections of a made-up study: believable values, fixed seed, no model needed."""
 
 import math
 import random
@@ -19,22 +19,33 @@ RULES = {
 }
 
 
-def optional_parts(n_layers: int, text: str, other: str) -> Row:
-    """Every optional key of a study of `n_layers` layers."""
+def optional_tables(
+    n_layers: int, text: str, other: str, tables: dict[str, list[Row]]
+) -> dict[str, dict[str, list[Row]]]:
+    """The tables of every optional section of a study of `n_layers` layers."""
     rng = random.Random(11)
-    exits = _exits(n_layers, rng)
+    parts, schedules = _parts(n_layers), _schedules(n_layers, rng)
     return {
-        "parts": {"reason": None, "intercept": True, "scores": _parts(n_layers)},
-        "schedules": _schedules(n_layers, rng),
-        "exits": exits,
-        "calibrated": _calibrated(n_layers, text, other),
-        "tuned": _tuned(n_layers),
-        "sizes": _sizes(),
-        "claims": _claims(),
+        "parts": {
+            "parts": parts,
+            "part_leads": _part_leads(n_layers),
+            "part_steps": _part_steps(parts, n_layers),
+        },
+        "alternation": {
+            "schedules": schedules,
+            "schedule_leads": _schedule_leads(schedules),
+            "schedule_means": [
+                _lead(0.03, kind="best R2", blocks="few", schedules=4),
+                _lead(-0.03, kind="best R2", blocks="many", schedules=4),
+            ],
+        },
+        "tuned": {**_tuned(n_layers), "tuned_scores": _tuned_scores(tables["scores"], text)},
+        "exits": _exits(n_layers, rng) | {"calibrated": _calibrated(n_layers, text, other)},
+        "sizes": {"sizes": _sizes()},
     }
 
 
-def tuned_scores(scores: list[Row], text: str) -> list[Row]:
+def _tuned_scores(scores: list[Row], text: str) -> list[Row]:
     """The scores of the tuned lens: somewhat better than mat's on the same text."""
     rows = []
     for row in scores:
@@ -53,6 +64,11 @@ def tuned_scores(scores: list[Row], text: str) -> list[Row]:
 
 def _row(value: float, wide: float = 0.02, **rest: Any) -> Row:
     ends = {"value": value, "low": max(0.0, value - wide), "high": value + wide}
+    return rest | ends | {"rows": 3000, "documents": 26}
+
+
+def _lead(value: float, wide: float = 0.02, **rest: Any) -> Row:
+    ends = {"value": value, "low": value - wide, "high": value + wide}
     return rest | ends | {"rows": 3000, "documents": 26}
 
 
@@ -78,6 +94,37 @@ def _parts(n_layers: int) -> list[Row]:
     return rows
 
 
+def _part_leads(n_layers: int) -> list[Row]:
+    start = min(-(-n_layers // 3), n_layers - 1)
+    leads = [("attn", "ffn", 0, 0.1), ("attn", "norms", 0, 0.15), ("attn", "jump", start, 0.2)]
+    leads += [("ffn", "jump", start, 0.05), ("norms", "jump", start, -0.1)]
+    return [_lead(v, part=part, against=other, start=s) for part, other, s, v in leads]
+
+
+def _part_steps(parts: list[Row], n_layers: int) -> list[Row]:
+    rows = []
+    for kind in ("attn", "ffn", "norms"):
+        own = {
+            row["layer"]: row["value"]
+            for row in parts
+            if (row["map"], row["metric"], row["bias"]) == (kind, "precision@1", False)
+        }
+        for layer in range(n_layers - 1):
+            rows.append(_lead(own[layer + 1] - own[layer], map=kind, layer=layer))
+    return rows
+
+
+def _schedule_leads(schedules: list[Row]) -> list[Row]:
+    rows = [row for row in schedules if row["metric"] == "precision@1"]
+    single = {row["blocks"]: row["value"] for row in rows if row["kind"] == "single jump"}
+    keys = ("schedule", "kind", "blocks")
+    return [
+        _lead(row["value"] - single[row["blocks"]], **{key: row[key] for key in keys})
+        for row in rows
+        if row["kind"] != "single jump"
+    ]
+
+
 def _schedules(n_layers: int, rng: random.Random) -> list[Row]:
     found = []
     for blocks in range(n_layers + 1):
@@ -95,13 +142,15 @@ def _schedules(n_layers: int, rng: random.Random) -> list[Row]:
         share = 0.25 + 0.75 * (blocks / n_layers) ** 1.9
         found.append((f"0~1-{blocks}~{n_layers}", "best R2", blocks, share))
     return [
-        _row(_value(metric, share), schedule=name, kind=kind, blocks=blocks, metric=metric)
+        _row(
+            _value(metric, share), schedule=name, name=name, kind=kind, blocks=blocks, metric=metric
+        )
         for name, kind, blocks, share in found
         for metric in ("precision@1", "surprisal")
     ]
 
 
-def _exits(n_layers: int, rng: random.Random) -> Row:
+def _exits(n_layers: int, rng: random.Random) -> dict[str, list[Row]]:
     block, head, shortcut = 7.1e6, 56.6e6, 0.66e6
     full = n_layers * block + head
     curves, saved = [], []
@@ -124,7 +173,19 @@ def _exits(n_layers: int, rng: random.Random) -> Row:
         layers = hard * 0.7 * n_layers
         curves.append(_curve(name, "oracle", 0.0, layers, (layers * block + head) / full, 1.0))
     cost = {"block": block, "head": head, "map": shortcut, "n_layers": n_layers, "tokens": 16}
-    return {"cost": cost | {"head_in_blocks": head / block}, "curves": curves, "saved": saved}
+    at_95 = [row for row in saved if row["target"] == 0.95]
+    return {
+        "exits": curves,
+        "exits_saved": saved,
+        "exits_cost": [cost | {"head_in_blocks": head / block, "full": full}],
+        "same_rows": [row for row in at_95 if row["rule"] in ("gap", "entropy", "learned")],
+        "exits_lead": [
+            _lead(0.05, map=row["map"], rule="gap", knob=row["knob"], layers=row["layers"])
+            for row in curves
+            if row["rule"] == "gap"
+        ],
+        "texts": [],
+    }
 
 
 def _curve(name: str, rule: str, knob: float, layers: float, flops: float, agreement: float) -> Row:
@@ -150,6 +211,7 @@ def _saved(name: str, rule: str, hard: float, n_layers: int, rng: random.Random)
                 "low": max(0.0, layers - 0.4) if reached else None,
                 "high": layers + 0.4 if reached else None,
                 "share": share if reached else None,
+                "knob": 0.5 if reached else None,
                 "flops": (-4.2 + share if dear else 0.7 * share) if reached else None,
                 "interpolated": layers + 0.1 if reached else None,
                 "rows": 3000,
@@ -159,7 +221,7 @@ def _saved(name: str, rule: str, hard: float, n_layers: int, rng: random.Random)
     return rows
 
 
-def _calibrated(n_layers: int, text: str, other: str) -> Row:
+def _calibrated(n_layers: int, text: str, other: str) -> list[Row]:
     rows = []
     for name, rule, method, level in (
         ("mat", "gap", "learn-then-test", 0.034),
@@ -169,11 +231,15 @@ def _calibrated(n_layers: int, text: str, other: str) -> Row:
         ("id", "gap", "learn-then-test", 0.036),
         ("tuned", "learned", "conformal risk control", 0.056),
     ):
-        fresh = []
         for read, more in ((text, 0.0), (other, 0.021)):
             off = 0.0 if level is None else level + more
-            fresh.append(
+            rows.append(
                 {
+                    "map": name,
+                    "rule": rule,
+                    "method": method,
+                    "knob": None if level is None else 0.7,
+                    "calibrated_on": 1500,
                     "text": read,
                     "promised": read == text,
                     "disagreement": off,
@@ -185,24 +251,16 @@ def _calibrated(n_layers: int, text: str, other: str) -> Row:
                     "holds": off <= 0.05,
                     "rows": 1500,
                     "documents": 13,
+                    "note": "" if level else "no setting could be certified",
+                    "tolerance": 0.05,
+                    "delta": 0.05,
+                    "trained_on": 9000,
                 }
             )
-        rows.append(
-            {
-                "map": name,
-                "rule": rule,
-                "method": method,
-                "knob": None if level is None else 0.7,
-                "calibrated_on": 1500,
-                "fresh": fresh,
-                "note": "" if level else "no setting could be certified",
-            }
-        )
-    splits = {"train": 9000, "calibrate": 1500, "verify": 1500}
-    return {"tolerance": 0.05, "delta": 0.05, "splits": splits, "rows": rows}
+    return rows
 
 
-def _tuned(n_layers: int) -> Row:
+def _tuned(n_layers: int) -> dict[str, list[Row]]:
     progress, summary = [], []
     for layer in range(0, n_layers, max(1, n_layers // 6)):
         depth = layer / n_layers
@@ -220,17 +278,15 @@ def _tuned(n_layers: int) -> Row:
                     "kl_tuned": closed * (1.05 if never else factor),
                     "agreement_closed": 0.25 + 0.6 * depth**1.5,
                     "agreement_tuned": 0.29 + 0.6 * depth**1.4,
+                    "rows": 900,
+                    "documents": 8,
                 }
             )
             for step in range(4):
                 kl = closed * (factor + (1.4 - factor) * 0.5**step)
                 seen = {"rows_seen": 8000 * (step + 1), "seconds": 9.0 * (step + 1), "kl": kl}
                 progress.append({"layer": layer, "start": start, "agreement": 0.3} | seen)
-    return {
-        "progress": progress,
-        "summary": summary,
-        "judged": {"rows": 900, "documents": 8},
-    }
+    return {"tuned": summary, "tuned_progress": progress}
 
 
 def _sizes() -> list[Row]:
@@ -247,50 +303,6 @@ def _sizes() -> list[Row]:
                 own = 1 / (1 + math.exp(-15 * (depth - 0.84 + lift)))
                 share = 1.0 if layer == n_layers else mat if name == "mat" else own
                 named = {"model": model, "n_layers": n_layers, "d_model": width}
-                named |= {"parameters": count, "map": name, "layer": layer}
+                named |= {"parameters": count, "read": "wikipedia", "map": name, "layer": layer}
                 rows.append(_row(share, 0.015 * (depth < 1), metric="precision@1", **named))
     return rows
-
-
-def _claims() -> list[Row]:
-    return [
-        {
-            "claim": "Linear shortcuts read early layers better than the logit lens.",
-            "seen": "mat is above id at 30 of 30 layers below the last.",
-            "agrees": "yes",
-            "why": "",
-        },
-        {
-            "claim": "Attention can be replaced with the least loss.",
-            "seen": "Precision@1 from layer 0 on: 55 % for attention, 34 % for feed-forward.",
-            "agrees": "partly",
-            "why": "From layer 24 on the three lie within each other's intervals.",
-        },
-        {
-            "claim": "Early exit with shortcuts saves compute.",
-            "seen": "At 95 % agreement it takes 4.2 times the FLOPs of the full model.",
-            "agrees": "no",
-            "why": "One reading costs as much as 8.0 blocks, and one is made per layer.",
-        },
-        {
-            "claim": "The same holds for masked models.",
-            "seen": "-",
-            "agrees": "not tested",
-            "why": "This model predicts next tokens.",
-        },
-    ]
-
-
-def optional_findings() -> list[Row]:
-    """One sentence per optional figure."""
-    said = {
-        "parts": "Replacing attention costs least: 55 % agreement from layer 0 on.",
-        "alternation": "No round robin lies above the single jump of as many blocks.",
-        "exit": "At 95 % agreement the gap rule saves 4.1 layers through mat, 1.2 through id.",
-        "exit_rules": "A learned rule saves most layers: 5.0 of 30 at 95 % agreement.",
-        "exit_flops": "Rules that ask the head at every layer cost more than they save.",
-        "calibrated": "The promise was kept by 4 of 5 rules on fresh text of the same kind.",
-        "tuned": "Training from the closed form is ahead of it after 2,500 rows.",
-        "sizes": "The larger model can be read no earlier, measured by its own depth.",
-    }
-    return [{"topic": topic, "text": text} for topic, text in said.items()]

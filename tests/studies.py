@@ -1,12 +1,17 @@
-"""Synthetic studies that look like real ones: plain data, fixed seed, no model needed."""
+"""Made-up shortcut studies that look like real ones: plain data, fixed seed, no model needed."""
 
 import math
 import random
 from typing import Any
 
-from full_study import optional_findings, optional_parts, tuned_scores
+from full_study import optional_tables
+
+from layerleap.study.result import StudyResult
+from layerleap.study.shortcuts import STUDY
+from layerleap.study.shortcuts.checks import laws
 
 Row = dict[str, Any]
+SECTIONS = ("readings", "parts", "alternation", "tuned", "exits", "sizes")
 
 
 def make_study(
@@ -15,22 +20,40 @@ def make_study(
     name: str = "smollm2",
     kind: str = "next-token",
     texts: tuple[str, ...] = ("wikipedia", "news"),
-    kl: bool = True,
     interval: bool = True,
     full: bool = False,
-) -> Row:
-    """A study of `n_layers` layers; with two texts or more it has cross-corpus rows.
+    sections: tuple[str, ...] = SECTIONS,
+) -> StudyResult:
+    """A study of `n_layers` layers; with two texts it has transfer.
 
-    `full` adds every optional part.
+    `full` adds every optional section, or those that are named.
     """
     rng = random.Random(7)
-    r2, scores = _r2(n_layers, rng), _scores(n_layers, texts, kl, interval, rng)
-    study = {
-        "format": 1,
-        "kind": "shortcuts",
-        "version": "0.1.0",
-        "made": "2026-11-15T21:00:00Z",
-        "model": {
+    other = texts[1] if len(texts) > 1 else None
+    tables: dict[str, list[Row]] = {
+        "scores": _scores(n_layers, texts, interval, rng),
+        "lead": _leads(n_layers, interval),
+        "r2": (r2 := _r2(n_layers, rng)),
+        "r2_lead": _r2_leads(r2),
+        "fits": _fits(n_layers, rng),
+        "tail": [{"text": text, "rows": 64, "agreement": 1.0, "gap": 1e-5} for text in texts],
+    }
+    if other is not None:
+        tables["transfer"] = [_transfer(*texts[:2]), _transfer(*texts[1::-1])]
+    tables["laws"] = laws(tables)
+    done = sections if full else ("readings",)
+    if full:
+        tables |= {
+            key: rows
+            for section, made in optional_tables(n_layers, texts[0], texts[-1], tables).items()
+            if section in sections
+            for key, rows in made.items()
+        }
+    result = StudyResult(
+        study="shortcuts",
+        version="0.1.0",
+        made="2026-11-15T21:00:00Z",
+        model={
             "name": name,
             "revision": None,
             "fingerprint": "ab12" * 16,
@@ -42,52 +65,20 @@ def make_study(
             "dtype": "float32",
             "parameters": 134515008,
         },
-        "settings": {
-            "unit": "sentence",
-            "max_tokens": 128,
-            "positions": "one",
-            "seed": 0,
-            "intercept": False,
-            "ridge": 0.0,
-            "n_train": 9000,
-            "n_val": 3000,
-            "quick": False,
-        },
-        "data": _data(texts),
-        "notes": ["Texts were cut at 128 tokens; longer ones lost their ends."],
-        "r2": r2,
-        "scores": scores,
-        "fits": _fits(n_layers, rng),
-        "laws": [
-            {
-                "law": "train error of mat is never above id's",
-                "holds": True,
-                "detail": f"checked on {n_layers * (n_layers + 1) // 2} pairs",
-            },
-            {"law": "the last layer reads as the model", "holds": True, "detail": "gap 0.0"},
-        ],
-        "summary": {
-            "half": _half(n_layers, texts, scores),
-            "equal_fits": {text: text for text in texts},
-            "tail": [{"text": text, "rows": 64, "agreement": 1.0, "gap": 1e-5} for text in texts],
-        },
-        "findings": _findings(n_layers, texts),
-    }
-    if full:
-        study |= optional_parts(n_layers, texts[0], texts[-1])
-        study["scores"] = scores + tuned_scores(scores, texts[0])
-        study["findings"] += optional_findings()
-    return study
+        settings={"text": texts[0], "other": other, "unit": "sentence", "seed": 0, "ridge": 0.0},
+        tables=tables,
+        data=_data(texts),
+        notes=["Texts were cut at 128 tokens; longer ones lost their ends."],
+        sections=[_log(key) for key in SECTIONS if key in done],
+        run={"seconds": 60.0, "whole": True, "peak_mib": 900.0, "quick": False},
+    )
+    return STUDY.conclude(result)
 
 
-def _half(n_layers: int, texts: tuple[str, ...], scores: list[Row]) -> Row:
-    """The layer from which on half of the answers are foretold, by map."""
-    found = {}
-    for name, fit in (("mat", texts[0]), ("id", "-")):
-        wanted = (fit, texts[0], "precision@1")
-        values = [r["value"] for r in scores if (r["fit"], r["read"], r["metric"]) == wanted]
-        found[name] = next(n for n in range(n_layers + 1) if min(values[n:]) >= 0.5)
-    return found
+def _log(key: str) -> Row:
+    title = next(section.title for section in STUDY.sections if section.key == key)
+    entry = {"key": key, "title": title, "status": "done", "reason": ""}
+    return {**entry, "seconds": 10.0, "resumed": False}
 
 
 def _data(texts: tuple[str, ...]) -> list[Row]:
@@ -98,14 +89,47 @@ def _data(texts: tuple[str, ...]) -> list[Row]:
                 {
                     "role": role,
                     "text": text,
-                    "fingerprint": f"{index}{role}"[:3] * 20,
                     "documents": documents,
                     "texts": count,
-                    "rows": count,
                     "tokens": count * 16,
+                    "rows": count,
+                    "fingerprint": f"{index}{role}"[:3] * 20,
                     "seconds": count / 50,
                 }
             )
+    return rows
+
+
+def _transfer(read: str, away: str) -> Row:
+    ends = {"value": -0.06, "low": -0.07, "high": -0.05, "rows": 3000, "documents": 26}
+    fits = {"fit": away, "own_fit": read, "fit_rows": 9000, "own_rows": 9000}
+    return {"read": read, "fitted_on": away, **fits, **ends}
+
+
+def _leads(n_layers: int, interval: bool) -> list[Row]:
+    rows = []
+    for metric in ("precision@1", "precision@5", "precision@10", "surprisal"):
+        for layer in range(n_layers):
+            mat, own = (_value(metric, _share(name, layer / n_layers)) for name in ("mat", "id"))
+            value = mat - own
+            ends = {"low": value - 0.02, "high": value + 0.02} if interval else {}
+            sample = {"rows": 3000, "documents": 26 if interval else 1}
+            rows.append(
+                {"layer": layer, "metric": metric, "value": value, "low": None, "high": None}
+                | ends
+                | sample
+            )
+    return rows
+
+
+def _r2_leads(r2: list[Row]) -> list[Row]:
+    by = {(row["map"], row["src"], row["dst"]): row for row in r2}
+    rows = []
+    for (name, src, dst), row in by.items():
+        if name == "mat":
+            value = row["r2"] - by["id", src, dst]["r2"]
+            ends = {"value": value, "low": value - 0.01, "high": value + 0.01}
+            rows.append({"src": src, "dst": dst, **ends, "rows": 3000, "documents": 26})
     return rows
 
 
@@ -151,21 +175,19 @@ def _value(metric: str, share: float) -> float:
     return 5.6 * (1 - share) ** 1.8
 
 
-def _scores(
-    n_layers: int, texts: tuple[str, ...], kl: bool, interval: bool, rng: random.Random
-) -> list[Row]:
-    metrics = ["precision@1", "precision@5", "precision@10", "surprisal"] + ["kl"] * kl
+def _scores(n_layers: int, texts: tuple[str, ...], interval: bool, rng: random.Random) -> list[Row]:
+    metrics = ("precision@1", "precision@5", "precision@10", "surprisal", "kl")
     rows = []
     for read in texts:
         for name, fit in [("mat", fit) for fit in texts] + [("id", "-")]:
             for layer in range(n_layers + 1):
-                share = _share(name, layer / n_layers)
+                share, noise = _share(name, layer / n_layers), rng.gauss(0, 0.006)
                 if name == "mat" and fit != read and layer < n_layers:
                     share *= 0.82
                 for metric in metrics:
                     value = _value(metric, share)
                     if layer < n_layers:
-                        value = abs(value + rng.gauss(0, 0.006))
+                        value = max(0.0, value + noise)
                     wide = 0.022 if metric.startswith("precision") else 0.16
                     wide *= layer < n_layers or metric == "surprisal"
                     rows.append(
@@ -201,18 +223,3 @@ def _fits(n_layers: int, rng: random.Random) -> list[Row]:
         for src in range(n_layers)
         for dst in range(src + 1, n_layers + 1)
     ]
-
-
-def _findings(n_layers: int, texts: tuple[str, ...]) -> list[Row]:
-    pairs = n_layers * (n_layers + 1) // 2
-    found = [
-        ("headline", f"Halfway, at layer {n_layers // 2}, mat agrees far more often than id."),
-        ("headline", "mat agrees more often than id at every layer before the last."),
-        ("r2", f"R2 of mat is above that of id on {pairs} of {pairs} pairs."),
-        ("precision", "Precision@1 of mat is above that of id at every layer before the last."),
-        ("surprisal", "The model is less surprised by mat's top token at every layer."),
-        ("fit", "The fit from layer 0 has rank 575 of 576: one direction carries no variance."),
-    ]
-    if len(texts) > 1:
-        found.append(("transfer", f"Maps fitted on {texts[1]} lose 6 points on {texts[0]}."))
-    return [{"topic": topic, "text": text} for topic, text in found]

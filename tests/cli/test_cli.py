@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -231,7 +232,7 @@ def test_study_writes_report_data_and_bank_and_leaves_no_work_behind(
     assert ".work" not in names
     assert "report.html" in said(result)
     study = json.loads((out / "study.json").read_text(encoding="utf8"))
-    headlines = [f["text"] for f in study["findings"] if f["topic"] == "headline"]
+    headlines = [f["text"] for f in study["findings"] if f["headline"]]
     assert len(headlines) == 3
     for line in headlines:
         assert line in said(result)
@@ -250,9 +251,60 @@ def test_study_reads_the_field_that_is_named(folder: Path, tmp_path: Path) -> No
 
 def test_study_of_two_held_out_rows_prints_json(folder: Path, text: Path, tmp_path: Path) -> None:
     words = ("--text", text, "--other", "none", "--read-texts", 2, "--json", "-o", tmp_path / "r")
-    result = run("study", "shortcuts", folder, *words)
+    result = run("study", "shortcuts", folder, *words, "--sections", "parts,alternation")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["r2"][0]["low"] is None
+    assert json.loads(result.stdout)["tables"]["r2"][0]["low"] is None
+
+
+def test_a_study_of_which_a_section_cannot_run_says_so_and_its_exit_code_shows_it(
+    folder: Path, text: Path, tmp_path: Path
+) -> None:
+    words = ("--text", text, "--other", "none", "--read-texts", 1, "-o", tmp_path / "r")
+    result = run("study", "shortcuts", folder, *words, "--sections", "exits")
+    assert result.exit_code == 3, result.output
+    assert "section exits could not run" in said(result)
+    assert (tmp_path / "r" / "report.html").exists()
+
+
+def test_a_study_compares_models_that_are_named_beside(
+    folder: Path, text: Path, tmp_path: Path
+) -> None:
+    words = (
+        "--text",
+        text,
+        "--other",
+        "none",
+        "--sections",
+        "none",
+        "--quick",
+        "-o",
+        tmp_path / "r",
+    )
+    result = run("study", "shortcuts", folder, *words, "--beside", "no-such-model")
+    assert result.exit_code == 3, result.output
+    assert "no-such-model" in said(result)
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    result = run("study", "shortcuts", folder, *words, "--beside", other, "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["tables"]["sizes"]
+    assert {row["model"] for row in rows} == {str(folder), str(other)}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--ridge", "some"), "ridge 'some'"),
+        (("--pairs", "some"), "pairs is 'some'"),
+        (("--sections", "poetry"), "no section 'poetry'"),
+    ],
+)
+def test_a_study_with_settings_without_meaning_is_refused(
+    folder: Path, text: Path, tmp_path: Path, words: tuple[str, str], message: str
+) -> None:
+    refused(
+        run("study", "shortcuts", folder, "--text", text, *words, "-o", tmp_path / "r"), message
+    )
 
 
 def test_a_bank_that_cannot_be_saved_does_not_cost_the_report(
@@ -311,7 +363,7 @@ def test_a_study_of_standard_input(tmp_path: Path, option: str) -> None:
 
 def test_starts_that_would_not_be_used(folder: Path, text: Path, tmp_path: Path) -> None:
     words = ("--text", text, "--starts", text, "-o", tmp_path / "report")
-    refused(run("study", "shortcuts", folder, *words), "starts are for texts that the model draws")
+    refused(run("study", "shortcuts", folder, *words), "starts are for texts drawn from the model")
 
 
 def test_text_shorter_than_one_position(folder: Path, tmp_path: Path) -> None:

@@ -74,23 +74,13 @@ class MapErrors:
 
     def table(self, *, resamples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
         """One row per map and pair of layers."""
-        self._flush()
-        used = min(GROUPS, len(self.group_of))
-        # One row of weights per variant: everything, without first positions, each resample.
-        weights = torch.zeros(2 + resamples, GROUPS + 1, dtype=torch.float64)
-        weights[:2, :GROUPS] = 1
-        weights[1, GROUPS] = -1
-        weights[2:, :used] = resample(used, resamples, seed)
-        n = weights @ self.n
+        weights, n, used = self._weights(resamples, seed)
         table = []
         for name, by_pair in self.errors.items():
             for (src, dst), errors in by_pair.items():
-                error = weights @ errors
-                spread = _spread(weights @ self.sums[dst, 0], weights @ self.sums[dst, 1], n)
+                error, spread = weights @ errors, self._spread(dst, weights, n)
                 r2 = _average(error, spread)
-                # NaN if a resample has too few rows to vary: then there is no interval.
-                ends = torch.quantile(r2[2:], torch.tensor([0.025, 0.975]).double()).tolist()
-                low, high = ends if used > 1 else (None, None)
+                low, high = _ends(r2[2:], used)
                 varies = ~spread[0].isnan()
                 weighted = 1 - error[0][varies].sum() / spread[0][varies].sum()
                 table.append(
@@ -103,6 +93,49 @@ class MapErrors:
                     }
                 )  # fmt: skip
         return table
+
+    def leads(self, *, resamples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
+        """R2 of mat minus R2 of id by pair of layers, with paired intervals."""
+        weights, n, used = self._weights(resamples, seed)
+        rows = []
+        for src, dst in self.pairs:
+            spread = self._spread(dst, weights, n)
+            mat, plain = (
+                _average(weights @ self.errors[name][src, dst], spread) for name in ("mat", "id")
+            )
+            low, high = _ends((mat - plain)[2:], used)
+            rows.append(
+                {
+                    "src": src, "dst": dst, "value": finite((mat - plain)[0].item()),
+                    "low": finite(low), "high": finite(high), "rows": int(n[0]),
+                    "documents": len(self.group_of),
+                }
+            )  # fmt: skip
+        return rows
+
+    def _weights(self, resamples: int, seed: int) -> tuple[Tensor, Tensor, int]:
+        """Weights of groups, one row per way of counting; rows counted so; groups used.
+
+        The ways: everything, without first positions, and resampled.
+        """
+        self._settle()
+        used = min(GROUPS, len(self.group_of))
+        weights = torch.zeros(2 + resamples, GROUPS + 1, dtype=torch.float64)
+        weights[:2, :GROUPS] = 1
+        weights[1, GROUPS] = -1
+        weights[2:, :used] = resample(used, resamples, seed)
+        return weights, weights @ self.n, used
+
+    def _spread(self, dst: int, weights: Tensor, n: Tensor) -> Tensor:
+        return _spread(weights @ self.sums[dst, 0], weights @ self.sums[dst, 1], n)
+
+
+def _ends(values: Tensor, groups: int) -> tuple[float | None, float | None]:
+    """The 95 % interval; NaN if some resample has too few rows to vary, None with one group."""
+    if groups < 2:
+        return None, None
+    low, high = torch.quantile(values, torch.tensor([0.025, 0.975]).double()).tolist()
+    return low, high
 
 
 def _spread(y: Tensor, yy: Tensor, n: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ Definitions follow "Jump to Conclusions" (arXiv 2303.09435), section 4:
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,6 +87,11 @@ class Estimate:
     high: float | None
     rows: int
     documents: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; None for NaN and infinity."""
+        ends = {key: finite(getattr(self, key)) for key in ("value", "low", "high")}
+        return {**ends, "rows": self.rows, "documents": self.documents}
 
 
 class Bootstrap:

@@ -58,6 +58,12 @@ def below(estimate: Mapping[str, Any] | None, threshold: float = 0.0) -> Answer:
     return above({"low": -estimate["high"], "high": -estimate["low"]}, -threshold)
 
 
+def between(estimate: Mapping[str, Any] | None, low: float, high: float) -> Answer:
+    """Is the estimate between the two thresholds? Decided by its interval."""
+    ends = {above(estimate, low), below(estimate, high)}
+    return "no" if "no" in ends else "yes" if ends == {"yes"} else "cannot tell"
+
+
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, float | None]:
     """Return a - b for two separate estimates; its interval spans all differences of theirs.
 

@@ -1,7 +1,7 @@
-"""Texts written by leaving early, to be looked at: which token left where.
+"""Texts generated with early exit, to see which token exits where.
 
-In: a decoder, a bank or None by lens, rules by lens and name, and the beginning of a held-out text.
-Out: one plain row per rule, with every token's layer; `show.sections` colours them.
+In: a model, banks by lens, rules by lens and name, and the beginning of a held-out text.
+Out: one plain row per rule, with the exit layer of every token; the report colours them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,23 +24,23 @@ def early_texts(
     *,
     tokens: int = 48,
 ) -> list[Row]:
-    """What every rule writes from the same beginning; none if the model does not generate text.
+    """A text per rule, all continuing the same prompt; none if the model does not generate text.
 
     Args:
         transformer: any model.
-        banks: by lens; None reads states as they are.
+        banks: by lens; None for the logit lens.
         rules: by lens and name.
-        beginning: ids to go on from.
-        tokens: to generate at most.
+        beginning: token ids of the prompt.
+        tokens: to generate, at most.
     """
     tokenizer: Any = transformer.tokenizer
-    writes = transformer.kind == "next-token" and modality(transformer) == "text"
-    if not writes or tokenizer is None or not beginning:
+    generates = transformer.kind == "next-token" and modality(transformer) == "text"
+    if not generates or tokenizer is None or not beginning:
         return []
     prompt = tokenizer.decode(beginning, skip_special_tokens=True)
-    found = []
+    texts = []
     for (lens, name), rule in rules.items():
-        written = generate(transformer, prompt, bank=banks[lens], rule=rule, max_new_tokens=tokens)
-        written.stats.prompt_seconds = written.stats.seconds = 0.0  # the same again next time
-        found.append({"map": lens, "rule": name, **written.to_dict()})
-    return found
+        text = generate(transformer, prompt, bank=banks[lens], rule=rule, max_new_tokens=tokens)
+        text.stats.prompt_seconds = text.stats.seconds = 0.0  # results must be reproducible
+        texts.append({"map": lens, "rule": name, **text.to_dict()})
+    return texts

@@ -165,6 +165,7 @@ class Picture:
     title: Callable[[StudyResult], str]
     figures: tuple[str, ...]  # keys of figures
     panels: tuple[str, ...] = ()  # of these, the panels shown; all when empty
+    lines: tuple[str, ...] = ()  # and the lines; all when empty
     widths: tuple[float, ...] = (1.75, 1)
     # From x, to an earlier x, at which height, and what it means.
     arrow: Callable[[StudyResult], tuple[float, float, float, str] | None] = lambda _: None
@@ -231,7 +232,7 @@ class Study(Generic[S]):
             model = load(model)
         settings = settings.resolved(model)
         started = time.monotonic()
-        with _work_folder(folder) as work:
+        with work_folder(folder) as work:
             context = self.context(model, settings, work, progress)
             context.sections = frozenset(section.key for section in chosen)
             run = _Run(self, context, settings)
@@ -261,6 +262,31 @@ class Study(Generic[S]):
             if key in names:
                 names += by_key[key].needs
         return [section for key, section in by_key.items() if key in names]
+
+    def conclude(self, result: StudyResult) -> StudyResult:
+        """The result with the findings and claims that follow from its tables."""
+        result.findings.clear()
+        result.claims.clear()
+        log = {row["key"]: row for row in result.sections}
+        for section in self.sections:
+            entry = log.get(section.key)
+            is_done = entry is not None and entry["status"] == "done"
+            if is_done:
+                result.findings.extend(
+                    {"section": section.key, **asdict(finding)}
+                    for finding in section.findings(result)
+                )
+            for claim in section.claims:
+                if not claim.when(result):
+                    continue
+                if entry is None:
+                    verdict = untested(f"section {section.key!r} was not run")
+                else:
+                    verdict = claim.test(result) if is_done else untested(entry["reason"])
+                result.claims.append(
+                    {"section": section.key, "claim": claim.text} | asdict(verdict)
+                )
+        return result
 
     def _settings(self, settings: S | None, quick: bool, changes: Mapping[str, Any]) -> S:
         known = [each.name for each in fields(self.settings)]
@@ -363,26 +389,7 @@ class _Run:
             sections=self.log,
             artifacts=self.context.artifacts(),
         )
-        status = {row["key"]: row for row in self.log}
-        for section in self.study.sections:
-            entry = status.get(section.key)
-            is_done = entry is not None and entry["status"] == "done"
-            if is_done:
-                result.findings.extend(
-                    {"section": section.key, **asdict(finding)}
-                    for finding in section.findings(result)
-                )
-            for claim in section.claims:
-                if not claim.when(result):
-                    continue
-                if entry is None:
-                    verdict = untested(f"section {section.key!r} was not run")
-                else:
-                    verdict = claim.test(result) if is_done else untested(entry["reason"])
-                result.claims.append(
-                    {"section": section.key, "claim": claim.text} | asdict(verdict)
-                )
-        return result
+        return self.study.conclude(result)
 
 
 def _describe(model: Transformer) -> Row:
@@ -403,7 +410,8 @@ def _without_nan(value: Any) -> Any:
 
 
 @contextmanager
-def _work_folder(folder: str | Path | None) -> Iterator[Path]:
+def work_folder(folder: str | Path | None) -> Iterator[Path]:
+    """The folder, made if need be; without one, a temporary one."""
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         yield Path(folder)

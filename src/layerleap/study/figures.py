@@ -95,3 +95,9 @@ class Figure:
     unit: str = "states"  # what `rows` counts
     sample: str = "bands and intervals: 95 %, bootstrap over documents"
     narrow: bool = False  # two such figures stand side by side
+
+
+def short(name: str, limit: int = 28) -> str:
+    """A name that fits into a legend: cut in the middle, because paths differ at their ends."""
+    end = (limit - 1) * 2 // 3
+    return name if len(name) <= limit else f"{name[: limit - 1 - end]}\u2026{name[-end:]}"

@@ -14,6 +14,13 @@ Row = dict[str, Any]
 GOOD_OR_BAD = {True: "good", False: "bad", "yes": "good", "no": "bad", "partly": "partly"}
 
 
+def percent(share: float, digits: int | None = None) -> str:
+    """A share as it is written in sentences: 0.381 is "38 %", 0.0042 is "0.4 %"."""
+    if digits is None:
+        digits = 1 if 0 < abs(share) < 0.01 else 0
+    return f"{100 * share:.{digits}f} %"
+
+
 @dataclass(frozen=True)
 class Column:
     """One column; `low` and `high` are keys of an interval shown in small print."""

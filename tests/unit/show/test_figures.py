@@ -1,4 +1,4 @@
-"""The figures: well-formed, self-contained, repeatable SVG for any study."""
+"""Figures of any study: well-formed, self-contained, repeatable SVG."""
 
 import re
 import struct
@@ -6,26 +6,22 @@ from functools import cache
 from xml.etree import ElementTree
 
 import pytest
-from layerleap.show.figures.hero import hero_title
 from layerleap.show.figures.words import short
 from studies import make_study
 
 from layerleap.errors import CannotFetch
-from layerleap.show.figures import curves as figures
+from layerleap.show.figures.draw import draw, draw_picture, in_words, sample_of
+from layerleap.study.engine import Picture
+from layerleap.study.figures import Axis, Figure, Line, short
+from layerleap.study.shortcuts import STUDY
 
-DRAWN = (
-    figures.r2_heatmaps,
-    figures.precision_curves,
-    figures.surprisal_curves,
-    figures.kl_curves,
-    figures.transfer_curves,
-    figures.condition_plot,
-)
+FIGURES = {figure.key: figure for section in STUDY.sections for figure in section.figures}
+each_figure = pytest.mark.parametrize("key", FIGURES)
 
 
 @cache  # drawing takes most of the time of these tests
-def drawn(draw, n_layers=4):
-    return draw(make_study(n_layers))
+def drawn(key, n_layers=6):
+    return draw(FIGURES[key], make_study(n_layers, full=True))
 
 
 def texts_of(svg):
@@ -36,10 +32,14 @@ def ids_of(svg):
     return [each.attrib["id"] for each in ElementTree.fromstring(svg).iter() if "id" in each.attrib]
 
 
+def figure_of(rows, kind="lines", **options):
+    return Figure("made", "Made up", "How to read it.", lambda _: rows, kind, **options)
+
+
 @pytest.mark.parametrize("n_layers", [1, 80])
-@pytest.mark.parametrize("draw", DRAWN, ids=lambda draw: draw.__name__)
-def test_every_figure_is_drawn_without_nan_for_any_depth(draw, n_layers):
-    svg = drawn(draw, n_layers)
+@each_figure
+def test_every_figure_is_drawn_without_nan_for_any_depth(key, n_layers):
+    svg = drawn(key, n_layers)
     root = ElementTree.fromstring(svg)
     assert root.attrib["role"] == "img"
     assert len(root.attrib["aria-label"]) > 30
@@ -48,131 +48,147 @@ def test_every_figure_is_drawn_without_nan_for_any_depth(draw, n_layers):
 
 
 def test_figures_of_one_page_share_no_id():
-    ids = [name for draw in DRAWN for name in ids_of(drawn(draw))]
-    ids += ids_of(drawn(figures.hero).svg)
-    assert len(ids) > 30
+    ids = [name for key in FIGURES for name in ids_of(drawn(key))]
+    assert len(ids) > 50
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize("draw", DRAWN, ids=lambda draw: draw.__name__)
-def test_every_reference_inside_a_figure_has_its_target(draw):
-    svg = drawn(draw)
+@each_figure
+def test_every_reference_inside_a_figure_has_its_target(key):
+    svg = drawn(key)
     wanted = re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', svg)
     assert wanted
     assert {one or other for one, other in wanted} <= set(ids_of(svg))
 
 
-@pytest.mark.parametrize("draw", DRAWN, ids=lambda draw: draw.__name__)
-def test_a_figure_names_no_outside_address_and_no_style_for_the_page(draw):
-    svg = drawn(draw)
+@each_figure
+def test_a_figure_names_no_outside_address_and_no_style_for_the_page(key):
+    svg = drawn(key)
     assert set(re.findall(r"https?://[^\"'\s<]+", svg)) == {"http://www.w3.org/2000/svg"}
     assert "<style" not in svg
     assert "<metadata" not in svg
 
 
-def test_the_same_study_gives_the_same_bytes():
-    study = make_study()
-    assert [draw(study) for draw in DRAWN] == [drawn(draw) for draw in DRAWN]
-    assert figures.hero(study) == drawn(figures.hero)
+@each_figure
+def test_the_same_study_gives_the_same_bytes(key):
+    assert draw(FIGURES[key], make_study(6, full=True)) == drawn(key)
+
+
+def test_the_same_study_gives_the_same_picture():
+    assert draw_picture(STUDY, make_study()) == draw_picture(STUDY, make_study())
 
 
 def test_drawing_leaves_matplotlibs_settings_alone():
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    figures.precision_curves(make_study())
+    draw(FIGURES["precision"], make_study())
     assert dict(matplotlib.rcParams) == before
 
 
-def test_a_figure_without_data_is_none():
-    study = make_study(texts=("wikipedia",), kl=False)
-    assert figures.transfer_curves(study) is None
-    assert figures.kl_curves(study) is None
-    empty = study | {"scores": [], "r2": [], "fits": []}
-    assert all(draw(empty) is None for draw in DRAWN)
-    assert figures.hero(empty) is None
+@each_figure
+def test_a_figure_without_data_is_none(key):
+    result = make_study()
+    result.tables.clear()
+    assert draw(FIGURES[key], result) is None
+    assert draw_picture(STUDY, result) is None
 
 
-def test_missing_values_leave_gaps_and_not_errors():
-    study = make_study()
-    for row in study["scores"][::3]:
-        row["value"] = row["low"] = None
-    for row in study["r2"][::3]:
-        row["r2"] = float("nan")
-    study["fits"][0]["condition"] = None
-    for draw in DRAWN:
-        assert "nan" not in draw(study).lower()
-
-
-def test_the_heat_map_says_how_many_pairs_lie_below_zero():
-    study = make_study(6)
-    below = sum(row["map"] == "id" and row["r2"] < 0 for row in study["r2"])
-    text = texts_of(figures.r2_heatmaps(study))
-    assert below > 0
-    assert f"{below} of 21 pairs" in text
-    assert "below 0 shown as 0" in text
-
-
-def test_the_floor_of_surprisal_is_the_value_at_the_last_layer():
-    study = make_study(6)
-    for row in study["scores"]:
-        if row["metric"] == "surprisal" and row["layer"] == 6:
-            row["value"] = 1.23
-    assert "own top token, 1.23" in texts_of(figures.surprisal_curves(study))
-
-
-def test_transfer_has_one_panel_per_text():
-    text = texts_of(figures.transfer_curves(make_study(texts=("a", "b", "c", "d"))))
-    assert [f"read on {name}" in text for name in "abcd"] == [True] * 4
-
-
-def test_a_third_fit_of_a_text_has_a_line_and_a_legible_name_of_its_own():
-    long = "/somewhere/far/away/in/a/deep/folder/wikipedia.jsonl"
-    study = make_study(texts=(long, "news"))
-    smaller = [
-        row | {"fit": f"{long}, 2,021 texts"} for row in study["scores"] if row["fit"] == long
-    ]
-    study["scores"] += smaller
-    text = texts_of(figures.transfer_curves(study))
-    assert "dia.jsonl, 2,021 texts" in text
-    labels = [short(name, 36) for name in (long, f"{long}, 2,021 texts")]
-    assert len(set(labels)) == 2
-    assert all(len(label) == 36 for label in labels)
-    assert labels[0].endswith("wikipedia.jsonl")
-
-
-def test_the_hero_marks_the_lead_that_the_study_found_and_not_one_of_its_own():
-    study = make_study(30)
-    study["summary"]["half"] = {"mat": 11, "id": 24}
-    assert "13 layers" in texts_of(figures.hero(study).svg)
-    study["summary"]["half"] = {"mat": 11, "id": None}
-    assert "layers earlier" not in texts_of(figures.hero(study).svg).replace("\n", " ")
-
-
-def test_the_hero_states_the_numbers_of_the_middle_layer():
-    study = make_study(30)
-    for row in study["scores"]:
-        if row["metric"] == "precision@1" and row["layer"] == 15 and row["read"] == "wikipedia":
-            row["value"] = {"mat": 0.52, "id": 0.03}[row["map"]]
-    title = hero_title(study)
-    assert "After 15 of 30 layers" in title
-    assert "52 % of the time" in title
-    assert "3 % of the time" in title
-    picture = figures.hero(study)
-    width, height = struct.unpack(">II", picture.png[16:24])
-    assert width > 2 * height
-    assert "n = 3,000 states from 26 documents" in texts_of(picture.svg)
-
-
-def test_the_hero_of_a_masked_model_speaks_of_the_masked_token():
-    assert "masked token" in hero_title(make_study(kind="masked-token"))
+@each_figure
+def test_rows_without_values_or_intervals_leave_gaps_and_not_errors(key):
+    result = make_study(6, full=True)
+    empty = {"value": None, "low": None, "r2": float("nan"), "agreement": None, "condition": None}
+    for table in ("scores", "r2", "fits", "parts", "schedules", "sizes", "exits"):
+        for row in result.tables[table][::3]:
+            row |= {name: value for name, value in empty.items() if name in row}
+    for row in result.tables["exits"][1::3]:
+        row["low"] = row["high"] = row["flops"] = None
+    for row in result.tables["calibrated"]:
+        row["disagreement" if row["promised"] else "low"] = None
+    for row in result.tables["tuned"][::2]:
+        row["kl_tuned"] = row["agreement_closed"] = row["rows_needed"] = None
+    svg = draw(FIGURES[key], result)
+    assert svg is not None
+    assert "nan" not in svg.lower()
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "a $x^2$ b", "\u65e5\u672c\u8a9e"])
 def test_a_strange_name_is_drawn_as_it_is(name):
-    svg = figures.hero(make_study(name=name)).svg
+    result = make_study(full=True)
+    for row in result.tables["sizes"]:
+        row["model"] = name
+    svg = draw(FIGURES["sizes"], result)
     assert name in texts_of(svg)
     assert "<script" not in svg
+    assert draw_picture(STUDY, make_study(name=name)) is not None
+
+
+def test_a_line_without_a_look_of_its_own_is_drawn_under_its_name():
+    rows = [{"x": x, "y": 0.5, "line": name} for x in (0, 1) for name in ("mat", "coin toss")]
+    text = texts_of(draw(figure_of(rows), make_study()))
+    assert "coin toss" in text
+    assert "mat (linear shortcut)" in text
+
+
+def test_a_line_that_only_the_data_know_may_bring_its_colour():
+    rows = [{"x": x, "y": 0.5, "line": "a", "colour": "purple"} for x in (0, 1)]
+    assert "#4b2e83" in draw(figure_of(rows), make_study())
+
+
+def test_bars_that_are_all_muted_keep_their_colour_in_the_legend():
+    rows = [{"x": 0, "y": 1.0, "line": "a", "muted": True}]
+    lines = {"a": Line("all muted", "purple")}
+    svg = draw(figure_of(rows, "bars", lines=lines), make_study())
+    assert "#4b2e83" in svg
+    assert "#c9d1d9" in svg
+
+
+def test_a_share_with_one_limit_is_scaled_to_its_values():
+    rows = [{"x": 0.02, "y": name, "low": 0.01, "high": 0.03} for name in "ab"]
+    axis = Axis("share", "share", 0, None)
+    svg = draw(figure_of(rows, "dots", x=axis, y=Axis("", "category")), make_study())
+    assert "100%" not in texts_of(svg)
+
+
+def test_a_sample_is_a_count_or_a_range_and_says_if_there_is_no_interval():
+    rows = [{"rows": 3000, "documents": 26, "low": 0.1}, {"rows": 1000, "documents": 26}]
+    figure = figure_of([], sample="95 % bands")
+    assert sample_of(figure, rows) == "n = 1,000 to 3,000 states from 26 documents; 95 % bands"
+    alone = [{"rows": 7, "documents": 1, "low": None}]
+    assert sample_of(figure, alone) == (
+        "n = 7 states from 1 document; no interval, which needs two documents or more"
+    )
+
+
+def test_a_figure_is_described_for_those_who_hear_it():
+    rows = [{"x": 0, "y": 0.25, "line": "mat"}, {"x": 4, "y": 1.0, "line": "mat"}]
+    assert in_words(figure_of(rows), {"left": rows}) == (
+        "Made up. left, mat: 0.25 at 0 to 1 at 4."
+    )  # fmt: skip
+
+
+def test_long_names_are_cut_in_the_middle_and_stay_apart():
+    long = "/somewhere/far/away/in/a/deep/folder/wikipedia.jsonl"
+    labels = [short(name, 36) for name in (long, f"{long}, 2,021 rows")]
+    assert len(set(labels)) == 2
+    assert all(len(label) == 36 for label in labels)
+    assert labels[0].endswith("wikipedia.jsonl")
+    assert short("news") == "news"
+
+
+def test_the_summary_picture_is_wide_and_shows_only_the_lines_it_names():
+    picture = draw_picture(STUDY, make_study(30))
+    width, height = struct.unpack(">II", picture[16:24])
+    assert width > 2 * height
+    assert draw_picture(STUDY, make_study(full=True)) == draw_picture(STUDY, make_study())
+
+
+def test_a_study_without_a_picture_has_none():
+    from dataclasses import replace
+
+    assert draw_picture(replace(STUDY, picture=None), make_study()) is None
+    empty = Picture(lambda _: "", ("precision",), panels=("nowhere",))
+    assert draw_picture(replace(STUDY, picture=empty), make_study()) is None
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
@@ -181,4 +197,4 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(CannotFetch, match=r'matplotlib .* pip install "layerleap\[report\]"'):
-        figures.precision_curves(make_study())
+        draw(FIGURES["precision"], make_study())

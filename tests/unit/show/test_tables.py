@@ -4,18 +4,22 @@ import io
 import re
 
 import pytest
-from layerleap.show.cli.exit_tables import claims_table, exits_table
+from layerleap.show.cli.exit_tables import claims_table
 from rich.cells import cell_len
 from rich.console import Console
 from studies import make_study
 
 from layerleap.show.cli.tables import (
+    claims_table,
     inventory_table,
     laws_table,
     readings_table,
-    study_table,
+    terminal_table,
     visible,
 )
+from layerleap.study.shortcuts import STUDY
+
+TABLES = {table.key: table for section in STUDY.sections for table in section.tables}
 
 MODEL = {
     "name": "smollm2",
@@ -33,6 +37,10 @@ def printed(renderable, width=80):
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(renderable)
     return console.file.getvalue()
+
+
+def shown(key, result, width=80):
+    return printed(terminal_table(TABLES[key], result), width)
 
 
 def line_with(text, start):
@@ -57,15 +65,17 @@ FRAME = [
 @pytest.mark.parametrize(
     "renderable",
     [
-        study_table(make_study(30, name="a/" + "long-" * 30)),
-        study_table(make_study(30, full=True)),
-        exits_table(make_study(30, full=True)),
+        *(
+            terminal_table(table, make_study(30, full=True))
+            for table in TABLES.values()
+            if table.terminal
+        ),
         claims_table(make_study(30, full=True)),
         laws_table([{"law": "word " * 30, "status": "not applicable", "detail": "why " * 40}]),
         inventory_table([MODEL]),
         readings_table(FRAME),
     ],
-    ids=["study", "full study", "exits", "claims", "laws", "inventory", "readings"],
+    ids=["agreement", "exits", "claims", "laws", "inventory", "readings"],
 )
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_line_is_wider_than_the_terminal(renderable, width):
@@ -73,28 +83,25 @@ def test_no_line_is_wider_than_the_terminal(renderable, width):
     assert max(cell_len(line) for line in lines) <= width
 
 
-def test_the_study_table_has_both_maps_at_every_layer_and_its_n():
-    study = make_study(4)
-    text = printed(study_table(study))
-    shown = {
-        (row["map"], row["layer"]): f"{100 * row['value']:.1f} %"
-        for row in study["scores"]
-        if row["metric"] == "precision@1" and row["read"] == "wikipedia" and row["fit"] != "news"
-    }
+def test_agreement_is_shown_for_every_lens_at_every_layer():
+    result = make_study(4)
+    text = shown("agreement-table", result)
     for layer in range(5):
-        line = line_with(text, str(layer))
-        assert line.index(shown["id", layer]) < line.rindex(shown["mat", layer])
-    assert "n = 3,000 states from 26 documents" in text
+        mat, plain = (
+            result.row("scores", fit=fit, read="wikipedia", metric="precision@1", layer=layer)
+            for fit in ("wikipedia", "-")
+        )
+        wanted = [str(layer), *(f"{100 * row['value']:.1f}" for row in (mat, plain))]
+        assert line_with(text, str(layer)).split() == wanted
 
 
-def test_a_longer_bar_means_more_agreement():
-    text = printed(study_table(make_study(30)))
-    lengths = [line_with(text, str(layer)).count("\u2501") for layer in (0, 20, 30)]
-    assert lengths == sorted(set(lengths))
-
-
-def test_markup_in_a_name_stays_a_name():
-    assert "[red]x[/red]" in printed(study_table(make_study(name="[red]x[/red]")))
+def test_markup_in_a_text_stays_a_text():
+    result = make_study(full=True)
+    for row in result.tables["exits_saved"]:
+        row["rule"] = "[red]x[/red]"
+    assert "[red]x[/red]" in shown("saved-table", result, width=200)
+    result.claims[0]["claim"] = "[bold]y"
+    assert "[bold]y" in printed(claims_table(result))
 
 
 def test_the_laws_are_counted_by_verdict():
@@ -155,31 +162,25 @@ def test_each_layer_takes_one_line():
     assert len(lines) == 2 + 2 + 1 + 1  # head and rule, two layers, the answer, the legend
 
 
-def test_layers_saved_are_shown_by_map_and_rule_with_the_interval_of_the_papers_target():
-    study = make_study(30, full=True)
-    text = printed(exits_table(study))
-    row = next(
-        row
-        for row in study["exits"]["saved"]
-        if (row["map"], row["rule"], row["target"]) == ("mat", "top probability", 0.95)
-    )
+def test_layers_saved_are_shown_by_map_and_rule():
+    result = make_study(30, full=True)
+    text = shown("saved-table", result, width=200)
+    row = result.row("exits_saved", map="mat", rule="top probability", target=0.95)
     line = next(line for line in text.splitlines() if line.split()[:2] == ["mat", "top"])
-    assert "top probability" in line
-    assert f"{row['saved']:.1f} {row['low']:.1f}-{row['high']:.1f}" in line
-    assert f"{100 * row['flops']:.0f} %" in line
+    assert f" {row['saved']:.1f} " in line
+    assert f"{100 * row['flops']:.0f} %".replace("-", "\u2212") in line
     similar = next(line for line in text.splitlines() if "similarity" in line)
-    assert similar.split()[-1] == "-"
-    assert "n = 3,000 states from 26 documents" in text
+    assert similar.split()[-1] == "\u2013"
 
 
 def test_every_claim_is_shown_with_its_answer():
-    text = printed(claims_table(make_study(full=True)), width=200)
-    for row in make_study(full=True)["claims"]:
-        assert re.search(rf"{re.escape(row['claim'])} +{row['agrees']} +", text)
-        assert row["why"] in text
+    result = make_study(full=True)
+    words = " ".join(printed(claims_table(result), width=400).split())
+    for row in result.claims:
+        assert re.search(
+            rf"{re.escape(row['claim'])} {row['agrees']} {re.escape(row['seen'])}", words
+        )
 
 
-def test_a_study_without_exits_or_claims_has_no_such_tables():
-    assert exits_table(make_study()) is None
-    assert claims_table(make_study()) is None
-    assert exits_table(make_study() | {"exits": None}) is None
+def test_a_study_without_exits_has_no_such_table():
+    assert terminal_table(TABLES["saved-table"], make_study()) is None

@@ -100,6 +100,15 @@ def test_a_part_that_cannot_be_made_becomes_a_note_but_a_full_disk_does_not(llam
         context.attempt("Some part", lambda: fails(CannotWrite("no space")))
 
 
+def test_numbers_that_json_lacks_become_none(llama, tmp_path):
+    rows = [{"value": float("inf"), "low": float("nan"), "list": [1.0, float("nan")]}]
+    study = Study("odd", "", "", Settings, (Section("odd", "Odd", lambda _: {"odd": rows}),))
+    result = study(llama, folder=tmp_path)
+    assert result.rows("odd") == [{"value": None, "low": None, "list": [1.0, None]}]
+    assert study(llama, folder=tmp_path).tables == result.tables
+    assert result.save(tmp_path / "study.json").exists()
+
+
 def test_findings_are_of_sections_that_have_run(llama):
     told = Section("told", "Told", lambda _: {}, findings=lambda _: [Finding("It ran.")])
     study = Study("telling", "", "", Settings, (told, section("other")))

@@ -160,7 +160,7 @@ def test_too_little_text_is_refused_before_anything_is_fitted(text, monkeypatch)
     def fitted(*_, **__):
         raise AssertionError("a pass was run")
 
-    monkeypatch.setattr(module.Run, "fit", fitted)
+    monkeypatch.setattr(module.FitContext, "fit", fitted)
     with pytest.raises(BadSettings, match="30 held-out rows are too few"):
         suitability(tiny("llama"), text=text, n_read=30)
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
@@ -176,7 +176,7 @@ def test_an_interrupted_run_resumes_and_cleans_up(text, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.Run, "scores", stop)
+        patch.setattr(module.FitContext, "scores", stop)
         with pytest.raises(KeyboardInterrupt):
             suitability(transformer, **asked)
     assert list(tmp_path.glob("*/fitted-*"))

@@ -97,6 +97,15 @@ class PartScores:
             torch.cat(self._documents), self._reader.columns(), labels, layers, answered=True
         )
 
+    @torch.no_grad()
+    def agreement(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Documents of rows, and by kind whether the top token is the model's own: (row, start).
+
+        The last column is the model itself.
+        """
+        ranks = self._reader.columns()["rank"]
+        return torch.cat(self._documents), {kind: rank == 0 for kind, rank in ranks.items()}
+
 
 def _check_starts(starts: Collection[int] | None, n_layers: int) -> tuple[int, ...]:
     layers = tuple(sorted(set(range(n_layers) if starts is None else starts)))

@@ -112,3 +112,9 @@ class ScheduleScores:
             }  # fmt: skip
             rows.append(labels | {k: v for k, v in row.items() if k not in ("map", "layer")})
         return rows
+
+    @torch.no_grad()
+    def agreement(self) -> tuple[Tensor, Tensor]:
+        """Documents of rows, and whether the top token is the model's own: (row, schedule)."""
+        rank = self._reader.columns()["rank"]["schedule"]
+        return torch.cat(self._documents), rank[:, : len(self.schedules)] == 0

@@ -22,7 +22,7 @@ from layerleap.show.figures.canvas import (
 )
 from layerleap.show.samples import is_known, sample_size
 from layerleap.study.engine import Picture, Study
-from layerleap.study.figures import LENSES, Figure, Line, Row
+from layerleap.study.figures import LENSES, Figure, Line, Row, short
 from layerleap.study.result import StudyResult
 
 MANY = 60  # points; beyond that the markers of a line would touch
@@ -120,7 +120,7 @@ def _value_key(figure: Figure) -> str:
     return "x" if figure.y.scale == "category" else "y"
 
 
-def _looks(figure: Figure, rows: Iterable[Row]) -> dict[str, Line]:
+def _looks(figure: Figure, rows: Sequence[Row]) -> dict[str, Line]:
     """How each line looks: as the figure says, as lenses do everywhere, or the next free colour."""
     names = dict.fromkeys(row.get("line", "") for row in rows)
     ordered = [
@@ -128,11 +128,14 @@ def _looks(figure: Figure, rows: Iterable[Row]) -> dict[str, Line]:
         *(n for n in names if n not in figure.lines),
     ]
     looks = {**LENSES, **figure.lines}
+    # Lines that only the data know may bring their colour along.
+    own = {row.get("line", ""): row["colour"] for row in rows if row.get("colour")}
+    own = own if figure.kind == "lines" else {}
     free = iter([c for c in FREE if c not in {line.colour for line in figure.lines.values()}] * 9)
     found = {}
     for name in ordered:
         line = looks.get(name, Line(name))
-        colour = line.colour or ("blue" if len(ordered) == 1 else next(free))
+        colour = line.colour or own.get(name) or ("blue" if len(ordered) == 1 else next(free))
         found[name] = Line(
             line.label or name, colour, line.marker, line.style, line.band, line.width
         )
@@ -225,8 +228,9 @@ def _bars(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) -
         shift = (index - (len(shown) - 1) / 2) * width
         places = [(categories.index(r["x"]) if categories else r["x"]) + shift for r in rows]
         colours = ["#c9d1d9" if row.get("muted") else PALETTE[line.colour] for row in rows]
-        axes.bar(places, [row["y"] for row in rows], width * 0.94, color=colours,
-                 label=line.label or None, zorder=2)  # fmt: skip
+        axes.bar(places, [row["y"] for row in rows], width * 0.94, color=colours, zorder=2)
+        # The legend shows the colour of the line, even if all of its bars are muted.
+        axes.bar(places[:1], [0], width, color=PALETTE[line.colour], label=line.label or None)
         for place, row in zip(places, rows, strict=True):
             if is_known(row.get("low")) and is_known(row.get("high")):
                 axes.plot(
@@ -304,7 +308,10 @@ def draw_picture(study: Study[Any], result: StudyResult) -> bytes | None:
     figures = {f.key: f for section in study.sections for f in section.figures}
     shown = []
     for figure in (figures[key] for key in picture.figures):
-        rows = figure_rows(figure, result)
+        rows = [
+            row for row in figure_rows(figure, result)
+            if not (picture.lines and "line" in row) or row["line"] in picture.lines
+        ]  # fmt: skip
         panels = {
             k: v for k, v in _panels(rows).items() if not picture.panels or k in picture.panels
         }
@@ -326,9 +333,10 @@ def draw_picture(study: Study[Any], result: StudyResult) -> bytes | None:
         _arrow(grid[0], picture, result)
         title = picture.title(result)
         sheet.text(0.018, 0.965, title, fontsize=16.5, weight="bold", va="top", linespacing=1.25)
-        facts = f"{result.model['name']}, {result.model['n_layers']} layers; " + sample_of(
-            shown[0][0], shown[0][2]
-        )
+        text = result.settings.get("text")
+        parts = [short(result.model["name"], 40), f"{result.model['n_layers']} layers"]
+        parts += [f"read on {short(text, 40)}"] if text else []
+        facts = f"{', '.join(parts)}; {sample_of(shown[0][0], shown[0][2])}"
         sheet.text(0.985, 0.015, facts, fontsize=8.5, color=SOFT, va="bottom", ha="right")
         return to_png(sheet)
 

@@ -125,7 +125,7 @@ def _text(row: Row) -> Mapping[str, Any]:
 def result_html(result: StudyResult) -> str:
     """A short summary for a notebook: headlines and verdicts."""
     rows = "".join(
-        f"<tr><td>{html.escape(row['claim'])}</td><td><b>{row['agrees']}</b></td>"
+        f"<tr><td>{html.escape(row['claim'])}</td><td><b>{html.escape(row['agrees'])}</b></td>"
         f"<td>{html.escape(row['seen'])}</td></tr>"
         for row in result.claims
     )

@@ -30,8 +30,8 @@ from layerleap.read.metrics import Estimate
 from layerleap.read.scores import Scores
 from layerleap.stream.examples import Sampling, longest_input, require_text
 from layerleap.stream.source import default_text
-from layerleap.study.shortcuts.run import Run
-from layerleap.study.shortcuts.study import ShortcutSettings
+from layerleap.study.engine import work_folder
+from layerleap.study.fits import FitContext, FitSettings
 from layerleap.study.suitability.candidates import (
     Prices,
     all_candidates,
@@ -108,22 +108,25 @@ def suitability(
     given = ShortcutBank.from_pretrained(bank) if isinstance(bank, str | Path) else bank
     settings = _resolved(transformer, settings or SuitabilitySettings(), changes, given)
     folder = _folder(work, transformer, settings)
-    with Run(transformer, _run_settings(settings), folder, progress) as run:
+    with work_folder(folder) as work_place:
+        run = FitContext(transformer, _run_settings(settings), work_place, progress)
         result = _measured(run, settings, given)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
     return replace(result, bank_name=name)
 
 
-def _measured(run: Run, settings: SuitabilitySettings, given: ShortcutBank | None) -> Suitability:
+def _measured(
+    run: FitContext[FitSettings], settings: SuitabilitySettings, given: ShortcutBank | None
+) -> Suitability:
     """Run all measurements."""
-    transformer, progress = run.transformer, run.progress
+    transformer, progress = run.model, run.progress
     candidates = all_candidates(transformer.n_layers)
     assert settings.text is not None
     if settings.text != "-":  # standard input can be read only once
-        held_out = run.held_out(settings.text)
+        held_out = run.census(text=settings.text)
         require_enough(held_out.rows, held_out.documents, settings.tolerance, settings.delta)
-    bank = run.fit(settings.text, "final").bank if given is None else given
+    bank = run.fit(settings.text).bank if given is None else given
     scores = run.scores(settings.text, {"mat": bank})
     evidence = {name: Evidence.from_scores(scores, lens) for name, lens in LENSES.items()}
     rows = divide(evidence, settings.tolerance, settings.delta, seed=settings.sampling.seed)
@@ -190,12 +193,12 @@ def _folder(
     return work / blake2b(json.dumps(fit).encode(), digest_size=8).hexdigest()
 
 
-def _run_settings(settings: SuitabilitySettings) -> ShortcutSettings:
+def _run_settings(settings: SuitabilitySettings) -> FitSettings:
     """The settings for the passes over texts."""
     text = None if settings.text == "-" else settings.text  # it is read only once here
-    return ShortcutSettings(
-        text=text, other=None, n_fit=settings.n_fit, n_read=settings.n_read, pairs="final",
-        starts=settings.starts, sampling=settings.sampling,
+    return FitSettings(
+        text=text, n_fit=settings.n_fit, n_read=settings.n_read, starts=settings.starts,
+        **settings.sampling.to_dict(),
     )  # fmt: skip
 
 

@@ -1,0 +1,195 @@
+"""Banks fitted on a text, and held-out text scored through them.
+
+In: a model, and settings for the text and the fit. Out: a context with `fit` and `scores`.
+
+A fit saves its moments about every half minute and its result at the end, both in the folder of the
+run. An interrupted run continues from there and gives the same result.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import layerleap
+from layerleap.errors import BadText, LayerleapError
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import bank_from, collect, finish
+from layerleap.maps.parts import solve_parts
+from layerleap.memory import give_back
+from layerleap.progress import Progress
+from layerleap.read.lens import Lens
+from layerleap.read.scores import Quality, Scores, score
+from layerleap.stats.saved_states import RowFile, Rows
+from layerleap.stats.tally import Tally
+from layerleap.stream.examples import Census
+from layerleap.study.engine import option
+from layerleap.study.result import Row
+from layerleap.study.texts import TextContext, TextSettings
+
+
+def _parse_ridge(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # "auto"; anything else is refused when maps are solved
+
+
+@dataclass(frozen=True)
+class FitSettings(TextSettings):
+    """Which text, and how maps are fitted on it."""
+
+    intercept: bool = option(False, "Fit a bias too.", flags=("--intercept",))
+    ridge: float | str = option(
+        0.0, "Penalty as a fraction of the mean eigenvalue, or 'auto'.", parse=_parse_ridge
+    )
+
+
+class Fitted(NamedTuple):
+    """What was fitted on one text."""
+
+    bank: ShortcutBank
+    biased: ShortcutBank | None  # its maps of parts, fitted with an intercept; None without parts
+    rows: Rows | None  # the rows fitted on, or a sample of them, if they were saved
+    key: str  # differs if anything differs that the maps depend on
+
+
+FS = TypeVar("FS", bound=FitSettings)
+
+
+class FitContext(TextContext[FS]):
+    """Fits banks on one side of a text, and scores lenses on the other."""
+
+    def file(self, kind: str, name: str, *depends: Any) -> Path:
+        """A path in the folder of the run that is different for everything that may differ.
+
+        Args:
+            kind: what is saved.
+            name: of a text, for instance.
+            depends: all that it depends on besides the model, as plain values.
+        """
+        parts = [layerleap.__version__, self.model.identity.fingerprint, kind, name, depends]
+        digest = blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+        readable = "".join(c if c.isalnum() else "-" for c in name)[-40:]
+        return self.folder / f"{kind}-{readable}-{digest}"
+
+    def fit(
+        self,
+        text: str,
+        pairs: Literal["final", "all"] = "final",
+        *,
+        parts: Sequence[str] = (),
+        keep_rows: bool = False,
+    ) -> Fitted:
+        """A bank fitted on one side of `text`, or the one that an earlier run saved.
+
+        Args:
+            text: what to fit on.
+            pairs: maps to the last layer, or between all pairs of layers.
+            parts: kinds of parts of blocks to fit maps for, in the same pass.
+            keep_rows: also save rows, so that more can be fitted on them without another pass.
+        """
+        started, s = time.monotonic(), self.settings
+        source, sampling = self.source(text)
+        depends = (pairs, list(parts), keep_rows, s.n_fit, s.intercept, s.ridge, sampling.to_dict())
+        folder = self.file("fitted", text, *depends)
+        rows = RowFile(self.file("rows", text, *depends)) if keep_rows else None
+        fitted = self._saved(folder, text, rows)
+        if fitted is None:
+            checkpoint = self.file("fitting", text, *depends).with_suffix(".safetensors")
+            tally = collect(
+                self.model, source, sampling, n_texts=s.n_fit, pairs=pairs, parts=list(parts),
+                choose_ridge=s.ridge == "auto", checkpoint=checkpoint, rows=rows,
+                progress=named(self.progress, f"fitting on {text}"),
+            )  # fmt: skip
+            give_back()
+            bank, biased = self._solved(tally, text)
+            if biased is not None:
+                biased.save_pretrained(_beside(folder))
+            bank.save_pretrained(folder)  # last: it says that all is there
+            finish(checkpoint)
+            del tally
+            give_back()  # the moments take more memory than the maps
+            fitted = Fitted(bank, biased, None if rows is None else rows.open(), folder.name)
+        self.read("fit", text, fitted.bank.data, started)
+        return fitted._replace(key=f"{folder.name} {fitted.bank.data['fingerprint']}")
+
+    def _solved(self, tally: Tally, text: str) -> tuple[ShortcutBank, ShortcutBank | None]:
+        """The bank, its parts without an intercept; and a bank of the same parts with one."""
+        s, couples, parts = self.settings, tally.couples, tally.parts
+        plain, biased = (
+            solve_parts(parts, couples, intercept=bias, progress=self.progress)
+            if parts is not None
+            else ({}, [])
+            for bias in (False, True)
+        )
+        tally.parts = parts = None  # frees much memory
+        bank = bank_from(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
+        bank = bank.changed(data={**bank.data, "text": text})
+        if not couples:
+            return bank, None
+        return (
+            bank.changed(parts=plain[0], fits=[*bank.fits.values(), *plain[1]]),
+            bank.changed(maps=[], parts=biased[0], fits=biased[1]),
+        )
+
+    def _saved(self, folder: Path, text: str, rows: RowFile | None) -> Fitted | None:
+        """What an earlier run fitted, if it is whole and the text has not changed since."""
+        if not folder.is_dir():
+            return None
+        try:
+            bank = ShortcutBank.from_pretrained(folder)
+            biased = ShortcutBank.from_pretrained(_beside(folder)) if bank.parts else None
+            opened = None if rows is None else rows.open()
+        except LayerleapError:  # incomplete or damaged: fit again
+            return None
+        if bank.data.get("fingerprint") != self.census("fit", text).to_dict()["fingerprint"]:
+            return None
+        return Fitted(bank, biased, opened, folder.name)
+
+    def scores(
+        self, text: str, banks: Mapping[str, ShortcutBank], quality: Quality | None = None
+    ) -> Scores:
+        """Scores of the logit lens, called "-", and of every bank on the held-out side of `text`.
+
+        Args:
+            text: what to read.
+            banks: by label.
+            quality: also measures R2 on the same rows.
+        """
+        started, census = time.monotonic(), Census()
+        lenses = {"-": Lens(self.model)}
+        lenses |= {label: Lens(self.model, bank) for label, bank in banks.items()}
+        try:
+            scores = score(
+                self.model, lenses, self.batches(text=text, census=census),
+                keep_states=None if quality is None else quality.add, progress=self.progress,
+                total=self.settings.n_read, phase=f"reading {text}",
+            )  # fmt: skip
+        except BadText as error:
+            raise BadText(
+                f"{error}; no document of {text!r} fell to the held-out side: give more documents, "
+                "or another seed"
+            ) from error
+        self.read("read", text, census.to_dict(), started)
+        return scores
+
+    def counts(self, role: str, text: str) -> Row:
+        """How much of a text was read for a purpose."""
+        return next(row for row in self.data if (row["role"], row["text"]) == (role, text))
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-biased")
+
+
+def named(progress: Progress, name: str) -> Progress:
+    """The same progress, reported under another name."""
+
+    def report(phase: str, done: int, total: int | None, unit: str = "texts") -> None:
+        progress(name, done, total, unit)
+
+    return report

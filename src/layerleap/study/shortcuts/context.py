@@ -1,0 +1,249 @@
+"""What the sections of the shortcuts study share: banks, their scores, and recorded texts.
+
+In: a model and settings. Out: a context whose parts are made when first used, and saved in the
+folder of the run.
+
+There is one pass over the fitting side of each text and one over its held-out side. If the texts
+differ in size, a second bank is fitted on as many rows of the larger one, so that transfer compares
+fits of equal size. Maps are also trained on the rows that the pass has saved.
+"""
+
+import time
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from layerleap.errors import BadArtifact, BadSettings, ModelRefused
+from layerleap.files import read_json, write_json
+from layerleap.maps.bank import ShortcutBank
+from layerleap.memory import give_back
+from layerleap.models.discovery.parts import KINDS, replaceable
+from layerleap.models.hooks.recording import Recording, record
+from layerleap.read.scores import Quality, Scores
+from layerleap.stats.saved_states import Rows
+from layerleap.stream.examples import Batch, iter_examples
+from layerleap.study.fits import FitContext, Fitted
+from layerleap.study.result import Row
+from layerleap.study.shortcuts.settings import ShortcutSettings
+from layerleap.study.shortcuts.trained import Trained, bank_of, train
+
+SAME_SIZE = 1.1  # fits whose row counts differ by a smaller factor are compared as they are
+TRIM_EVERY = 8  # batches after which freed memory is given back
+
+
+class Reading(NamedTuple):
+    """What one pass over a held-out text gave."""
+
+    scores: Scores
+    r2: list[Row]  # of the main bank on the main text, otherwise empty
+    r2_lead: list[Row]  # R2 of mat minus R2 of id
+
+
+class Taker(Protocol):
+    """Something that scores recorded batches."""
+
+    def add(self, recording: Recording, batch: Batch) -> None:
+        """Take in one recorded batch."""
+
+
+class ShortcutContext(FitContext[ShortcutSettings]):
+    """Banks by label, scores by text, and texts to run again."""
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[str, ...], str]:
+        """The kinds of parts that maps can replace in this model, and why not the others."""
+        kinds, reasons = [], []
+        for kind in KINDS:
+            try:
+                replaceable(self.model, [kind])
+                kinds.append(kind)
+            except ModelRefused as error:
+                reasons.append(str(error))
+        return tuple(kinds), "; ".join(dict.fromkeys(reasons))
+
+    @cached_property
+    def fitted(self) -> dict[str, Fitted]:
+        """What was fitted on each text, the main one first."""
+        s = self.settings
+        parts = self.kinds[0] if "parts" in self.sections else ()
+        keep = s.other is not None or "tuned" in self.sections
+        pairs = cast(Literal["final", "all"], s.pairs)
+        fitted = {self.text: self.fit(self.text, pairs, parts=parts, keep_rows=keep)}
+        if s.other is not None:
+            fitted[s.other] = self.fit(s.other, keep_rows=True)
+        return fitted
+
+    @property
+    def bank(self) -> ShortcutBank:
+        """The bank fitted on the main text."""
+        return self.fitted[self.text].bank
+
+    @cached_property
+    def equal_fits(self) -> dict[str, str]:
+        """By text, the label of the fit to compare: of a much larger text, that of fewer rows."""
+        equal = {text: text for text in self.fitted}
+        sizes = {text: one.bank.data["rows_fitted"] for text, one in self.fitted.items()}
+        small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+        if sizes[large] > SAME_SIZE * sizes[small]:
+            n_rows = min(len(self._rows(large)), sizes[small])
+            equal[large] = f"{large}, {n_rows:,} rows"
+        return equal
+
+    @cached_property
+    def banks(self) -> dict[str, ShortcutBank]:
+        """Every bank that texts are read through, by label."""
+        banks = {text: one.bank for text, one in self.fitted.items()}
+        for text, label in self.equal_fits.items():
+            if label != text:
+                banks[label] = self._sample_bank(text, label)
+        if "tuned" in self.sections:
+            with suppress(BadSettings):  # its section reports it
+                banks["tuned"] = self.trained.bank
+        return banks
+
+    def _rows(self, text: str) -> Rows:
+        rows = self.fitted[text].rows
+        assert rows is not None  # saved wherever they are needed
+        return rows
+
+    def _sample_bank(self, text: str, label: str) -> ShortcutBank:
+        """A bank fitted on as many rows of `text` as the smaller text has."""
+        started, s, rows = time.monotonic(), self.settings, self._rows(text)
+        n_rows = min(one.bank.data["rows_fitted"] for one in self.fitted.values())
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(s.seed))
+        chosen = order[:n_rows]
+        bank = bank_of(rows, chosen, intercept=s.intercept, ridge=s.ridge)
+        documents = len(rows.documents[chosen].unique())
+        counts = {"documents": documents, "texts": len(chosen), "rows": len(chosen)}
+        seconds = round(time.monotonic() - started, 2)
+        self.account({"role": "fit", "text": label, **counts, "seconds": seconds})
+        return bank
+
+    @cached_property
+    def trained(self) -> Trained:
+        """Maps trained on the rows of the main text, starting from the closed form."""
+        s, rows = self.settings, self._rows(self.text)
+        checkpoint = self.file(
+            "tuning", self.text, rows.fingerprint(), s.intercept, s.ridge, s.tuned_rows, s.seed
+        )
+        return train(
+            self.model, rows, intercept=s.intercept, ridge=s.ridge, most_rows=s.tuned_rows,
+            seed=s.seed, checkpoint=checkpoint, progress=self.progress,
+        )  # fmt: skip
+
+    @cached_property
+    def readings(self) -> dict[str, Reading]:
+        """Every held-out text, read through the logit lens and all banks."""
+        readings = {}
+        for text in self.fitted:
+            readings[text] = self._saved_reading(text) or self._read(text)
+        return readings
+
+    def _read(self, text: str) -> Reading:
+        quality = Quality(self.model, self.bank) if text == self.text else None
+        scores = self.scores(text, self.banks, quality)
+        reading = Reading(
+            scores, [] if quality is None else quality.table(),
+            [] if quality is None else quality.leads(),
+        )  # fmt: skip
+        path = self._reading_file(text)
+        scores.save(path.with_suffix(".safetensors"))  # first: the other says that all is there
+        counts = {**self.counts("read", text), "r2": reading.r2, "r2_lead": reading.r2_lead}
+        write_json(path.with_suffix(".json"), counts)
+        return reading
+
+    def _saved_reading(self, text: str) -> Reading | None:
+        """What an earlier run read, if it is whole and the text has not changed since."""
+        started, path = time.monotonic(), self._reading_file(text)
+        if not path.with_suffix(".json").exists():
+            return None
+        try:
+            saved: dict[str, Any] = read_json(path.with_suffix(".json"))
+            reading = Reading(
+                Scores.load(path.with_suffix(".safetensors")), saved["r2"], saved["r2_lead"]
+            )
+        except (BadArtifact, KeyError):  # damaged: read again
+            return None
+        if saved.get("fingerprint") != self.census("held-out", text).to_dict()["fingerprint"]:
+            return None
+        self.read("read", text, saved, started)
+        return reading
+
+    def _reading_file(self, text: str) -> Any:
+        s, fits = self.settings, [one.key for one in self.fitted.values()]
+        depends = (fits, list(self.banks), s.tuned_rows, s.n_read, s.sampling.to_dict())
+        return self.file("read", text, *depends)
+
+    @torch.no_grad()
+    def run_again(self, n_texts: int, phase: str, *takers: Taker) -> Tensor:
+        """Record about `n_texts` held-out texts and hand them to `takers`.
+
+        Batches are sorted by length, and short texts are many to a batch. So every text has the
+        same chance of being drawn.
+
+        Args:
+            n_texts: how many texts, on average.
+            phase: what progress calls it.
+            takers: each is given every recording.
+
+        Returns:
+            Which rows of the reading of the main text these are, as a mask.
+        """
+        assert self.settings.n_read is not None
+        share, texts, rows = n_texts / self.settings.n_read, 0, []
+        for number, batch in enumerate(self.batches()):
+            draw = torch.Generator().manual_seed(batch.index)
+            drawn = torch.rand(batch.n_texts, generator=draw) < share
+            rows.append(drawn[batch.keep.nonzero()[:, 0]])
+            if drawn.any():
+                some = batch if share >= 1 else batch.texts(drawn)
+                recording = record(self.model, some.inputs)
+                for taker in takers:
+                    taker.add(recording, some)
+                texts += some.n_texts
+            if number % TRIM_EVERY == 0:
+                give_back()
+            self.progress(phase, texts, min(n_texts, self.settings.n_read))
+        return torch.cat(rows)
+
+    def beginning(self, n_tokens: int) -> list[int]:
+        """The first tokens of a held-out text that is longer; none if all are shorter."""
+        source, sampling = self.source()
+        examples = iter_examples(
+            self.model, source, sampling, side="held-out", n_texts=self.settings.n_read
+        )
+        return next((list(one.ids[:n_tokens]) for one in examples if len(one.ids) > n_tokens), [])
+
+    def artifacts(self) -> dict[str, Any]:
+        """The maps of the main text to the last layer, with held-out scores on their card."""
+        bank, last = self.bank, self.model.n_layers
+        return {
+            "bank": ShortcutBank(
+                [shortcut for (_, dst), shortcut in bank.maps.items() if dst == last],
+                fits=[fit for fit in bank.fits.values() if fit.dst == last],
+                model=bank.model, n_layers=last, d_model=bank.d_model, settings=bank.settings,
+                data=bank.data, quality=self._quality(),
+            )
+        }  # fmt: skip
+
+    def _quality(self) -> list[Row]:
+        """One row per layer for the card of the bank."""
+        ends = {"precision@1": ("", " low", " high"), "surprisal": ("",), "kl": ("",)}
+        scores = {
+            (row["layer"], row["metric"], row["map"]): row
+            for row in self.tables["scores"]
+            if row["read"] == self.text and row["fit"] in ("-", self.text)
+        }
+        quality = []
+        for layer in range(self.model.n_layers + 1):
+            first = scores[layer, "precision@1", "mat"]
+            line = {"layer": layer, "rows": first["rows"], "documents": first["documents"]}
+            for metric, suffixes in ends.items():
+                for name in ("mat", "id"):
+                    row = scores[layer, metric, name]
+                    line |= {f"{metric} {name}{s}": row[s.strip() or "value"] for s in suffixes}
+            quality.append(line)
+        return quality

@@ -1,0 +1,109 @@
+"""Curves of the readings: which rows of the tables, and how they become points of a figure.
+
+In: a finished study. Out: rows of the main text, by lens and metric.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from layerleap.read.metrics import Bootstrap
+from layerleap.read.reader import score_table
+from layerleap.read.scores import Scores
+from layerleap.study.figures import Mark
+from layerleap.study.result import Row, StudyResult
+
+PRECISIONS = ("precision@1", "precision@5", "precision@10")
+METRICS = (*PRECISIONS, "surprisal", "kl")
+LENS_OF = {"-": "id", "tuned": "tuned"}  # by label of the fit; all other fits are mat
+SAMPLE = ("value", "low", "high", "rows", "documents")
+
+
+def estimates(documents: Tensor, values: Tensor) -> list[Row]:
+    """Column means of (row, column) with 95 % intervals over documents."""
+    return [estimate.to_dict() for estimate in Bootstrap(documents).estimates(values)]
+
+
+def score_rows(scores: Scores, read: str, labels: Iterable[str]) -> list[Row]:
+    """One row per label, metric and layer; `fit` says what a lens was fitted on."""
+    columns = {
+        name: {label: getattr(scores, name)[label] for label in labels}
+        for name in ("rank", "surprisal", "kl")
+    }
+    return [
+        {"fit": row["map"], "read": read, "map": LENS_OF.get(row["map"], "mat"),
+         **{key: row[key] for key in ("layer", "metric", *SAMPLE)}}
+        for row in score_table(scores.documents, columns, {})
+    ]  # fmt: skip
+
+
+def main_scores(result: StudyResult, metric: str) -> list[Row]:
+    """A metric on the main text through mat (fitted on it), tuned and id, layer by layer."""
+    text = result.settings["text"]
+    rows = [
+        *result.rows("scores", read=text, fit=text, metric=metric),
+        *result.rows("tuned_scores", read=text, metric=metric),
+        *result.rows("scores", read=text, fit="-", metric=metric),
+    ]
+    order = {"mat": 0, "tuned": 1, "id": 2}
+    return sorted(rows, key=lambda row: (order[row["map"]], row["layer"]))
+
+
+def curve(result: StudyResult, lens: str, metric: str) -> list[Row]:
+    """The rows of one lens on the main text, from layer 0 to the last."""
+    return [row for row in main_scores(result, metric) if row["map"] == lens]
+
+
+def values(rows: Iterable[Row]) -> list[float]:
+    """The values of a curve."""
+    return [row["value"] for row in rows]
+
+
+def below_last(result: StudyResult, rows: Iterable[Row]) -> list[Row]:
+    """The rows of layers below the last, where there is something to predict."""
+    return [row for row in rows if row["layer"] < result.model["n_layers"]]
+
+
+def lasting(shares: Sequence[float | None], least: float) -> int | None:
+    """The first layer from which on no value is below `least`; a passing peak does not count."""
+    below = [layer for layer, share in enumerate(shares) if share is None or share < least]
+    first = below[-1] + 1 if below else 0
+    return first if first < len(shares) else None
+
+
+def half_layers(result: StudyResult) -> dict[str, int | None]:
+    """By lens, the layer from which on it agrees with the model at least half of the time."""
+    return {
+        name: lasting(values(curve(result, name, "precision@1")), 0.5) for name in ("mat", "id")
+    }
+
+
+def point(row: Row, **more: Any) -> Row:
+    """A point of a figure over layers."""
+    return {
+        "x": row["layer"], "y": row["value"], "line": row["map"],
+        **{key: row[key] for key in ("low", "high", "rows", "documents")}, **more,
+    }  # fmt: skip
+
+
+def floor(result: StudyResult) -> Iterator[Mark]:
+    """The lowest possible surprisal: that of the model's own top token."""
+    for row in curve(result, "mat", "surprisal")[-1:]:
+        if row["value"] is not None:
+            yield Mark("y", row["value"], f"the model's own top token, {row['value']:.2f}")
+
+
+def token_of(result: StudyResult) -> str:
+    """What the model predicts."""
+    return "masked token" if result.model["kind"] == "masked-token" else "next token"
+
+
+def is_masked(result: StudyResult) -> bool:
+    """Whether the model predicts masked tokens."""
+    return bool(result.model["kind"] == "masked-token")
+
+
+def is_next(result: StudyResult) -> bool:
+    """Whether the model predicts next tokens."""
+    return not is_masked(result)

@@ -1,0 +1,90 @@
+"""Settings of the shortcuts study; the default sizes are the paper's.
+
+In: plain values. Out: `ShortcutSettings`, checked.
+"""
+
+from dataclasses import dataclass, replace
+
+from layerleap.errors import BadSettings
+from layerleap.maps.linear import check_solving
+from layerleap.models.transformer import Transformer
+from layerleap.stream.examples import require_text
+from layerleap.study.engine import option
+from layerleap.study.fits import FitSettings
+from layerleap.study.result import Row
+
+DEFAULT_OTHER = "news"
+
+
+@dataclass(frozen=True)
+class ShortcutSettings(FitSettings):
+    """What the shortcuts study does, and with how much data."""
+
+    n_fit: int | None = option(9000, "Texts to fit on.", flags=("--fit-texts",))
+    n_read: int | None = option(3000, "Held-out texts to read.", flags=("--read-texts",))
+    positions: str | None = option("one", "'one' random position per text, 'all', or 'every:N'.")
+    other: str | None = option(
+        DEFAULT_OTHER,
+        "A second text, for transfer; 'none' leaves it out.",
+        parse=lambda text: None if text == "none" else text,
+    )
+    pairs: str = option("all", "'all' pairs of layers, or 'final': only maps to the last layer.")
+    part_texts: int = option(300, "Of the texts read, how many are run with parts replaced.")
+    schedule_texts: int = option(300, "Of the texts read, how many are run with jumps in between.")
+    tuned_rows: int = option(23_040, "Rows that each tuned map is trained on, at most.")
+    tolerance: float = option(0.05, "Largest disagreement of calibrated exits, as a share.")
+    delta: float = option(0.05, "How often calibration may break that promise, as a share.")
+    beside: tuple[Transformer | str, ...] = option(
+        (),
+        "Other models to compare agreement with, by relative depth, separated by commas.",
+        parse=lambda names: tuple(name.strip() for name in names.split(",")),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pairs not in ("final", "all"):
+            raise BadSettings(f"pairs is {self.pairs!r}; expected 'final' or 'all'")
+        if "tuned" in (self.text, self.other):
+            raise BadSettings("a text cannot be called 'tuned', like the lens; write ./tuned")
+        for name in ("part_texts", "schedule_texts", "tuned_rows"):
+            if (value := getattr(self, name)) < 1:
+                raise BadSettings(f"{name} is {value}; expected 1 or more")
+        for name in ("tolerance", "delta"):
+            if not 0 < (value := getattr(self, name)) < 1:
+                raise BadSettings(f"{name} is {value}; expected a share between 0 and 1")
+
+    @property
+    def other_texts(self) -> tuple[str, ...]:
+        """The text for transfer."""
+        return () if self.other is None else (self.other,)
+
+    def quickened(self) -> "ShortcutSettings":
+        """Far fewer texts to fit on and to read."""
+        assert self.n_fit is not None
+        assert self.n_read is not None
+        return replace(
+            self, n_fit=min(self.n_fit, 1500), n_read=min(self.n_read, 300),
+            part_texts=min(self.part_texts, 30), schedule_texts=min(self.schedule_texts, 30),
+            tuned_rows=min(self.tuned_rows, 1024),
+        )  # fmt: skip
+
+    def resolved(self, model: Transformer) -> "ShortcutSettings":
+        """The settings with both texts decided; a text is never compared with itself."""
+        require_text(model)
+        check_solving(self.ridge, None, model.d_model)
+        if self.text == self.other not in (None, DEFAULT_OTHER):
+            raise BadSettings(f"text and other are both {self.text!r}; expected two texts, or one")
+        main, other = self.main_text(model), self.other
+        # A model whose texts have to be drawn seldom speaks the language of the news.
+        if other == main or (main == "drawn" and other == DEFAULT_OTHER):
+            other = None
+        return replace(self, text=main, other=other)
+
+    def to_dict(self) -> Row:
+        """Plain JSON values; models are named."""
+        names = [
+            model if isinstance(model, str)
+            else f"{model.identity.name} ({model.identity.fingerprint[:8]})"
+            for model in self.beside
+        ]  # fmt: skip
+        return {**super().to_dict(), "beside": names}
