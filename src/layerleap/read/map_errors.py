@@ -118,7 +118,7 @@ class MapErrors:
 
         The ways: everything, without first positions, and resampled.
         """
-        self._settle()
+        self._flush()
         used = min(GROUPS, len(self.group_of))
         weights = torch.zeros(2 + resamples, GROUPS + 1, dtype=torch.float64)
         weights[:2, :GROUPS] = 1

@@ -261,7 +261,7 @@ def leads_over_fixed(lenses: Mapping[str, Lensed], rule: str = "gap") -> list[Ro
         level, about, columns = agrees.mean(0), [], []
         for knob in _knobs(kind, evidence):
             exits = replay(kind.at(knob), evidence)
-            mean = exits.layers
+            mean = exits.mean_layer
             if not 1 < mean < last:
                 continue  # all exit at once, or never: both are fixed exits
             a = min(int(mean), last - 1)

@@ -17,13 +17,15 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import layerleap
 from layerleap.errors import BadText, LayerleapError
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import bank_from, collect, finish
+from layerleap.maps.fit import solve_bank
 from layerleap.maps.parts import solve_parts
 from layerleap.memory import give_back
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
-from layerleap.read.scores import Quality, Scores, score
-from layerleap.stats.saved_states import RowFile, Rows
+from layerleap.read.map_errors import MapErrors
+from layerleap.read.scores import Scores, score
+from layerleap.stats.collect import collect, finish
+from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Census
 from layerleap.study.engine import option
@@ -53,7 +55,7 @@ class Fitted(NamedTuple):
 
     bank: ShortcutBank
     biased: ShortcutBank | None  # its maps of parts, fitted with an intercept; None without parts
-    rows: Rows | None  # the rows fitted on, or a sample of them, if they were saved
+    rows: SavedStates | None  # the rows fitted on, or a sample of them, if they were saved
     key: str  # differs if anything differs that the maps depend on
 
 
@@ -96,13 +98,13 @@ class FitContext(TextContext[FS]):
         source, sampling = self.source(text)
         depends = (pairs, list(parts), keep_rows, s.n_fit, s.intercept, s.ridge, sampling.to_dict())
         folder = self.file("fitted", text, *depends)
-        rows = RowFile(self.file("rows", text, *depends)) if keep_rows else None
+        rows = StateFile(self.file("rows", text, *depends)) if keep_rows else None
         fitted = self._saved(folder, text, rows)
         if fitted is None:
             checkpoint = self.file("fitting", text, *depends).with_suffix(".safetensors")
             tally = collect(
                 self.model, source, sampling, n_texts=s.n_fit, pairs=pairs, parts=list(parts),
-                choose_ridge=s.ridge == "auto", checkpoint=checkpoint, rows=rows,
+                choose_ridge=s.ridge == "auto", checkpoint=checkpoint, save_states=rows,
                 progress=named(self.progress, f"fitting on {text}"),
             )  # fmt: skip
             give_back()
@@ -119,24 +121,24 @@ class FitContext(TextContext[FS]):
 
     def _solved(self, tally: Tally, text: str) -> tuple[ShortcutBank, ShortcutBank | None]:
         """The bank, its parts without an intercept; and a bank of the same parts with one."""
-        s, couples, parts = self.settings, tally.couples, tally.parts
+        s, block_parts, parts = self.settings, tally.block_parts, tally.parts
         plain, biased = (
-            solve_parts(parts, couples, intercept=bias, progress=self.progress)
+            solve_parts(parts, block_parts, intercept=bias, progress=self.progress)
             if parts is not None
             else ({}, [])
             for bias in (False, True)
         )
         tally.parts = parts = None  # frees much memory
-        bank = bank_from(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
+        bank = solve_bank(tally, intercept=s.intercept, ridge=s.ridge, progress=self.progress)
         bank = bank.changed(data={**bank.data, "text": text})
-        if not couples:
+        if not block_parts:
             return bank, None
         return (
             bank.changed(parts=plain[0], fits=[*bank.fits.values(), *plain[1]]),
             bank.changed(maps=[], parts=biased[0], fits=biased[1]),
         )
 
-    def _saved(self, folder: Path, text: str, rows: RowFile | None) -> Fitted | None:
+    def _saved(self, folder: Path, text: str, rows: StateFile | None) -> Fitted | None:
         """What an earlier run fitted, if it is whole and the text has not changed since."""
         if not folder.is_dir():
             return None
@@ -151,14 +153,14 @@ class FitContext(TextContext[FS]):
         return Fitted(bank, biased, opened, folder.name)
 
     def scores(
-        self, text: str, banks: Mapping[str, ShortcutBank], quality: Quality | None = None
+        self, text: str, banks: Mapping[str, ShortcutBank], errors: MapErrors | None = None
     ) -> Scores:
         """Scores of the logit lens, called "-", and of every bank on the held-out side of `text`.
 
         Args:
             text: what to read.
             banks: by label.
-            quality: also measures R2 on the same rows.
+            errors: also measures R2 on the same rows.
         """
         started, census = time.monotonic(), Census()
         lenses = {"-": Lens(self.model)}
@@ -166,7 +168,7 @@ class FitContext(TextContext[FS]):
         try:
             scores = score(
                 self.model, lenses, self.batches(text=text, census=census),
-                keep_states=None if quality is None else quality.add, progress=self.progress,
+                on_states=None if errors is None else errors.add, progress=self.progress,
                 total=self.settings.n_read, phase=f"reading {text}",
             )  # fmt: skip
         except BadText as error:

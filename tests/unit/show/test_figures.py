@@ -6,7 +6,6 @@ from functools import cache
 from xml.etree import ElementTree
 
 import pytest
-from layerleap.show.figures.words import short
 from studies import make_study
 
 from layerleap.errors import CannotFetch

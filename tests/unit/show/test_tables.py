@@ -4,7 +4,6 @@ import io
 import re
 
 import pytest
-from layerleap.show.cli.exit_tables import claims_table
 from rich.cells import cell_len
 from rich.console import Console
 from studies import make_study

@@ -22,8 +22,9 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.memory import give_back
 from layerleap.models.discovery.parts import KINDS, replaceable
 from layerleap.models.hooks.recording import Recording, record
-from layerleap.read.scores import Quality, Scores
-from layerleap.stats.saved_states import Rows
+from layerleap.read.map_errors import MapErrors
+from layerleap.read.scores import Scores
+from layerleap.stats.saved_states import SavedStates
 from layerleap.stream.examples import Batch, iter_examples
 from layerleap.study.fits import FitContext, Fitted
 from layerleap.study.result import Row
@@ -104,7 +105,7 @@ class ShortcutContext(FitContext[ShortcutSettings]):
                 banks["tuned"] = self.trained.bank
         return banks
 
-    def _rows(self, text: str) -> Rows:
+    def _rows(self, text: str) -> SavedStates:
         rows = self.fitted[text].rows
         assert rows is not None  # saved wherever they are needed
         return rows
@@ -143,11 +144,11 @@ class ShortcutContext(FitContext[ShortcutSettings]):
         return readings
 
     def _read(self, text: str) -> Reading:
-        quality = Quality(self.model, self.bank) if text == self.text else None
-        scores = self.scores(text, self.banks, quality)
+        errors = MapErrors(self.bank) if text == self.text else None
+        scores = self.scores(text, self.banks, errors)
         reading = Reading(
-            scores, [] if quality is None else quality.table(),
-            [] if quality is None else quality.leads(),
+            scores, [] if errors is None else errors.table(),
+            [] if errors is None else errors.leads(),
         )  # fmt: skip
         path = self._reading_file(text)
         scores.save(path.with_suffix(".safetensors"))  # first: the other says that all is there

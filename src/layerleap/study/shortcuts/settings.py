@@ -76,7 +76,7 @@ class ShortcutSettings(FitSettings):
             raise BadSettings(f"text and other are both {self.text!r}; expected two texts, or one")
         main, other = self.main_text(model), self.other
         # A model whose texts have to be drawn seldom speaks the language of the news.
-        if other == main or (main == "drawn" and other == DEFAULT_OTHER):
+        if other == main or (main == "generated" and other == DEFAULT_OTHER):
             other = None
         return replace(self, text=main, other=other)
 

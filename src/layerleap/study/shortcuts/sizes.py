@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 from layerleap.errors import BadSettings
-from layerleap.maps.fit import default_text
 from layerleap.models.load import load
+from layerleap.stream.source import default_text
 from layerleap.study.claims import Answer, Claim, Verdict, between, difference, opposite, share_of
 from layerleap.study.engine import Section
 from layerleap.study.figures import LENSES, Axis, Figure, short

@@ -12,11 +12,11 @@ import torch
 
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import solve
-from layerleap.maps.tuned import Tuning, tune
+from layerleap.maps.tuned import Tuning, tune_maps
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.stats.moments import Moments
-from layerleap.stats.saved_states import Rows
+from layerleap.stats.saved_states import SavedStates
 from layerleap.study.fits import named
 from layerleap.study.result import Row
 
@@ -33,7 +33,7 @@ class Trained(NamedTuple):
 
 
 def bank_of(
-    rows: Rows, chosen: torch.Tensor, *, intercept: bool, ridge: float | str
+    rows: SavedStates, chosen: torch.Tensor, *, intercept: bool, ridge: float | str
 ) -> ShortcutBank:
     """Maps to the last layer, fitted on some saved rows.
 
@@ -56,7 +56,7 @@ def bank_of(
 
 def train(
     model: Transformer,
-    rows: Rows,
+    rows: SavedStates,
     *,
     intercept: bool,
     ridge: float | str,
@@ -82,7 +82,7 @@ def train(
     """
     own, held = rows.split(HELD_OUT, seed)
     start = bank_of(own, torch.arange(len(own)), intercept=intercept, ridge=ridge)
-    tuning = Tuning(most_rows=most_rows, seed=seed)
+    tuning = Tuning(max_rows=most_rows, seed=seed)
     tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
     record: list[Row] = []
     ways: tuple[tuple[Literal["identity", "mat"], float], ...]
@@ -91,8 +91,8 @@ def train(
         # A whole number of checks, so that both are checked after the same numbers of rows.
         checks = max(1, round(share * tuning.steps / tuning.check_every))
         most = min(most_rows, checks * tuning.check_every * tuning.rows_per_step)
-        bank, lines = tune(
-            model, start, own, held, replace(tuning, start=way, most_rows=most),
+        bank, lines = tune_maps(
+            model, start, own, held, replace(tuning, start=way, max_rows=most),
             checkpoint=checkpoint.with_name(f"{checkpoint.name}-{way}.safetensors"),
             progress=named(progress, f"training from {way}"),
         )  # fmt: skip
