@@ -23,7 +23,7 @@ from layerleap.errors import (
     WrongModel,
 )
 from layerleap.maps import artifact
-from layerleap.maps.artifact import content_hash
+from layerleap.maps.artifact import config_hash
 from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank, check_target
 from layerleap.maps.fit import fit
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
@@ -157,7 +157,7 @@ def change_config(folder, *, sign=True, **changes):
     config = {**json.loads((folder / CONFIG).read_text()), **changes}
     config = {key: value for key, value in config.items() if value is not None}
     if sign:
-        config["content_sha256"] = content_hash(config)
+        config["content_sha256"] = config_hash(config)
     (folder / CONFIG).write_text(json.dumps(config))
 
 

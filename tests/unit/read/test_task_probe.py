@@ -19,7 +19,7 @@ from layerleap.act.exits.families import family
 from layerleap.act.exits.replay import curve, replay, sweep
 from layerleap.act.exits.rules import Never, Task
 from layerleap.errors import BadArtifact, BadSettings, BadText, CannotWrite, NotFinite, WrongModel
-from layerleap.maps.artifact import content_hash
+from layerleap.maps.artifact import config_hash
 from layerleap.read.lens import Lens
 from layerleap.read.probes.cells import CellSampling, cells_of, task_labels
 from layerleap.read.probes.softmax import Softmax
@@ -120,7 +120,7 @@ def test_a_loaded_probe_is_the_saved_one_to_the_bit(tmp_path):
 
 def change(folder, **values):
     config = json.loads((folder / "probe.json").read_text()) | values
-    config["content_sha256"] = content_hash(config)
+    config["content_sha256"] = config_hash(config)
     (folder / "probe.json").write_text(json.dumps(config))
 
 

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
 from layerleap.stats.moments import (
     Moments,
-    content_hash,
     load_about,
     load_moments,
     save_moments,
 )
+from layerleap.stats.tensor_file import content_hash
 
 LAYERS, WIDTH = 2, 4
 few = settings(max_examples=25, deadline=None, derandomize=True, database=None)

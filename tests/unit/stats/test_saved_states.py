@@ -113,7 +113,7 @@ def test_rows_written_after_the_last_checkpoint_do_not_stay(tmp_path, limit, mon
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "rows", limit=limit, checkpoint=work, progress=stop_after(3))
     saved = work.read_bytes()
-    monkeypatch.setattr(tally_module._Saver, "save", lambda self: None)  # killed: nothing saved
+    monkeypatch.setattr(tally_module.Saver, "save", lambda self: None)  # killed: nothing saved
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "rows", limit=limit, checkpoint=work, progress=stop_after(5))
     monkeypatch.undo()
