@@ -295,7 +295,7 @@ def test_what_a_file_is_about_is_read_without_its_numbers(tmp_path):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("layer", [0, 2])
-def test_a_state_that_is_no_number_is_reported_with_its_layer(layer, value):
+def test_a_state_that_is_not_finite_is_reported_with_its_layer(layer, value):
     moments = moments_of(states(30))
     broken = states(3)
     broken[layer][1, 2] = value
