@@ -1,1 +1,1 @@
-"""Read: a lens is a map plus the tail of the model; readings and measures of them."""
+"""Read: lenses (a map plus the model's tail), readings, metrics, scores and saturation."""
