@@ -48,16 +48,16 @@ def by_sorting(transformer, lens, batch, k):
         lens.logits(states[layer], layer).sort(dim=-1, descending=True, stable=True).indices[:, :k]
         for layer in range(transformer.n_layers + 1)
     ]
-    found = []
+    actual = []
     for row in range(len(orders[-1])):
-        found.append([])
+        actual.append([])
         for rank in range(k):
             final = orders[-1][row, rank]
             layer = transformer.n_layers
             while layer > 0 and orders[layer - 1][row, rank] == final:
                 layer -= 1
-            found[-1].append(layer)
-    return torch.tensor(found), orders[-1]
+            actual[-1].append(layer)
+    return torch.tensor(actual), orders[-1]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -65,12 +65,12 @@ def test_saturation_layers_are_those_of_sorting_everything_at_every_layer(name):
     transformer = Transformer.wrap(build(name))
     batch = batch_of(transformer)
     lenses = {"id": Lens(transformer), "mat": Lens(transformer, random_bank(transformer))}
-    found = saturate(transformer, lenses, [batch])
+    actual = saturate(transformer, lenses, [batch])
     for lens_name, lens in lenses.items():
         layers, tokens = by_sorting(transformer, lens, batch, 5)
-        assert torch.equal(found[lens_name].layer.long(), layers), lens_name
-        assert torch.equal(found[lens_name].tokens.long(), tokens), lens_name
-    assert len(set(found["id"].layer.flatten().tolist())) > 1  # else it says nothing
+        assert torch.equal(actual[lens_name].layer.long(), layers), lens_name
+        assert torch.equal(actual[lens_name].tokens.long(), tokens), lens_name
+    assert len(set(actual["id"].layer.flatten().tolist())) > 1  # else it says nothing
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "bart", "vit"])
@@ -96,16 +96,16 @@ def test_a_model_with_one_layer_is_refused(name):
 def test_the_right_answer_is_the_token_that_follows_or_the_label_that_a_batch_brings(name):
     transformer = Transformer.wrap(build(name))
     batch = batch_of(transformer, rows=3)
-    found = saturate(transformer, {"id": Lens(transformer)}, [batch], k=2)["id"]
+    actual = saturate(transformer, {"id": Lens(transformer)}, [batch], k=2)["id"]
     if name in CLASS:
-        assert found.gold.tolist() == [-1, -1, -1]
+        assert actual.gold.tolist() == [-1, -1, -1]
         labelled = Batch(**{**vars(batch), "gold": torch.tensor([4, 0, 2])})
-        found = saturate(transformer, {"id": Lens(transformer)}, [labelled], k=2)["id"]
-        assert found.gold.tolist() == [4, 0, 2]
+        actual = saturate(transformer, {"id": Lens(transformer)}, [labelled], k=2)["id"]
+        assert actual.gold.tolist() == [4, 0, 2]
     else:
         ids = batch.inputs["decoder_input_ids"]
-        wanted = torch.cat([ids[:, 1:], torch.full((3, 1), -1)], dim=1)
-        assert torch.equal(found.gold.long(), wanted.flatten())
+        expected = torch.cat([ids[:, 1:], torch.full((3, 1), -1)], dim=1)
+        assert torch.equal(actual.gold.long(), expected.flatten())
 
 
 KINDS = ["llama", "gemma2", "bert", "t5", "whisper", "vit"]
@@ -123,7 +123,7 @@ def test_observed_readings_saturate_where_those_tracked_from_the_end_do(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_of_model_has_random_doubles(name):
+def test_every_kind_of_model_has_random_walks(name):
     transformer = Transformer.wrap(build(name))
     batch = batch_of(transformer, rows=20)
     lenses = {"id": Lens(transformer), "mat": Lens(transformer, random_bank(transformer))}
@@ -146,7 +146,7 @@ def test_an_untrained_model_with_tied_embeddings_often_says_its_input_from_the_s
     )  # fmt: skip
     transformer = Transformer.wrap(hf.GPT2LMHeadModel(config).eval())
     batch = batch_of(transformer, rows=20)
-    found = saturate(transformer, {"id": Lens(transformer)}, [batch])["id"]
-    own = batch.inputs["input_ids"][batch.keep] == found.tokens[:, 0]
+    actual = saturate(transformer, {"id": Lens(transformer)}, [batch])["id"]
+    own = batch.inputs["input_ids"][batch.keep] == actual.tokens[:, 0]
     assert own.double().mean() > 0.5
-    assert (found.layer[own, 0] == 0).double().mean() > 0.5
+    assert (actual.layer[own, 0] == 0).double().mean() > 0.5

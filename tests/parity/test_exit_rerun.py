@@ -28,8 +28,8 @@ def exit_by_running(transformer, lens, example, rule):
             before, h = h, recording.run(h, layer - 1, layer)
         cosine = torch.cosine_similarity(before[:, place], h[:, place]) if layer else None
         read = Distribution(lens.logits(h[:, place], layer))
-        found = (read.top, read.p1, read.second(), read.entropy)
-        for name, value in zip(columns, (*found, cosine), strict=True):
+        actual = (read.top, read.p1, read.second(), read.entropy)
+        for name, value in zip(columns, (*actual, cosine), strict=True):
             columns[name].append(torch.tensor([torch.nan]) if value is None else value)
         evidence = Evidence(
             **{name: torch.stack(values, 1) for name, values in columns.items()},
@@ -46,13 +46,13 @@ def compare(transformer, lens, examples, rules):
     ordered = [e for b in iter_batches(transformer, examples) for e in in_order(b, examples)]
     scores = score(transformer, {"x": lens}, iter_batches(transformer, examples))
     evidence = Evidence.from_scores(scores, "x")
-    seen = set()
+    exit_layers = set()
     for rule in rules:
         replayed = replay(rule, evidence).layer.tolist()
         again = [exit_by_running(transformer, lens, example, rule) for example in ordered]
         assert replayed == again, str(rule)
-        seen |= set(replayed)
-    return seen
+        exit_layers |= set(replayed)
+    return exit_layers
 
 
 def in_order(batch, examples):
@@ -78,8 +78,8 @@ def test_replay_exits_where_a_run_of_its_own_would(name, through):
     transformer = tiny(name)
     bank = fit(transformer, DOCUMENTS) if through == "mat" else None
     lens = Lens(transformer, bank)
-    found = iter_examples(transformer, DOCUMENTS, Sampling(), side="held-out", n_texts=12)
-    examples = list({(e.ids, e.keep): e for e in found}.values())
+    actual = iter_examples(transformer, DOCUMENTS, Sampling(), side="held-out", n_texts=12)
+    examples = list({(e.ids, e.keep): e for e in actual}.values())
     scores = score(transformer, {"x": lens}, iter_batches(transformer, examples))
     middle = {key: between(getattr(scores, key)["x"]) for key in ("p1", "entropy")}
     gap, cosine = between(scores.p1["x"] - scores.p2["x"]), between(scores.cosine)
@@ -87,14 +87,14 @@ def test_replay_exits_where_a_run_of_its_own_would(name, through):
         Gap(-1.112, 6.0), Gap(gap / 0.9, 6.0), Gap(1.112, 6.0), TopProbability(middle["p1"]),
         Entropy(middle["entropy"]), Similarity(cosine), Patience(1), Patience(2), Fixed(2),
     ]  # fmt: skip
-    seen = compare(transformer, lens, examples, rules)
-    assert seen == {1, 2, 3}  # every layer is somebody's exit, or the test shows little
+    exit_layers = compare(transformer, lens, examples, rules)
+    assert exit_layers == {1, 2, 3}  # every layer is somebody's exit, or the test shows little
 
 
 @pytest.mark.real
 def test_replay_exits_where_a_run_of_its_own_would_on_a_real_model(smollm2):
     lens = Lens(smollm2)
-    found = iter_examples(smollm2, "wikipedia", Sampling(), side="held-out", n_texts=3)
+    actual = iter_examples(smollm2, "wikipedia", Sampling(), side="held-out", n_texts=3)
     rules = [Gap(0.3, 15.0), TopProbability(0.5), Patience(3), Similarity(0.9)]
-    seen = compare(smollm2, lens, list(found), rules)
-    assert len(seen) > 1
+    exit_layers = compare(smollm2, lens, list(actual), rules)
+    assert len(exit_layers) > 1

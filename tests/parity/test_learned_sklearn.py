@@ -13,9 +13,9 @@ from layerleap.act.exits.learned import Learned, features
 @pytest.mark.parametrize("strength", [0.1, 1.0])
 def test_probabilities_are_those_of_scikit_learn(strength):
     train, fresh = made(500, seed=1), made(80, seed=2)
-    found = Learned.train(train, strength=strength).at(0.5).models.probability(fresh)
+    actual = Learned.train(train, strength=strength).at(0.5).models.probability(fresh)
     for layer in range(1, 6):
         model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
         model.fit(features(train)[:, layer].numpy(), train.agrees[:, layer].numpy())
         expected = model.predict_proba(features(fresh)[:, layer].numpy())[:, 1]
-        np.testing.assert_allclose(found[:, layer].numpy(), expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(actual[:, layer].numpy(), expected, rtol=0, atol=1e-12)

@@ -34,9 +34,9 @@ def rows(n=120, d=7, seed=0, *, offset=0.0):
 
 
 def moments_of(*layers, pairs="final"):
-    found = Moments(len(layers) - 1, layers[0].shape[1], pairs)
-    found.add([torch.as_tensor(layer) for layer in layers])
-    return found.flush()
+    actual = Moments(len(layers) - 1, layers[0].shape[1], pairs)
+    actual.add([torch.as_tensor(layer) for layer in layers])
+    return actual.flush()
 
 
 def solved(x, y, **options):
@@ -47,19 +47,19 @@ def applied(shortcut, x):
     return shortcut(torch.as_tensor(x)).numpy()
 
 
-def assert_same(found, wanted, tolerance=CLOSE):
-    found, wanted = np.asarray(found), np.asarray(wanted)
-    assert found.shape == wanted.shape
-    assert np.linalg.norm(found - wanted) <= tolerance * np.linalg.norm(wanted)
+def assert_same(actual, expected, tolerance=CLOSE):
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape
+    assert np.linalg.norm(actual - expected) <= tolerance * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("offset", [0.0, 30.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_without_intercept_the_map_is_sklearns_least_squares(seed, offset):
     x, y = rows(seed=seed, offset=offset)
-    wanted = LinearRegression(fit_intercept=False).fit(x, y)
+    expected = LinearRegression(fit_intercept=False).fit(x, y)
     shortcut, fit = solved(x, y)
-    assert_same(shortcut.weight, wanted.coef_.T)
+    assert_same(shortcut.weight, expected.coef_.T)
     assert shortcut.bias is None
     assert (fit.src, fit.dst, fit.rows, fit.rank, fit.width) == (0, 1, 120, 7, 7)
 
@@ -68,11 +68,11 @@ def test_without_intercept_the_map_is_sklearns_least_squares(seed, offset):
 @pytest.mark.parametrize("seed", range(3))
 def test_with_intercept_the_map_is_sklearns_least_squares(seed, offset):
     x, y = rows(seed=seed, offset=offset)
-    wanted = LinearRegression(fit_intercept=True).fit(x, y)
+    expected = LinearRegression(fit_intercept=True).fit(x, y)
     shortcut, _ = solved(x, y, intercept=True)
-    assert_same(shortcut.weight, wanted.coef_.T)
-    assert_same(shortcut.bias, wanted.intercept_)
-    assert_same(applied(shortcut, x), wanted.predict(x))
+    assert_same(shortcut.weight, expected.coef_.T)
+    assert_same(shortcut.bias, expected.intercept_)
+    assert_same(applied(shortcut, x), expected.predict(x))
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -81,10 +81,10 @@ def test_a_ridge_is_sklearns_with_the_penalty_in_units_of_the_mean_eigenvalue(ri
     x, y = rows(offset=3.0)
     centred = x - x.mean(0) if intercept else x
     alpha = ridge * np.linalg.eigvalsh(centred.T @ centred).mean()
-    wanted = Ridge(alpha=alpha, fit_intercept=intercept, solver="cholesky").fit(x, y)
+    expected = Ridge(alpha=alpha, fit_intercept=intercept, solver="cholesky").fit(x, y)
     shortcut, fit = solved(x, y, intercept=intercept, ridge=ridge)
-    assert_same(shortcut.weight, wanted.coef_.T)
-    assert_same(applied(shortcut, x), wanted.predict(x))
+    assert_same(shortcut.weight, expected.coef_.T)
+    assert_same(applied(shortcut, x), expected.predict(x))
     assert fit.ridge == ridge
 
 
@@ -92,15 +92,15 @@ def test_a_ridge_is_sklearns_with_the_penalty_in_units_of_the_mean_eigenvalue(ri
 def test_every_later_layer_gets_its_own_map(intercept):
     x, y = rows()
     z = np.tanh(y)
-    found = dict(
+    actual = dict(
         ((shortcut.src, shortcut.dst), shortcut)
         for src in range(3)
         for shortcut, _ in solve(moments_of(x, y, z, pairs="all"), src, intercept=intercept)
     )
-    assert sorted(found) == [(0, 1), (0, 2), (1, 2)]
-    for (src, dst), shortcut in found.items():
-        wanted = LinearRegression(fit_intercept=intercept).fit((x, y, z)[src], (x, y, z)[dst])
-        assert_same(applied(shortcut, (x, y, z)[src]), wanted.predict((x, y, z)[src]))
+    assert sorted(actual) == [(0, 1), (0, 2), (1, 2)]
+    for (src, dst), shortcut in actual.items():
+        expected = LinearRegression(fit_intercept=intercept).fit((x, y, z)[src], (x, y, z)[dst])
+        assert_same(applied(shortcut, (x, y, z)[src]), expected.predict((x, y, z)[src]))
 
 
 def test_chosen_targets_are_the_only_ones_solved():
@@ -112,9 +112,9 @@ def test_chosen_targets_are_the_only_ones_solved():
 @pytest.mark.parametrize("n", [1, 3, 6])
 def test_fewer_rows_than_directions_give_the_minimum_norm_answer(n):
     x, y = rows(n=n)
-    wanted, _, rank, _ = np.linalg.lstsq(x, y, rcond=None)
+    expected, _, rank, _ = np.linalg.lstsq(x, y, rcond=None)
     shortcut, fit = solved(x, y)
-    assert_same(shortcut.weight, wanted)
+    assert_same(shortcut.weight, expected)
     assert fit.rank == rank == n
     assert fit.is_deficient
     assert_same(applied(shortcut, x), y)
@@ -125,9 +125,9 @@ def test_rows_in_a_subspace_give_the_minimum_norm_answer_and_their_rank(rank):
     x, y = rows()
     rng = np.random.default_rng(5)
     x = rng.normal(size=(120, rank)) @ rng.normal(size=(rank, 7))
-    wanted, _, known, values = np.linalg.lstsq(x, y, rcond=None)
+    expected, _, known, values = np.linalg.lstsq(x, y, rcond=None)
     shortcut, fit = solved(x, y)
-    assert_same(shortcut.weight, wanted)
+    assert_same(shortcut.weight, expected)
     assert fit.rank == known == rank
     assert fit.condition == pytest.approx(values[0] / values[rank - 1])
 
@@ -140,12 +140,12 @@ def test_centring_rows_of_a_subspace_far_from_zero_invents_no_direction(mean):
     y = x @ rng.normal(size=(d, d)) + rng.normal(size=(3000, d))
     shortcut, fit = solved(x, y, intercept=True)
     assert fit.rank == np.linalg.matrix_rank(x - x.mean(0)) == rank
-    wanted = np.linalg.lstsq(x - x.mean(0), y - y.mean(0), rcond=1e-9)[0]
-    assert_same(shortcut.weight, wanted, 1e-6)
+    expected = np.linalg.lstsq(x - x.mean(0), y - y.mean(0), rcond=1e-9)[0]
+    assert_same(shortcut.weight, expected, 1e-6)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
-def test_a_single_row_is_met_exactly_and_gives_no_absurd_numbers(intercept):
+def test_a_single_row_is_fitted_exactly_and_gives_finite_numbers(intercept):
     x, y = rows(n=1)
     shortcut, fit = solved(x, y, intercept=intercept)
     assert_same(applied(shortcut, x), y)
@@ -157,8 +157,8 @@ def test_a_single_row_is_met_exactly_and_gives_no_absurd_numbers(intercept):
 def test_the_condition_number_is_numpys_of_the_rows(intercept):
     x, y = rows(offset=2.0)
     _, fit = solved(x, y, intercept=intercept)
-    wanted = np.linalg.cond(x - x.mean(0) if intercept else x)
-    assert fit.condition == pytest.approx(wanted, rel=CLOSE)
+    expected = np.linalg.cond(x - x.mean(0) if intercept else x)
+    assert fit.condition == pytest.approx(expected, rel=CLOSE)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -176,9 +176,9 @@ def test_the_normal_equations_hold(seed):
 def test_huge_outlier_rows_are_fitted_as_well_as_sklearn_does(intercept):
     x, y = rows()
     x[:2] *= 1e4
-    wanted = LinearRegression(fit_intercept=intercept).fit(x, y)
+    expected = LinearRegression(fit_intercept=intercept).fit(x, y)
     shortcut, _ = solved(x, y, intercept=intercept)
-    assert_same(applied(shortcut, x), wanted.predict(x), 1e-7)
+    assert_same(applied(shortcut, x), expected.predict(x), 1e-7)
 
 
 def test_on_the_rows_fitted_on_no_coordinate_is_worse_than_with_the_identity():
@@ -245,11 +245,11 @@ def test_a_reduced_rank_map_gives_the_best_predictions_of_that_rank(rank, interc
     shortcut, fit = solved(x, y, rank=rank, intercept=intercept)
     mean = y.mean(0) if intercept else 0.0
     fitted = LinearRegression(fit_intercept=intercept).fit(x, y).predict(x)
-    wanted = best_of_rank(fitted - mean, rank) + mean
-    assert_same(applied(shortcut, x), wanted, 1e-7)
+    expected = best_of_rank(fitted - mean, rank) + mean
+    assert_same(applied(shortcut, x), expected, 1e-7)
     assert shortcut.rank == rank
     assert shortcut.left.shape == (7, rank)
-    assert fit.train_r2 == pytest.approx(r2_score(y, wanted))
+    assert fit.train_r2 == pytest.approx(r2_score(y, expected))
 
 
 def test_no_map_of_that_rank_has_a_smaller_error():
@@ -286,10 +286,10 @@ def test_a_reduced_rank_map_with_a_ridge_has_the_least_penalised_error(rank, rid
     x, y = rows(offset=1.0)
     more_x, more_y = penalised(x, y, ridge, intercept)
     plain, _ = solved(more_x, more_y, rank=rank)
-    found, _ = solved(x, y, rank=rank, ridge=ridge, intercept=intercept)
-    assert_same(found.left @ found.right, plain.left @ plain.right)
+    actual, _ = solved(x, y, rank=rank, ridge=ridge, intercept=intercept)
+    assert_same(actual.left @ actual.right, plain.left @ plain.right)
     if intercept:
-        assert_same(applied(found, x).mean(0), y.mean(0))
+        assert_same(applied(actual, x).mean(0), y.mean(0))
 
 
 def test_no_map_of_that_rank_has_a_smaller_penalised_error():

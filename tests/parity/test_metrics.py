@@ -33,13 +33,13 @@ def naive(model, reading):
 
 
 def assert_as_naive(model, reading, tolerance=1e-4):
-    found = Reference(model).compare(reading)
+    actual = Reference(model).compare(reading)
     for row in range(len(model)):
         top, rank, surprisal, kl = naive(model[row].tolist(), reading[row].tolist())
-        assert int(found.top[row]) == top
-        assert int(found.rank[row]) == rank
-        assert float(found.surprisal[row]) == pytest.approx(surprisal, rel=1e-4, abs=tolerance)
-        assert float(found.kl[row]) == pytest.approx(kl, rel=1e-4, abs=tolerance)
+        assert int(actual.top[row]) == top
+        assert int(actual.rank[row]) == rank
+        assert float(actual.surprisal[row]) == pytest.approx(surprisal, rel=1e-4, abs=tolerance)
+        assert float(actual.kl[row]) == pytest.approx(kl, rel=1e-4, abs=tolerance)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 7, 10, 11, 12, 200])
@@ -80,9 +80,9 @@ def test_any_logits_give_the_naive_numbers(pair):
 
 def test_all_logits_equal_put_token_k_at_rank_k():
     reading = torch.full((14, 14), -1.0).fill_diagonal_(1.0)
-    found = Reference(torch.zeros(14, 14)).compare(reading)
-    assert found.top.tolist() == list(range(14))
-    assert found.rank.tolist() == [*range(10), 10, 10, 10, 10]
+    actual = Reference(torch.zeros(14, 14)).compare(reading)
+    assert actual.top.tolist() == list(range(14))
+    assert actual.rank.tolist() == [*range(10), 10, 10, 10, 10]
 
 
 def test_the_top_token_is_the_lowest_of_the_best():
@@ -94,39 +94,39 @@ def test_the_top_token_is_the_lowest_of_the_best():
 def test_huge_logits_give_finite_numbers(size):
     torch.manual_seed(1)
     model, reading = torch.randn(2, 9, 50) * size
-    found = Reference(model).compare(reading)
-    for values in (found.surprisal, found.kl):
+    actual = Reference(model).compare(reading)
+    for values in (actual.surprisal, actual.kl):
         assert torch.isfinite(values).all()
         assert (values >= 0).all()
     assert_as_naive(model, reading, tolerance=size * 1e-6)
 
 
-def test_a_reading_equal_to_the_answer_has_no_divergence_and_the_floor_as_surprisal():
+def test_a_reading_equal_to_the_output_has_zero_kl_and_the_least_surprisal():
     torch.manual_seed(0)
     model = torch.randn(300, 40) * 5
-    found = Reference(model).compare(model)
-    assert (found.rank == 0).all()
-    assert found.kl.max() < 1e-5
-    assert (found.kl >= 0).all()  # rounding would put some just below
+    actual = Reference(model).compare(model)
+    assert (actual.rank == 0).all()
+    assert actual.kl.max() < 1e-5
+    assert (actual.kl >= 0).all()  # rounding would put some just below
     floor = -torch.log_softmax(model.double(), -1).amax(-1)
-    torch.testing.assert_close(found.surprisal.double(), floor, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual.surprisal.double(), floor, rtol=1e-4, atol=1e-5)
 
 
 def test_kl_is_scipys_and_torchs():
     model, reading = torch.randn(2, 5, 30)
-    found = Reference(model).compare(reading).kl
+    actual = Reference(model).compare(reading).kl
     p, q = (torch.softmax(value.double(), -1).numpy() for value in (model, reading))
-    np.testing.assert_allclose(found, rel_entr(p, q).sum(-1), rtol=1e-4)
+    np.testing.assert_allclose(actual, rel_entr(p, q).sum(-1), rtol=1e-4)
     by_torch = torch.nn.functional.kl_div(
         torch.log_softmax(reading, -1), torch.softmax(model, -1), reduction="none"
     ).sum(-1)
-    torch.testing.assert_close(found, by_torch, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(actual, by_torch, rtol=1e-4, atol=1e-6)
 
 
 def test_half_precision_logits_are_compared_in_float32():
     model, reading = (torch.randn(2, 8, 40) * 4).bfloat16()
-    found = Reference(model).compare(reading)
-    assert found.kl.dtype == found.surprisal.dtype == torch.float32
+    actual = Reference(model).compare(reading)
+    assert actual.kl.dtype == actual.surprisal.dtype == torch.float32
     assert_as_naive(model.float(), reading.float())
 
 
@@ -188,8 +188,8 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     rng = np.random.default_rng(0)
     covered = []
     for _ in range(400):
-        (found,) = mean_interval(*simulate(rng), resamples=300)
-        covered.append(found.low <= 0 <= found.high)
+        (actual,) = mean_interval(*simulate(rng), resamples=300)
+        covered.append(actual.low <= 0 <= actual.high)
     assert 0.88 <= np.mean(covered) <= 0.99
 
 
@@ -198,8 +198,8 @@ def test_resampling_rows_instead_of_documents_would_cover_far_too_rarely():
     covered = []
     for _ in range(200):
         values, _ = simulate(rng)
-        (found,) = mean_interval(values, torch.arange(len(values)), resamples=300)
-        covered.append(found.low <= 0 <= found.high)
+        (actual,) = mean_interval(values, torch.arange(len(values)), resamples=300)
+        covered.append(actual.low <= 0 <= actual.high)
     assert np.mean(covered) < 0.75
 
 
@@ -214,17 +214,17 @@ def test_intervals_are_wider_than_the_row_bootstrap_when_documents_differ():
 
 def test_documents_of_unequal_size_are_weighted_by_their_rows():
     values = torch.tensor([[1.0], [1.0], [1.0], [5.0]])
-    (found,) = mean_interval(values, torch.tensor([4, 4, 4, 9]))
-    assert found.value == 2.0
-    assert (found.rows, found.documents) == (4, 2)
-    assert (found.low, found.high) == (1.0, 5.0)
+    (actual,) = mean_interval(values, torch.tensor([4, 4, 4, 9]))
+    assert actual.value == 2.0
+    assert (actual.rows, actual.documents) == (4, 2)
+    assert (actual.low, actual.high) == (1.0, 5.0)
 
 
 def test_one_document_has_no_interval():
-    (found,) = mean_interval(torch.tensor([[1.0], [3.0]]), torch.tensor([7, 7]))
-    assert found.value == 2.0
-    assert found.low is None
-    assert found.high is None
+    (actual,) = mean_interval(torch.tensor([[1.0], [3.0]]), torch.tensor([7, 7]))
+    assert actual.value == 2.0
+    assert actual.low is None
+    assert actual.high is None
 
 
 def test_intervals_are_reproducible_and_depend_on_the_seed():
@@ -265,12 +265,12 @@ def test_r2_is_sklearns_on_the_same_rows(measured):
     table = measured.quality.table()
     assert len(table) == 2 * 6
     for row in table:
-        wanted, found = predictions(measured, row)
+        expected, actual = predictions(measured, row)
         assert row["r2"] == pytest.approx(
-            r2_score(wanted, found, multioutput="uniform_average"), rel=1e-5, abs=1e-5
+            r2_score(expected, actual, multioutput="uniform_average"), rel=1e-5, abs=1e-5
         )
         assert row["weighted"] == pytest.approx(
-            r2_score(wanted, found, multioutput="variance_weighted"), rel=1e-5, abs=1e-5
+            r2_score(expected, actual, multioutput="variance_weighted"), rel=1e-5, abs=1e-5
         )
 
 
@@ -279,9 +279,9 @@ def test_r2_without_first_positions_drops_exactly_them(measured):
     if measured.transformer.kind == "next-token":
         assert 0 < later.sum() < len(later)
     for row in measured.quality.table():
-        wanted, found = predictions(measured, row)
+        expected, actual = predictions(measured, row)
         assert row["no_first"] == pytest.approx(
-            r2_score(wanted[later], found[later]), rel=1e-5, abs=1e-5
+            r2_score(expected[later], actual[later]), rel=1e-5, abs=1e-5
         )
 
 
@@ -312,20 +312,20 @@ def fake_errors(n_documents, rows_each=4, width=3, constant=False):
 
 
 def test_more_documents_than_groups_are_all_counted():
-    row, wanted, found = fake_errors(2 * GROUPS + 3)
+    row, expected, actual = fake_errors(2 * GROUPS + 3)
     assert row["documents"] == 2 * GROUPS + 3
-    assert row["r2"] == pytest.approx(r2_score(wanted, found), rel=1e-5)
+    assert row["r2"] == pytest.approx(r2_score(expected, actual), rel=1e-5)
     assert row["low"] < row["r2"] < row["high"]
 
 
 def test_a_coordinate_that_never_varies_is_left_out_of_r2():
-    row, wanted, found = fake_errors(5, constant=True)
-    assert row["r2"] == pytest.approx(r2_score(wanted[:, 1:], found[:, 1:]), rel=1e-5)
+    row, expected, actual = fake_errors(5, constant=True)
+    assert row["r2"] == pytest.approx(r2_score(expected[:, 1:], actual[:, 1:]), rel=1e-5)
 
 
 def test_r2_of_one_document_has_no_interval():
-    row, wanted, found = fake_errors(1)
-    assert row["r2"] == pytest.approx(r2_score(wanted, found), rel=1e-5)
+    row, expected, actual = fake_errors(1)
+    assert row["r2"] == pytest.approx(r2_score(expected, actual), rel=1e-5)
     assert row["low"] is None
     assert row["high"] is None
 
@@ -339,18 +339,22 @@ def test_r2_of_a_single_row_is_unknown():
 def test_how_sure_a_reading_is_equals_softmax_and_entropy_in_float64():
     generator = torch.Generator().manual_seed(4)
     model, reading = torch.randn(2, 50, 300, generator=generator) * 5
-    found = Reference(model).compare(reading)
+    actual = Reference(model).compare(reading)
     p = reading.double().softmax(-1)
     best = p.sort(-1, descending=True).values
     entropy = -(p * p.log()).sum(-1)
-    for ours, theirs in ((found.p1, best[:, 0]), (found.p2, best[:, 1]), (found.entropy, entropy)):
+    for ours, theirs in (
+        (actual.p1, best[:, 0]),
+        (actual.p2, best[:, 1]),
+        (actual.entropy, entropy),
+    ):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_two_equal_best_tokens_have_the_same_probability():
-    found = Reference(torch.zeros(1, 3)).compare(torch.tensor([[2.0, 5, 5]]))
-    assert found.top.item() == 1
-    assert found.p1.item() == found.p2.item()
+    actual = Reference(torch.zeros(1, 3)).compare(torch.tensor([[2.0, 5, 5]]))
+    assert actual.top.item() == 1
+    assert actual.p1.item() == actual.p2.item()
 
 
 def test_comparing_a_reading_leaves_the_answer_and_the_reading_as_they_were():

@@ -13,10 +13,10 @@ def rows(offset: float, seed: int = 0) -> list[np.ndarray]:
     """float32 states of unit variance around a mean of `offset`, correlated between layers."""
     rng = np.random.default_rng(seed)
     first = rng.standard_normal((ROWS, WIDTH))
-    found = [first]
+    actual = [first]
     for _ in range(LAYERS):
-        found.append(0.7 * found[-1] + 0.7 * rng.standard_normal((ROWS, WIDTH)))
-    return [(h + offset).astype(np.float32) for h in found]
+        actual.append(0.7 * actual[-1] + 0.7 * rng.standard_normal((ROWS, WIDTH)))
+    return [(h + offset).astype(np.float32) for h in actual]
 
 
 def moments_of(h: list[np.ndarray], batch: int) -> Moments:

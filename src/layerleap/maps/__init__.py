@@ -1,1 +1,1 @@
-"""Maps: identity and linear shortcuts from any layer to any later one, and banks of them."""
+"""Maps: linear and tuned shortcuts between layers, and banks of them."""

@@ -44,7 +44,7 @@ class Artifact:
             save_file(dict(tensors), temporary / self.weights)
             checksum = sha256_of(temporary / self.weights)
             content = {"format": self.format, **config, "sha256": checksum}
-            content["content_sha256"] = content_hash(content)
+            content["content_sha256"] = config_hash(content)
             write_json(temporary / self.config, content)
             (temporary / "README.md").write_text(readme, encoding="utf8")
         return folder
@@ -98,7 +98,7 @@ class Artifact:
                 f"{path} has format {number}; expected format {self.format}: fit the {self.what} "
                 "again, or update layerleap"
             )
-        if config.get("content_sha256") != content_hash(config):
+        if config.get("content_sha256") != config_hash(config):
             raise BadArtifact(
                 f"{path} was changed after it was saved; copy or fit the {self.what} again"
             )
@@ -143,7 +143,7 @@ class Artifact:
             )
 
 
-def content_hash(config: Mapping[str, Any]) -> str:
+def config_hash(config: Mapping[str, Any]) -> str:
     """Hash of the JSON content, independent of its layout; without the hash itself."""
     content = {key: value for key, value in config.items() if key != "content_sha256"}
     # A round trip first: JSON has no tuples, and its keys are strings.

@@ -20,23 +20,20 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite, WrongModel
-from layerleap.files import whole_file
+from layerleap.errors import BadSettings, BadText, NotFinite, WrongModel
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.maps.translator import Translator, kl_gradient, translators
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stats.moments import content_hash
 from layerleap.stats.saved_states import SavedStates
-from layerleap.stats.tally import pause_after
+from layerleap.stats.tally import Saver
+from layerleap.stats.tensor_file import TensorFile
 
 ENTRIES = 2**23  # logits held at a time when readings are measured: 32 MB in float32
-FORMAT, NAME = 2, "layerleap.tuning"
+CHECKPOINT = TensorFile("tuning", 2)
 COUNTERS = ("seconds", "best", "misses", "stopped")  # by layer
 
 
@@ -168,7 +165,7 @@ class Training:
     def save(self, path: Path, about: Mapping[str, Any]) -> None:
         """Write everything; a resumed run must have the same `about`."""
         tensors = {
-            f"{layer}.{name}": value.cpu().contiguous()
+            f"{layer}.{name}": value
             for layer, translator in self.translators.items()
             for name, value in translator.state().items()
         }
@@ -177,16 +174,14 @@ class Training:
             for name in COUNTERS
         }
         header = {
-            "format": FORMAT, "about": about, "step": self.step, "checked": self.checked,
-            "record": self.record, **counters,
+            "about": about, "step": self.step, "checked": self.checked, "record": self.record,
+            **counters,
         }  # fmt: skip
-        header["sha256"] = content_hash(tensors, header)
-        with whole_file(path) as temporary:
-            save_file(tensors, temporary, metadata={NAME: json.dumps(header, allow_nan=False)})
+        CHECKPOINT.save(path, tensors, header)
 
     def resume(self, path: Path, about: Mapping[str, Any]) -> None:
         """Load what `save` wrote; a file of another run is refused."""
-        tensors, header = _read(path)
+        tensors, header = CHECKPOINT.load(path)
         plain = json.loads(json.dumps(about))
         differing = [key for key in plain if header["about"].get(key) != plain[key]]
         if differing:
@@ -201,20 +196,6 @@ class Training:
             setattr(self, name, {layer: value for layer, value in header[name]})
         for layer, translator in self.translators.items():
             translator.restore({n: tensors[f"{layer}.{n}"] for n in translator.state()})
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(NAME, "null"))
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise BadArtifact(f"{path} is truncated or not a training checkpoint ({error})") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise BadArtifact(f"{path} is not a training checkpoint of format {FORMAT}; delete it")
-    if header.get("sha256") != content_hash(tensors, header):
-        raise BadArtifact(f"{path} was changed after it was saved; delete it to start over")
-    return tensors, header
 
 
 class _Run:
@@ -242,7 +223,7 @@ class _Run:
         training, about = self.training, self._about()
         if checkpoint is not None and checkpoint.exists():
             training.resume(checkpoint, about)
-        saved, pause = time.monotonic(), pause_after(0.0)
+        saver = Saver(lambda path: training.save(path, about), checkpoint)
         while True:
             if training.checked < training.step and self._is_due():
                 self._check()
@@ -250,13 +231,8 @@ class _Run:
                 break
             self._step()
             self._report(progress)
-            if checkpoint is not None and time.monotonic() - saved > pause:
-                started = time.monotonic()
-                training.save(checkpoint, about)
-                saved = time.monotonic()
-                pause = pause_after(saved - started)
-        if checkpoint is not None:
-            training.save(checkpoint, about)
+            saver.save_if_due()
+        saver.save()
 
     def _starts(self) -> list[LinearMap]:
         if self.tuning.start == "mat":

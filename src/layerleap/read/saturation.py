@@ -10,18 +10,14 @@ Other ranks may still change. s_i = 0: the token had that rank at every layer. s
 the last block put it there, so it does not saturate. Equal logits are ordered by id.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite
-from layerleap.files import whole_file
+from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.memory import give_back
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -29,9 +25,10 @@ from layerleap.read.lens import Lens
 from layerleap.read.reader import RowQueue, StateRows
 from layerleap.read.scores import CHECK_EVERY, TRIM_EVERY, TailCheck, check_tail
 from layerleap.read.top import top_k
+from layerleap.stats.tensor_file import TensorFile
 from layerleap.stream.examples import Batch
 
-FORMAT = 1
+FILE = TensorFile("saturation", 1)
 TENSORS = ("layer", "tokens", "gold", "documents", "positions")
 
 
@@ -67,27 +64,15 @@ class Saturation:
 
     def save(self, path: Path) -> None:
         """Write everything into one file."""
-        about = {"format": FORMAT, "n_layers": self.n_layers, "lens": self.lens}
-        with whole_file(path) as temporary:
-            save_file(
-                {name: getattr(self, name).contiguous() for name in TENSORS}, temporary,
-                metadata={"layerleap.saturation": json.dumps(about)},
-            )  # fmt: skip
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        FILE.save(path, tensors, {"n_layers": self.n_layers, "lens": self.lens})
 
     @classmethod
     def load(cls, path: Path) -> "Saturation":
         """The saturation layers that `save` wrote."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads(file.metadata()["layerleap.saturation"])
-                tensors = {name: file.get_tensor(name) for name in TENSORS}
-            if about["format"] != FORMAT:
-                raise ValueError(f"format {about['format']}, expected {FORMAT}")
-            return cls(**tensors, n_layers=about["n_layers"], lens=about["lens"])
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise BadArtifact(
-                f"{path} is missing, damaged or not a saturation file ({error})"
-            ) from error
+        tensors, header = FILE.load(path)
+        with FILE.parsing(path):
+            return cls(**tensors, n_layers=header["n_layers"], lens=header["lens"])
 
 
 def saturation_layers(tops: Tensor) -> Tensor:

@@ -6,19 +6,15 @@ For some batches the model also computes its own logits. They are compared with 
 to the last state, because all measures assume that both are the same (`TailCheck`).
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadText, ModelRefused
-from layerleap.files import whole_file
+from layerleap.errors import BadText, ModelRefused
 from layerleap.memory import give_back
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
@@ -27,8 +23,10 @@ from layerleap.read import lens as budget
 from layerleap.read.lens import Lens, chunks
 from layerleap.read.metrics import finite
 from layerleap.read.reader import MEASURES, LogitObserver, Predictor, Reader, score_table
+from layerleap.stats.tensor_file import TensorFile
 from layerleap.stream.examples import Batch
 
+FILE = TensorFile("scores", 1)
 CHECK_EVERY = 16  # the tail is checked on a few texts of one batch in this many
 TRIM_EVERY = 8  # batches after which freed memory is returned to the system
 MOST_WRONG = 0.01  # largest share of rows with another top token than the model
@@ -101,29 +99,20 @@ class Scores:
         """Write everything into one file."""
         tensors = {f"{m}/{lens}": v for m in MEASURES for lens, v in getattr(self, m).items()}
         tensors |= {name: getattr(self, name) for name in ROWS}
-        check = {"rows": self.check.rows, "wrong": self.check.wrong, "gap": repr(self.check.gap)}
-        with whole_file(path) as temporary:
-            save_file(
-                {name: value.contiguous() for name, value in tensors.items()}, temporary,
-                metadata={"layerleap.scores": json.dumps(check)},
-            )  # fmt: skip
+        # As text, because JSON has no infinity.
+        FILE.save(path, tensors, {"check": {**asdict(self.check), "gap": repr(self.check.gap)}})
 
     @classmethod
     def load(cls, path: Path) -> "Scores":
         """The scores that `save` wrote."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                check = json.loads(file.metadata()["layerleap.scores"])
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        tensors, header = FILE.load(path)
+        with FILE.parsing(path):
             columns: dict[str, Any] = {name: tensors.pop(name) for name in ROWS}
             for key, value in tensors.items():
                 measure, _, lens = key.partition("/")
                 columns.setdefault(measure, {})[lens] = value
-            return cls(
-                **columns, check=TailCheck(check["rows"], check["wrong"], float(check["gap"]))
-            )
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise BadArtifact(f"{path} is missing, damaged or not scores ({error})") from error
+            check = header["check"]
+            return cls(**columns, check=TailCheck(**{**check, "gap": float(check["gap"])}))
 
 
 @torch.no_grad()  # not inference mode: callers may use the results in autograd

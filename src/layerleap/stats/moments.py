@@ -8,23 +8,18 @@ Sums are float64, so a covariance keeps about eight digits even if the mean is 1
 deviations away from zero.
 """
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
-from layerleap.files import whole_file
+from layerleap.stats.tensor_file import TensorFile
 
-FORMAT = 2
+FILE = TensorFile("moments", 2)
 BUFFER = 1024  # rows gathered before they are multiplied: large matrix products are fast
 
 Pairs = Literal["final", "all", "parts"]
@@ -245,70 +240,30 @@ def _require_like(key: str, tensor: Tensor, expected: Tensor) -> None:
         raise BadArtifact(f"{key} has shape and dtype {actual}; expected {wanted}, recreate it")
 
 
-def save_moments(path: Path, sets: Mapping[str, Moments], about: Mapping[str, Any]) -> None:
+def save_moments(path: Path, sets: Mapping[str, Moments], about: Any) -> None:
     """Write named moments and their description into one file, atomically."""
     tensors = {
-        f"{name}/{key}": value.contiguous()
+        f"{name}/{key}": value
         for name, moments in sets.items()
         for key, value in moments.tensors().items()
     }
     shapes = {name: moments.shape for name, moments in sets.items()}
-    header = {"format": FORMAT, "shapes": shapes, "about": about}
-    header["sha256"] = content_hash(tensors, header)
-    metadata = {"layerleap.moments": json.dumps(header, allow_nan=False)}
-    with whole_file(path) as temporary:
-        save_file(tensors, temporary, metadata=metadata)
-
-
-def content_hash(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
-    """Hash of all numbers and of the header, without its own "sha256" entry."""
-    fields = {key: value for key, value in header.items() if key != "sha256"}
-    # A round trip first: JSON has no tuples, and its keys are strings.
-    plain = json.loads(json.dumps(fields))
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-    for key, value in sorted(tensors.items()):
-        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.reshape(-1).numpy().data)
-    return digest.hexdigest()
+    FILE.save(path, tensors, {"shapes": shapes, "about": about})
 
 
 def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
-    """The moments and the description that `save_moments` wrote; `BadArtifact` otherwise."""
-    with _only_moments(path), safe_open(path, framework="pt") as file:
-        header = _header(path, file)
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        if header.get("sha256") != content_hash(tensors, header):
-            raise BadArtifact(f"{path} was changed after it was saved; recreate it")
-        sets = {}
+    """The moments and the description that `save_moments` wrote."""
+    tensors, header = FILE.load(path)
+    sets = {}
+    with FILE.parsing(path):
         for name, shape in header["shapes"].items():
-            own = {
-                k.removeprefix(f"{name}/"): tensors[k] for k in tensors if k.startswith(f"{name}/")
-            }
+            prefix = f"{name}/"
+            own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
             sets[name] = Moments.from_tensors(own, tuple(shape))
         return sets, header["about"]
 
 
 def load_about(path: Path) -> dict[str, Any]:
     """The description in a file of moments, without reading the numbers."""
-    with _only_moments(path), safe_open(path, framework="pt") as file:
-        return dict(_header(path, file)["about"])
-
-
-@contextmanager
-def _only_moments(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (
-        SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError
-    ) as error:  # fmt: skip
-        raise BadArtifact(
-            f"{path} is missing, truncated or not a moments file ({error})"
-        ) from error
-
-
-def _header(path: Path, file: Any) -> dict[str, Any]:
-    header = json.loads((file.metadata() or {}).get("layerleap.moments", "{}"))
-    number = header.get("format") if isinstance(header, dict) else None
-    if number != FORMAT:
-        raise BadArtifact(f"{path} has format {number}; expected format {FORMAT}, recreate it")
-    return dict(header)
+    with FILE.parsing(path):
+        return dict(FILE.header(path)["about"])

@@ -10,7 +10,7 @@ at any time resumes from there and ends with bit-identical sums.
 
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,7 @@ def run_tally(
         progress: called with the number of texts.
         total: expected number of texts, if known.
     """
-    saver = _Saver(tally, checkpoint)
+    saver = Saver(tally.save, checkpoint)
     n_new, digest = 0, ""
     before = tally.n_batches
     consistent = True  # False while a batch is half added: such sums must never be saved
@@ -211,22 +211,25 @@ def run_tally(
     return tally
 
 
-class _Saver:
-    """Writes the checkpoint, if there is one."""
+class Saver:
+    """Writes a checkpoint now and then, if there is one."""
 
-    def __init__(self, tally: Tally, path: Path | None) -> None:
-        self.tally, self.path = tally, path
+    def __init__(self, write: Callable[[Path], None], path: Path | None) -> None:
+        """`write` saves everything to `path`; None means no checkpoint."""
+        self.write, self.path = write, path
         self.saved, self.pause = time.monotonic(), pause_after(0.0)
 
     def save_if_due(self) -> None:
+        """Save if the last checkpoint is old enough."""
         if time.monotonic() - self.saved > self.pause:
             self.save()
 
     def save(self) -> None:
+        """Save now."""
         if self.path is None:
             return
         started = time.monotonic()
-        self.tally.save(self.path)
+        self.write(self.path)
         self.saved = time.monotonic()
         self.pause = pause_after(self.saved - started)
 

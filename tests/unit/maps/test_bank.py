@@ -23,7 +23,7 @@ from layerleap.errors import (
     WrongModel,
 )
 from layerleap.maps import artifact
-from layerleap.maps.artifact import content_hash
+from layerleap.maps.artifact import config_hash
 from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank, check_target
 from layerleap.maps.fit import fit
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
@@ -53,22 +53,22 @@ def small_bank(width=4, **changes):
     return ShortcutBank(maps, **{**about, **changes})
 
 
-def assert_equal_banks(found, wanted):
-    assert found.maps.keys() == wanted.maps.keys()
-    for pair, shortcut in wanted.maps.items():
-        tensors = found.maps[pair].tensors()
+def assert_equal_banks(actual, expected):
+    assert actual.maps.keys() == expected.maps.keys()
+    for pair, shortcut in expected.maps.items():
+        tensors = actual.maps[pair].tensors()
         assert tensors.keys() == shortcut.tensors().keys()
         for name, value in shortcut.tensors().items():
             assert torch.equal(tensors[name], value)
     for name in ("model", "n_layers", "d_model", "fits", "quality", "source", "settings", "data"):
-        assert getattr(found, name) == getattr(wanted, name)
+        assert getattr(actual, name) == getattr(expected, name)
 
 
 @pytest.mark.parametrize(
     "options",
     [{}, {"intercept": True}, {"rank": 3}, {"rank": 3, "intercept": True}, {"pairs": "all"}],
 )
-def test_a_loaded_bank_is_the_saved_one_to_the_bit(llama, tmp_path, options):
+def test_a_loaded_bank_is_bit_identical_to_the_saved_one(llama, tmp_path, options):
     bank = fit(llama, sentences(30), **options)
     loaded = ShortcutBank.from_pretrained(bank.save_pretrained(tmp_path / "bank"))
     assert_equal_banks(loaded, bank)
@@ -101,7 +101,7 @@ def test_saving_again_replaces_the_whole_folder(bank, saved):
     assert [path.name for path in saved.parent.iterdir()] == ["bank"]
 
 
-def test_a_bank_knows_its_model(bank, llama):
+def test_a_bank_checks_its_model(bank, llama):
     bank.check_model(llama)
     assert bank.lens(llama).bank is bank
 
@@ -157,7 +157,7 @@ def change_config(folder, *, sign=True, **changes):
     config = {**json.loads((folder / CONFIG).read_text()), **changes}
     config = {key: value for key, value in config.items() if value is not None}
     if sign:
-        config["content_sha256"] = content_hash(config)
+        config["content_sha256"] = config_hash(config)
     (folder / CONFIG).write_text(json.dumps(config))
 
 
@@ -191,13 +191,13 @@ def test_broken_json_is_refused(saved, text):
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", '"bank"'])
-def test_json_that_is_no_object_is_refused(saved, text):
+def test_json_that_is_not_an_object_is_refused(saved, text):
     (saved / CONFIG).write_text(text)
     with pytest.raises(BadArtifact, match=CONFIG):
         ShortcutBank.from_pretrained(saved)
 
 
-def test_tensors_that_are_no_maps_are_refused(saved):
+def test_tensors_that_are_not_maps_are_refused(saved):
     from safetensors.torch import save_file
 
     from layerleap.files import sha256_of
@@ -208,7 +208,7 @@ def test_tensors_that_are_no_maps_are_refused(saved):
         ShortcutBank.from_pretrained(saved)
 
 
-def test_a_file_that_is_no_safetensors_is_refused(saved):
+def test_a_file_that_is_not_safetensors_is_refused(saved):
     from layerleap.files import sha256_of
 
     (saved / WEIGHTS).write_bytes(b"x" * 100)
@@ -313,13 +313,13 @@ def test_a_card_that_was_changed_is_refused(saved, changes):
         ShortcutBank.from_pretrained(saved)
 
 
-def test_another_layout_of_the_same_card_is_no_change(saved, bank):
+def test_another_layout_of_the_same_card_is_accepted(saved, bank):
     config = json.loads((saved / CONFIG).read_text())
     (saved / CONFIG).write_text(json.dumps(dict(reversed(config.items()))))
     assert_equal_banks(ShortcutBank.from_pretrained(saved), bank)
 
 
-def test_a_bank_that_does_not_know_its_model_fits_none(llama):
+def test_a_bank_without_a_fingerprint_fits_no_model(llama):
     maps = [LinearMap(0, 3, weight=torch.eye(24))]
     nameless = ShortcutBank(maps, model={"name": "x"}, n_layers=3, d_model=24)
     with pytest.raises(WrongModel, match="weights None"):
@@ -374,13 +374,13 @@ def test_a_map_gives_rows_in_the_dtype_they_came_in(dtype, low_rank):
         parts = {"left": torch.randn(6, 2), "right": torch.randn(2, 6)}
     shortcut = LinearMap(0, 1, bias=torch.randn(6), **parts)
     h = torch.randn(3, 6).to(dtype)
-    found = shortcut(h)
-    assert found.dtype == dtype
-    assert found.device == h.device
+    actual = shortcut(h)
+    assert actual.dtype == dtype
+    assert actual.device == h.device
     whole = parts["weight"] if not low_rank else parts["left"] @ parts["right"]
-    wanted = h.double() @ whole.double() + shortcut.bias.double()
+    expected = h.double() @ whole.double() + shortcut.bias.double()
     error = {torch.bfloat16: 0.05, torch.float16: 0.01}.get(dtype, 1e-5)
-    torch.testing.assert_close(found.double(), wanted, rtol=error, atol=error)
+    torch.testing.assert_close(actual.double(), expected, rtol=error, atol=error)
 
 
 def test_rows_that_leave_the_range_of_float16_are_reported():
@@ -392,8 +392,8 @@ def test_rows_that_leave_the_range_of_float16_are_reported():
 
 
 def test_a_map_works_on_the_device_of_the_rows():
-    found = LinearMap(0, 1, weight=torch.eye(6), bias=torch.zeros(6))(torch.randn(3, 6).to("meta"))
-    assert found.device.type == "meta"
+    actual = LinearMap(0, 1, weight=torch.eye(6), bias=torch.zeros(6))(torch.randn(3, 6).to("meta"))
+    assert actual.device.type == "meta"
     moved = LinearMap(0, 1, weight=torch.eye(6), bias=torch.zeros(6)).to("meta")
     assert {value.device.type for value in moved.tensors().values()} == {"meta"}
     assert (moved.src, moved.dst) == (0, 1)
@@ -492,10 +492,10 @@ class Hub:
 def hub(tmp_path, monkeypatch):
     import huggingface_hub
 
-    found = Hub(tmp_path / "hub")
-    monkeypatch.setattr(huggingface_hub, "HfApi", found.api)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", found.snapshot_download)
-    return found
+    actual = Hub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", actual.api)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", actual.snapshot_download)
+    return actual
 
 
 def test_a_bank_goes_to_the_hub_and_comes_back(bank, hub):

@@ -37,16 +37,16 @@ def default_source(monkeypatch, tmp_path):
 def test_fitting_a_bank_is_collecting_and_solving(llama, ridge):
     texts = sentences(60)
     tally = collect(llama, texts, choose_ridge=ridge == "auto")
-    wanted = solve_bank(tally, ridge=ridge, intercept=True, rank=5)
-    found = fit(llama, texts, ridge=ridge, intercept=True, rank=5)
-    for pair, shortcut in wanted.maps.items():
+    expected = solve_bank(tally, ridge=ridge, intercept=True, rank=5)
+    actual = fit(llama, texts, ridge=ridge, intercept=True, rank=5)
+    for pair, shortcut in expected.maps.items():
         for name, tensor in shortcut.tensors().items():
-            assert torch.equal(found.maps[pair].tensors()[name], tensor)
-    assert found.fits == wanted.fits
-    assert found.settings["ridge"] == ridge
-    assert (found.settings["rank"], found.settings["unit"]) == (5, "sentence")
-    assert found.data["rows_fitted"] == tally.fit.n
-    assert found.data["text"] == "given texts"
+            assert torch.equal(actual.maps[pair].tensors()[name], tensor)
+    assert actual.fits == expected.fits
+    assert actual.settings["ridge"] == ridge
+    assert (actual.settings["rank"], actual.settings["unit"]) == (5, "sentence")
+    assert actual.data["rows_fitted"] == tally.fit.n
+    assert actual.data["text"] == "given texts"
 
 
 def test_an_automatic_ridge_needs_rows_held_back(llama):
@@ -78,22 +78,22 @@ def test_without_a_text_the_models_default_is_taken(llama, default_source):
 
 
 def test_solving_reports_every_layer(llama):
-    told = []
-    solve_bank(collect(llama, sentences(20)), progress=lambda *step: told.append(step))
-    assert told == [("solving", done, 3, "layers") for done in (1, 2, 3)]
+    reported = []
+    solve_bank(collect(llama, sentences(20)), progress=lambda *step: reported.append(step))
+    assert reported == [("solving", done, 3, "layers") for done in (1, 2, 3)]
 
 
 def test_a_default_bank_is_fitted_once_and_kept(llama, empty_cache, default_source, monkeypatch):
-    told = []
-    first = default_bank(llama, tell=told.append)
-    assert len(told) == 1
-    assert "no bank for tiny-llama yet" in told[0]
+    reported = []
+    first = default_bank(llama, tell=reported.append)
+    assert len(reported) == 1
+    assert "no bank for tiny-llama yet" in reported[0]
     folders = [path for path in (empty_cache / "banks").iterdir()]
     (folder,) = folders
     assert re.fullmatch(f"{llama.identity.fingerprint}-[0-9a-f]{{8}}", folder.name)
     monkeypatch.setattr(maps_fit, "fit", lambda *_, **__: pytest.fail("fitted again"))
-    second = default_bank(llama, tell=told.append)
-    assert len(told) == 1
+    second = default_bank(llama, tell=reported.append)
+    assert len(reported) == 1
     for pair, shortcut in first.maps.items():
         assert torch.equal(second.maps[pair].weight, shortcut.weight)
 
@@ -106,22 +106,22 @@ def test_another_model_gets_a_default_bank_of_its_own(llama, empty_cache, defaul
 
 
 def test_a_damaged_default_bank_is_fitted_again(llama, empty_cache, default_source):
-    wanted = default_bank(llama)
+    expected = default_bank(llama)
     (folder,) = (empty_cache / "banks").iterdir()
     (folder / "maps.safetensors").write_bytes(b"cut")
-    told = []
-    found = default_bank(llama, tell=told.append)
-    assert "changed or truncated" in told[0]
-    assert torch.equal(found[0, 3].weight, wanted[0, 3].weight)
-    assert default_bank(llama, tell=told.append).check_model(llama) is None
-    assert len(told) == 2
+    reported = []
+    actual = default_bank(llama, tell=reported.append)
+    assert "changed or truncated" in reported[0]
+    assert torch.equal(actual[0, 3].weight, expected[0, 3].weight)
+    assert default_bank(llama, tell=reported.append).check_model(llama) is None
+    assert len(reported) == 2
 
 
 def test_what_is_left_of_a_default_bank_is_fitted_again(llama, empty_cache, default_source):
-    wanted = default_bank(llama)
+    expected = default_bank(llama)
     (folder,) = (empty_cache / "banks").iterdir()
     (folder / "bank.json").unlink()
-    assert torch.equal(default_bank(llama)[0, 3].weight, wanted[0, 3].weight)
+    assert torch.equal(default_bank(llama)[0, 3].weight, expected[0, 3].weight)
     assert (folder / "bank.json").exists()
 
 
@@ -141,7 +141,7 @@ def checkpoint_of(cache) -> Path:
 
 @pytest.mark.parametrize("kind", ["junk", "foreign"])
 def test_a_bad_checkpoint_in_the_cache_is_not_in_the_way(llama, empty_cache, default_source, kind):
-    wanted = default_bank(llama)
+    expected = default_bank(llama)
     checkpoint = checkpoint_of(empty_cache)
     shutil.rmtree(empty_cache / "banks")
     (empty_cache / "banks").mkdir()
@@ -149,10 +149,10 @@ def test_a_bad_checkpoint_in_the_cache_is_not_in_the_way(llama, empty_cache, def
         checkpoint.write_bytes(b"junk")
     else:
         collect(llama, sentences(9)).save(checkpoint)
-    told = []
-    found = default_bank(llama, tell=told.append)
-    assert torch.equal(found[0, 3].weight, wanted[0, 3].weight)
-    assert any(checkpoint.name in line for line in told)
+    reported = []
+    actual = default_bank(llama, tell=reported.append)
+    assert torch.equal(actual[0, 3].weight, expected[0, 3].weight)
+    assert any(checkpoint.name in line for line in reported)
     assert not checkpoint.exists()
 
 
@@ -161,10 +161,10 @@ def test_a_default_bank_is_given_even_if_it_cannot_be_kept(
 ):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path / "file"))
-    told, passes = [], []
-    bank = default_bank(llama, tell=told.append, progress=lambda *step: passes.append(step))
+    reported, passes = [], []
+    bank = default_bank(llama, tell=reported.append, progress=lambda *step: passes.append(step))
     bank.check_model(llama)
-    assert "the bank was not cached: cannot write" in told[-1]
+    assert "the bank was not cached: cannot write" in reported[-1]
     assert sum(step[0] == "solving" for step in passes) == 3  # one fit, not two
     assert (tmp_path / "file").read_text() == "in the way"
 
@@ -176,27 +176,27 @@ def test_a_default_bank_is_given_even_if_saving_fails(
         raise CannotWrite("cannot write: the disk is full")
 
     monkeypatch.setattr(maps_fit.ShortcutBank, "save_pretrained", full)
-    told = []
-    default_bank(llama, tell=told.append).check_model(llama)
-    assert "the disk is full" in told[-1]
+    reported = []
+    default_bank(llama, tell=reported.append).check_model(llama)
+    assert "the disk is full" in reported[-1]
     assert [path.suffix for path in (empty_cache / "banks").iterdir()] == [".safetensors"]
 
 
 def test_a_masked_models_default_bank_hides_one_position_per_text(
     empty_cache, default_source, monkeypatch
 ):
-    bert, seen = tiny("bert"), []
+    bert, batches = tiny("bert"), []
     batches_of = COLLECT.batches_of
 
     def watched(*args, **options):
         for batch in batches_of(*args, **options):
-            seen.append(batch)
+            batches.append(batch)
             yield batch
 
     monkeypatch.setattr(COLLECT, "batches_of", watched)
     bank = default_bank(bert)
     assert bank.settings["positions"] == "one"
-    hidden = [(b.inputs["input_ids"] == bert.tokenizer.mask_token_id).sum(1) for b in seen]
+    hidden = [(b.inputs["input_ids"] == bert.tokenizer.mask_token_id).sum(1) for b in batches]
     assert set(torch.cat(hidden).tolist()) == {1}
     plans = [maps_fit._default_plan(model) for model in (bert, tiny("llama"))]
     assert plans[0]["n_texts"] >= 4 * plans[1]["n_texts"]

@@ -39,15 +39,15 @@ def test_matrices_of_the_papers_code_give_the_same_as_our_bank(llama, tmp_path, 
         value = {"tensor": matrix, "array": matrix.numpy(), "double": matrix.double()}[kind]
         dump(tmp_path / f"{src}_{dst}.pickle", value, protocol)
     (tmp_path / "notes.txt").write_text("left alone")
-    found = import_mat(tmp_path, llama)
-    assert found.maps.keys() == bank.maps.keys()
+    actual = import_mat(tmp_path, llama)
+    assert actual.maps.keys() == bank.maps.keys()
     h = torch.randn(5, WIDTH)
     for pair, shortcut in bank.maps.items():
-        assert torch.equal(found[pair].weight, shortcut.weight)
+        assert torch.equal(actual[pair].weight, shortcut.weight)
         by_hand = torch.stack([shortcut.weight.T @ row for row in h])
-        torch.testing.assert_close(found[pair](h), by_hand, rtol=1e-4, atol=1e-4)
-    found.check_model(llama)
-    assert found.source == f"mat, {tmp_path}"
+        torch.testing.assert_close(actual[pair](h), by_hand, rtol=1e-4, atol=1e-4)
+    actual.check_model(llama)
+    assert actual.source == f"mat, {tmp_path}"
 
 
 def test_a_transposed_view_and_an_array_in_column_order_are_read_right(llama, tmp_path):
@@ -126,7 +126,7 @@ def test_a_bomb_inside_a_tensors_storage_is_refused_and_not_run(llama, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["builtins eval", "posix system", "numpy load", "torch load"])
-def test_no_function_but_those_of_tensors_is_even_looked_up(llama, tmp_path, name):
+def test_only_functions_that_build_tensors_are_looked_up(llama, tmp_path, name):
     module, function = name.split()
     (tmp_path / "0_3.pickle").write_bytes(f"c{module}\n{function}\n.".encode())
     with pytest.raises(BadArtifact, match=f"it refers to {module}.{function}"):
@@ -202,7 +202,7 @@ def test_a_folder_that_does_not_exist_is_refused(llama, tmp_path, make):
         make(tmp_path / "nowhere", llama)
 
 
-def test_matrices_that_stop_short_of_the_last_layer_are_of_another_model(llama, tmp_path):
+def test_matrices_that_do_not_reach_the_last_layer_belong_to_another_model(llama, tmp_path):
     for src in range(2):
         dump(tmp_path / f"{src}_2.pickle", torch.eye(WIDTH))
     with pytest.raises(BadArtifact, match="reach layer 2, but the model's last layer is 3"):
@@ -303,7 +303,7 @@ def test_a_tuned_lens_that_does_not_fit_is_refused(llama, tmp_path, settings, me
         import_tuned_lens(tmp_path, llama)
 
 
-def test_parameters_that_are_no_dictionary_are_refused(llama, tmp_path):
+def test_parameters_that_are_not_a_dictionary_are_refused(llama, tmp_path):
     tuned_lens(tmp_path)
     torch.save(torch.zeros(3), tmp_path / "params.pt")
     with pytest.raises(BadArtifact, match=r"params\.pt"):

@@ -76,16 +76,18 @@ def test_scores_are_those_of_the_rows_read_directly(model, evaluation):
     spread = (final - final.mean(0)).square().sum(0)
     r2 = (1 - (predicted - final).square().sum(0) / spread).mean()
     assert evaluation.n_rows == len(torch.cat(right))
-    found = {row["metric"]: row["value"] for row in evaluation.at(1) if row["map"] == "mat"}
-    assert found["precision@1"] == pytest.approx(torch.cat(right).double().mean().item())
-    assert found["kl"] == pytest.approx(torch.cat(kl).mean().item(), rel=1e-4)
-    assert found["r2"] == pytest.approx(r2.item(), rel=1e-4)
+    actual = {row["metric"]: row["value"] for row in evaluation.at(1) if row["map"] == "mat"}
+    assert actual["precision@1"] == pytest.approx(torch.cat(right).double().mean().item())
+    assert actual["kl"] == pytest.approx(torch.cat(kl).mean().item(), rel=1e-4)
+    assert actual["r2"] == pytest.approx(r2.item(), rel=1e-4)
 
 
 def test_a_bank_of_identity_maps_equals_the_logit_lens(model):
-    found = evaluate(model, identity_bank(model), TEXTS, SAMPLING)
+    actual = evaluate(model, identity_bank(model), TEXTS, SAMPLING)
     for metric in METRICS:
-        assert values(found, "mat", metric) == pytest.approx(values(found, "id", metric), rel=1e-6)
+        assert values(actual, "mat", metric) == pytest.approx(
+            values(actual, "id", metric), rel=1e-6
+        )
 
 
 def test_the_last_layer_has_its_known_values(model, evaluation):
@@ -96,12 +98,12 @@ def test_the_last_layer_has_its_known_values(model, evaluation):
         for batch in batches_of(model, TEXTS, SAMPLING, side="held-out")
     ]
     surprisal = -torch.cat(p_max).log().mean().item()
-    wanted = {f"precision@{k}": 1.0 for k in (1, 5, 10)} | {"kl": 0.0, "r2": 1.0}
-    wanted["surprisal"] = pytest.approx(surprisal, rel=1e-5)
+    expected = {f"precision@{k}": 1.0 for k in (1, 5, 10)} | {"kl": 0.0, "r2": 1.0}
+    expected["surprisal"] = pytest.approx(surprisal, rel=1e-5)
     for name in ("id", "mat"):
         rows = {row["metric"]: row for row in evaluation.at(-1) if row["map"] == name}
         assert {metric: row["value"] for metric, row in rows.items()} == {
-            **wanted, "kl": pytest.approx(0.0, abs=1e-6),
+            **expected, "kl": pytest.approx(0.0, abs=1e-6),
         }  # fmt: skip
 
 
@@ -110,12 +112,12 @@ def test_the_last_layer_has_its_known_values(model, evaluation):
 def test_neither_batch_size_nor_padding_changes_it(model, evaluation, tokens, side):
     family = model.identity.name.removeprefix("tiny-")
     padded = tiny(family, side=side)
-    found = evaluate(padded, bank_of(padded), TEXTS, SAMPLING, tokens_per_batch=tokens)
-    for row, wanted in zip(found.scores, evaluation.scores, strict=True):
+    actual = evaluate(padded, bank_of(padded), TEXTS, SAMPLING, tokens_per_batch=tokens)
+    for row, expected in zip(actual.scores, evaluation.scores, strict=True):
         for key in ("value", "low", "high"):
-            assert row[key] == pytest.approx(wanted[key], rel=1e-4, abs=1e-5)
+            assert row[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-5)
         assert {**row, "value": 0, "low": 0, "high": 0} == {
-            **wanted, "value": 0, "low": 0, "high": 0,
+            **expected, "value": 0, "low": 0, "high": 0,
         }  # fmt: skip
 
 
@@ -124,12 +126,12 @@ def test_only_documents_held_out_of_the_fit_are_read_by_default(model, tmp_path)
     path.write_text("\n".join(TEXTS))
     sampling = replace(SAMPLING, held_out=0.4, seed=3)
     bank = fit(model, path, sampling)
-    found = evaluate(model, bank, path)  # sampled like the bank
+    actual = evaluate(model, bank, path)  # sampled like the bank
     both = evaluate(model, bank, path, side="both")
-    assert found.n_documents + bank.data["documents"] == both.n_documents == len(TEXTS)
-    assert (found.side, found.fitted_on, both.fitted_on) == ("held-out", False, True)
-    assert "held-out documents" in str(found)
-    assert "fitted on some of these documents" not in str(found)
+    assert actual.n_documents + bank.data["documents"] == both.n_documents == len(TEXTS)
+    assert (actual.side, actual.fitted_on, both.fitted_on) == ("held-out", False, True)
+    assert "held-out documents" in str(actual)
+    assert "fitted on some of these documents" not in str(actual)
     assert "fitted on some of these documents" in str(both)
     smaller, other = (replace(sampling, **change) for change in ({"held_out": 0.2}, {"seed": 4}))
     assert not evaluate(model, bank, path, smaller).fitted_on
@@ -140,8 +142,8 @@ def test_a_bank_fitted_on_everything_needs_another_text(model):
     bank = fit(model, TEXTS, replace(SAMPLING, held_out=0.0))
     with pytest.raises(BadSettings, match=r"held_out 0; read all documents .* \(side='both'\)"):
         evaluate(model, bank, sentences(40, seed=9))
-    found = evaluate(model, bank, sentences(40, seed=9), side="both")
-    assert found.n_documents == 40
+    actual = evaluate(model, bank, sentences(40, seed=9), side="both")
+    assert actual.n_documents == 40
 
 
 def test_too_few_documents_are_a_clear_error(model):
@@ -164,9 +166,9 @@ def test_the_bank_must_belong_to_the_model_and_reach_the_last_layer_from_every_l
 
 def test_a_tuned_bank_is_called_tuned(model):
     tuned = identity_bank(model).changed(settings={"lens": "tuned"})
-    found = evaluate(model, tuned, TEXTS, SAMPLING)
-    assert {row["map"] for row in found.scores} == {"id", "tuned"}
-    assert repr(found).startswith(f"Evaluation(id and tuned of {model.identity.name} on given")
+    actual = evaluate(model, tuned, TEXTS, SAMPLING)
+    assert {row["map"] for row in actual.scores} == {"id", "tuned"}
+    assert repr(actual).startswith(f"Evaluation(id and tuned of {model.identity.name} on given")
 
 
 def test_it_is_read_by_layer_as_a_table_as_json_and_as_text(model, evaluation):
@@ -176,9 +178,9 @@ def test_it_is_read_by_layer_as_a_table_as_json_and_as_text(model, evaluation):
     frame = evaluation.to_pandas()
     assert len(frame) == len(evaluation.scores)
     assert {"map", "layer", "metric", "value", "low", "high", "rows", "documents"} == {*frame}
-    told = json.loads(json.dumps(evaluation.to_dict(), allow_nan=False))
-    assert told["scores"] == evaluation.scores
-    assert told["model"] == model.identity.to_dict()
+    reported = json.loads(json.dumps(evaluation.to_dict(), allow_nan=False))
+    assert reported["scores"] == evaluation.scores
+    assert reported["model"] == model.identity.to_dict()
     lines = str(evaluation).splitlines()
     assert f"{evaluation.n_rows} rows from {evaluation.n_documents} held-out documents" in lines[0]
     assert lines[1].split() == ["layer", "map", "precision@1", "surprisal", "kl", "r2"]
@@ -188,8 +190,13 @@ def test_it_is_read_by_layer_as_a_table_as_json_and_as_text(model, evaluation):
 
 
 def test_progress_counts_texts(model):
-    told = []
+    reported = []
     evaluate(
-        model, bank_of(model), TEXTS, SAMPLING, n_texts=8, progress=lambda *step: told.append(step)
+        model,
+        bank_of(model),
+        TEXTS,
+        SAMPLING,
+        n_texts=8,
+        progress=lambda *step: reported.append(step),
     )
-    assert told[-1] == ("evaluating", 8, 8)
+    assert reported[-1] == ("evaluating", 8, 8)

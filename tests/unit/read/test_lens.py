@@ -39,8 +39,8 @@ def head_of(name, model):
 
 
 def probabilities(logits, k):
-    found = torch.softmax(logits.double(), -1).topk(k)
-    return found.indices, found.values
+    actual = torch.softmax(logits.double(), -1).topk(k)
+    return actual.indices, actual.values
 
 
 def assert_reads(track, layer, logits, k=5):
@@ -127,8 +127,8 @@ def test_negative_positions_count_from_the_end(case):
     name, transformer, bank, ids, _ = case
     lens = Lens(transformer, bank)
     n = len(ids)
-    wanted = lens.read(TEXTS[name], positions=[0, n - 3, n - 1]).to_dict()
-    assert lens.read(TEXTS[name], positions=[-1, -3, -1, -n]).to_dict() == wanted
+    expected = lens.read(TEXTS[name], positions=[0, n - 3, n - 1]).to_dict()
+    assert lens.read(TEXTS[name], positions=[-1, -3, -1, -n]).to_dict() == expected
     readings = lens.read(TEXTS[name], positions=range(n))
     assert readings.at(-1) == readings.at(n - 1)
     assert len(readings.at(0)) == 2 * (transformer.n_layers + 1)
@@ -199,9 +199,9 @@ def test_the_best_tokens_are_those_of_a_stable_sort_however_many_are_tied(k):
     logits = torch.randint(0, 4, (200, 7)).float()
     logits[:50] = torch.randn(50, 7)
     ids, probs = lens_module._top(logits, k)
-    wanted = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    assert torch.equal(ids, wanted)
-    torch.testing.assert_close(probs, logits.softmax(-1).gather(-1, wanted))
+    expected = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(ids, expected)
+    torch.testing.assert_close(probs, logits.softmax(-1).gather(-1, expected))
 
 
 def test_what_a_lens_gives_can_be_trained_on(case):
@@ -294,13 +294,13 @@ def test_texts_of_a_batch_are_read_as_if_alone(case):
     lens = Lens(transformer, bank)
     texts = ["the cat", "a red bird sang and then it slept", "old"]
     together = lens.read_batch(texts, top_k=3)
-    for text, found in zip(texts, together, strict=True):
+    for text, actual in zip(texts, together, strict=True):
         alone = lens.read(text, top_k=3)
-        assert found.tokens == alone.tokens
-        assert found.positions == alone.positions
+        assert actual.tokens == alone.tokens
+        assert actual.positions == alone.positions
         for key, track in alone.tracks.items():
-            assert torch.equal(found.tracks[key].ids, track.ids)
-            torch.testing.assert_close(found.tracks[key].kl, track.kl, rtol=1e-3, atol=1e-4)
+            assert torch.equal(actual.tracks[key].ids, track.ids)
+            torch.testing.assert_close(actual.tracks[key].kl, track.kl, rtol=1e-3, atol=1e-4)
 
 
 def test_reading_leaves_the_model_as_it_was(case):
@@ -326,9 +326,9 @@ def test_rows_are_plain_and_complete(case):
 
 def test_readings_survive_json(case):
     name, transformer, bank, *_ = case
-    found = Lens(transformer, bank).read(TEXTS[name]).to_dict()
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert found["n_layers"] == 3
+    actual = Lens(transformer, bank).read(TEXTS[name]).to_dict()
+    assert json.loads(json.dumps(actual, allow_nan=False)) == actual
+    assert actual["n_layers"] == 3
 
 
 def test_readings_become_a_data_frame(case):

@@ -1,4 +1,4 @@
-"""Random doubles of rows: as large steps as the model's, on other tokens."""
+"""Random walks: steps as large as the model's, on other tokens."""
 
 import pytest
 import torch
@@ -24,15 +24,15 @@ def readings(n_layers=6, n_rows=40, d_vocab=4000, seed=0):
     """Logits whose spread, step size and tails differ from layer to layer."""
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(n_rows, d_vocab, generator=generator) * 3 + 5
-    found = [z]
+    actual = [z]
     for layer in range(n_layers):
         step = torch.randn(n_rows, d_vocab, generator=generator) ** 3  # heavy tails
         z = (0.5 + 0.1 * layer) * z + (1 + layer) * 0.3 * step + layer
-        found.append(z)
-    return found
+        actual.append(z)
+    return actual
 
 
-def test_a_double_starts_where_the_row_starts_and_steps_as_far():
+def test_a_walk_starts_at_the_row_and_takes_steps_of_the_same_size():
     z = readings()
     w = random_walk(z, torch.Generator().manual_seed(1))
     assert torch.equal(w[0], centred(z[0]))
@@ -43,13 +43,13 @@ def test_a_double_starts_where_the_row_starts_and_steps_as_far():
         assert not torch.equal(w[layer].argmax(-1), z[layer].argmax(-1))
 
 
-def test_a_row_that_stands_still_has_a_double_that_stands_still():
+def test_a_row_that_does_not_change_has_a_walk_that_does_not_change():
     z = [torch.randn(3, 50, generator=torch.Generator().manual_seed(0))] * 4
     for w in random_walk(z, torch.Generator().manual_seed(1)):
         assert torch.allclose(w, centred(z[0]), atol=1e-5)
 
 
-def test_logits_that_are_all_alike_at_first_are_no_obstacle():
+def test_logits_that_are_all_equal_at_first_are_handled():
     z = [torch.ones(2, 9), torch.randn(2, 9, generator=torch.Generator().manual_seed(0))]
     w = random_walk(z, torch.Generator().manual_seed(1))
     assert torch.allclose(w[1].sort(-1).values, centred(z[1]).sort(-1).values, atol=1e-6)
@@ -57,40 +57,40 @@ def test_logits_that_are_all_alike_at_first_are_no_obstacle():
 
 def test_each_row_is_shuffled_in_its_own_way():
     z = [torch.zeros(30, 200), torch.arange(200.0).expand(30, -1)]
-    double = random_walk(z, torch.Generator().manual_seed(1))[1]
-    assert len(double.argmax(-1).unique()) > 20
+    null = random_walk(z, torch.Generator().manual_seed(1))[1]
+    assert len(null.argmax(-1).unique()) > 20
 
 
-def seen(transformer, share=0.4, seed=0, tokens=60):
-    """Rows of some sentences and their doubles, through the logit lens."""
+def read_both(transformer, share=0.4, seed=0, tokens=60):
+    """Rows of some sentences and their random walks, through the logit lens."""
     examples = iter_examples(transformer, sentences(20), Sampling(positions="all"), side="both")
     batches = iter_batches(transformer, examples, tokens_per_batch=tokens)
-    found, walks = walked(transformer, {"id": Lens(transformer)}, batches, share=share, seed=seed)
-    return found["id"], walks["id"]
+    actual, walks = walked(transformer, {"id": Lens(transformer)}, batches, share=share, seed=seed)
+    return actual["id"], walks["id"]
 
 
-def test_doubles_say_which_rows_they_are_of():
-    found, walk = seen(tiny("llama"))
-    assert 0.3 < len(walk.rows) / len(found) < 0.5
-    real, double = found.rows(walk.rows), walk.saturation
-    assert torch.equal(real.documents, double.documents)
-    assert torch.equal(real.positions, double.positions)
-    assert double.layer.dtype == torch.int16
-    assert (double.gold == -1).all()
-    assert (double.n_layers, double.lens, double.k) == (3, "id", 5)
-    assert not torch.equal(real.tokens, double.tokens)
+def test_walks_name_their_rows():
+    actual, walk = read_both(tiny("llama"))
+    assert 0.3 < len(walk.rows) / len(actual) < 0.5
+    real, null = actual.rows(walk.rows), walk.saturation
+    assert torch.equal(real.documents, null.documents)
+    assert torch.equal(real.positions, null.positions)
+    assert null.layer.dtype == torch.int16
+    assert (null.gold == -1).all()
+    assert (null.n_layers, null.lens, null.k) == (3, "id", 5)
+    assert not torch.equal(real.tokens, null.tokens)
 
 
-def test_doubles_are_the_same_for_the_same_seed(monkeypatch):
+def test_walks_are_the_same_for_the_same_seed(monkeypatch):
     transformer = tiny("llama")
-    first, again, other = (seen(transformer, seed=s)[1] for s in (3, 3, 4))
+    first, again, other = (read_both(transformer, seed=s)[1] for s in (3, 3, 4))
     assert torch.equal(first.rows, again.rows)
     assert torch.equal(first.saturation.layer, again.saturation.layer)
     assert not torch.equal(first.rows, other.rows)
     monkeypatch.setattr(lens_module, "ENTRIES", 61)  # a row at a time
-    alone = seen(transformer, seed=3)[1]
+    alone = read_both(transformer, seed=3)[1]
     assert torch.equal(alone.rows, first.rows)  # which rows does not depend on how they are cut
-    assert torch.equal(seen(transformer, seed=3, tokens=10**6)[1].rows, first.rows)
+    assert torch.equal(read_both(transformer, seed=3, tokens=10**6)[1].rows, first.rows)
 
 
 def test_a_share_must_be_one_and_leave_rows():
@@ -99,4 +99,4 @@ def test_a_share_must_be_one_and_leave_rows():
         with pytest.raises(BadSettings, match="above 0 and at most 1"):
             RandomWalks(transformer, {"id": Lens(transformer)}, share=share)
     with pytest.raises(BadText, match="rows are too few to sample a share"):
-        seen(transformer, share=1e-9)
+        read_both(transformer, share=1e-9)

@@ -60,17 +60,17 @@ def test_a_rank_is_judged_by_its_own_token_alone():
 def test_results_are_small_and_say_where_they_come_from(llama):
     transformer, lenses = llama
     examples = examples_of(transformer)
-    found = saturate(transformer, lenses, iter_batches(transformer, examples))
+    actual = saturate(transformer, lenses, iter_batches(transformer, examples))
     n_rows = sum(len(example.keep) for example in examples)
-    for name, one in found.items():
+    for name, one in actual.items():
         assert (len(one), one.k, one.n_layers, one.lens) == (n_rows, 5, 3, name)
         assert one.layer.dtype == torch.int16
         assert one.tokens.dtype == one.gold.dtype == torch.int32
         assert one.layer.min() >= 0
         assert one.layer.max() <= 3
-    assert repr(found["id"]).endswith("ranks 1 to 5, layers 0 to 3, lens 'id')")
-    assert torch.equal(found["id"].tokens, found["mat"].tokens)  # the model's own
-    assert not torch.equal(found["id"].layer, found["mat"].layer)
+    assert repr(actual["id"]).endswith("ranks 1 to 5, layers 0 to 3, lens 'id')")
+    assert torch.equal(actual["id"].tokens, actual["mat"].tokens)  # the model's own
+    assert not torch.equal(actual["id"].layer, actual["mat"].layer)
 
 
 def as_lists(s):
@@ -91,9 +91,9 @@ def test_rows_do_not_depend_on_how_they_are_cut(llama, monkeypatch, tokens, entr
             name: sorted(as_lists(s)) for name, s in saturate(transformer, lenses, batches).items()
         }
 
-    wanted = run(10**6)
+    expected = run(10**6)
     monkeypatch.setattr(lens_module, "ENTRIES", entries)
-    assert run(tokens) == wanted
+    assert run(tokens) == expected
 
 
 def test_equal_logits_are_in_order_of_id():
@@ -102,10 +102,10 @@ def test_equal_logits_are_in_order_of_id():
         head = transformer.model.get_output_embeddings().weight
         head[1::2] = head[0::2]
     batch = next(iter_batches(transformer, examples_of(transformer)))
-    found = saturate(transformer, {"id": Lens(transformer)}, [batch], k=4)["id"]
-    assert (found.tokens[:, 0] + 1 == found.tokens[:, 1]).all()
-    assert (found.tokens[:, 2] + 1 == found.tokens[:, 3]).all()
-    assert (found.layer[:, 0] == found.layer[:, 1]).all()
+    actual = saturate(transformer, {"id": Lens(transformer)}, [batch], k=4)["id"]
+    assert (actual.tokens[:, 0] + 1 == actual.tokens[:, 1]).all()
+    assert (actual.tokens[:, 2] + 1 == actual.tokens[:, 3]).all()
+    assert (actual.layer[:, 0] == actual.layer[:, 1]).all()
 
 
 def test_the_right_answer_is_the_next_token_even_of_a_text_that_is_cut_there(llama):
@@ -116,8 +116,8 @@ def test_the_right_answer_is_the_next_token_even_of_a_text_that_is_cut_there(lla
     whole = {e.document: e for e in examples_of(transformer)}
     assert all(e.gold == (*e.ids[1:], -1) for e in whole.values())
     cut = examples_of(transformer, "one")
-    found = saturate(transformer, lenses, iter_batches(transformer, cut))["id"]
-    assert (found.gold >= 0).float().mean() > 0.5  # the last of a text is followed by nothing
+    actual = saturate(transformer, lenses, iter_batches(transformer, cut))["id"]
+    assert (actual.gold >= 0).float().mean() > 0.5  # the last of a text is followed by nothing
 
 
 def test_the_right_answer_at_a_mask_is_what_it_hides():
@@ -126,8 +126,8 @@ def test_the_right_answer_at_a_mask_is_what_it_hides():
     words = transformer.tokenizer.convert_ids_to_tokens(example.gold)
     assert example.ids[example.keep[0]] == transformer.tokenizer.mask_token_id
     assert words[0] in " ".join(DOCUMENTS).lower().split()
-    found = saturate(transformer, {"id": Lens(transformer)}, [collate(transformer, [example])])
-    assert found["id"].gold.tolist() == list(example.gold)
+    actual = saturate(transformer, {"id": Lens(transformer)}, [collate(transformer, [example])])
+    assert actual["id"].gold.tolist() == list(example.gold)
 
 
 def test_without_word_from_the_batch_the_next_token_is_read_off_the_input(llama):
@@ -140,21 +140,23 @@ def test_without_word_from_the_batch_the_next_token_is_read_off_the_input(llama)
 def test_states_are_handed_on_in_the_order_of_the_rows(llama):
     transformer, lenses = llama
     batches = list(iter_batches(transformer, examples_of(transformer), tokens_per_batch=60))
-    kept = []
-    found = saturate(transformer, lenses, batches, on_states=lambda h, batch: kept.append(h))["id"]
-    assert len(kept) == len(batches) > 1
-    last = torch.cat([h[transformer.n_layers] for h in kept])
+    states = []
+    actual = saturate(transformer, lenses, batches, on_states=lambda h, batch: states.append(h))[
+        "id"
+    ]
+    assert len(states) == len(batches) > 1
+    last = torch.cat([h[transformer.n_layers] for h in states])
     tops = transformer.logits(last).argmax(-1)
-    assert torch.equal(tops.int(), found.tokens[:, 0])
+    assert torch.equal(tops.int(), actual.tokens[:, 0])
 
 
 def test_rows_can_be_chosen_saved_and_loaded(llama, tmp_path):
     transformer, lenses = llama
-    found = saturate(transformer, lenses, iter_batches(transformer, examples_of(transformer)))[
+    actual = saturate(transformer, lenses, iter_batches(transformer, examples_of(transformer)))[
         "mat"
     ]
-    some = found.rows(found.layer[:, 0] < 3)
-    assert 0 < len(some) < len(found)
+    some = actual.rows(actual.layer[:, 0] < 3)
+    assert 0 < len(some) < len(actual)
     assert some.layer[:, 0].max() < 3
     some.save(tmp_path / "s.safetensors")
     again = Saturation.load(tmp_path / "s.safetensors")
@@ -167,7 +169,7 @@ def test_rows_can_be_chosen_saved_and_loaded(llama, tmp_path):
             Saturation.load(tmp_path / path)
 
 
-def test_nothing_to_read_and_logits_that_are_no_numbers_are_errors(llama):
+def test_nothing_to_read_and_logits_that_are_not_finite_are_errors(llama):
     transformer, lenses = llama
     with pytest.raises(BadText, match="no position to read"):
         saturate(transformer, lenses, [])

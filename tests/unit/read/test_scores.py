@@ -57,16 +57,16 @@ def in_order(scores):
 def test_streaming_in_batches_gives_what_one_batch_gives(case, tokens):
     transformer, bank, lenses = case
     examples = examples_of(transformer)
-    found = {}
+    actual = {}
     for size in (tokens, 10**6):
         errors = MapErrors(bank)
         batches = list(iter_batches(transformer, examples, tokens_per_batch=size))
         assert (len(batches) == 1) == (size == 10**6)
-        found[size] = (
+        actual[size] = (
             score(transformer, lenses, batches, on_states=errors.add),
             errors.table(),
         )
-    (parts, part_table), (whole, whole_table) = found.values()
+    (parts, part_table), (whole, whole_table) = actual.values()
     for part, one in zip(in_order(parts), in_order(whole), strict=True):
         torch.testing.assert_close(part, one, rtol=1e-4, atol=1e-4)
     for part, one in zip(part_table, whole_table, strict=True):
@@ -91,67 +91,67 @@ def test_scores_do_not_depend_on_how_rows_are_cut(case, monkeypatch):
 def test_every_row_has_every_measure_at_every_layer(case):
     transformer, _, lenses = case
     examples = examples_of(transformer)
-    found = score(transformer, lenses, iter_batches(transformer, examples))
+    actual = score(transformer, lenses, iter_batches(transformer, examples))
     shape = (len(examples), transformer.n_layers + 1)
-    for kind in (getattr(found, measure) for measure in MEASURES):
+    for kind in (getattr(actual, measure) for measure in MEASURES):
         assert {name: tuple(value.shape) for name, value in kind.items()} == {
             "-": shape,
             "mat": shape,
         }
-    assert sorted(found.documents.tolist()) == sorted(e.document for e in examples)
-    assert tuple(found.cosine.shape) == shape
-    assert (found.rank["-"] >= 0).all()
-    assert (found.rank["-"] <= 10).all()
+    assert sorted(actual.documents.tolist()) == sorted(e.document for e in examples)
+    assert tuple(actual.cosine.shape) == shape
+    assert (actual.rank["-"] >= 0).all()
+    assert (actual.rank["-"] <= 10).all()
 
 
 def test_scores_are_those_of_each_text_alone(case):
     transformer, _, lenses = case
     example = examples_of(transformer)[0]
-    found = score(transformer, lenses, iter_batches(transformer, [example]))
+    actual = score(transformer, lenses, iter_batches(transformer, [example]))
     readings = lenses["mat"].read(list(example.ids), positions=list(example.keep))
     for name, track in (("-", readings.tracks["id"]), ("mat", readings.tracks["mat"])):
-        assert torch.equal(found.rank[name][0] == 0, track.agrees[:, 0])
-        torch.testing.assert_close(found.kl[name][0], track.kl[:, 0])
-        torch.testing.assert_close(found.surprisal[name][0], track.surprisal[:, 0])
-        torch.testing.assert_close(found.p1[name][0], track.probs[:, 0, 0])
-        torch.testing.assert_close(found.p2[name][0], track.probs[:, 0, 1])
-        assert torch.equal(found.top[name][0].long(), track.ids[:, 0, 0])
+        assert torch.equal(actual.rank[name][0] == 0, track.agrees[:, 0])
+        torch.testing.assert_close(actual.kl[name][0], track.kl[:, 0])
+        torch.testing.assert_close(actual.surprisal[name][0], track.surprisal[:, 0])
+        torch.testing.assert_close(actual.p1[name][0], track.probs[:, 0, 0])
+        torch.testing.assert_close(actual.p2[name][0], track.probs[:, 0, 1])
+        assert torch.equal(actual.top[name][0].long(), track.ids[:, 0, 0])
 
 
 def test_the_size_is_the_length_of_what_the_tail_is_given(case):
     transformer, bank, lenses = case
     batch = next(iter_batches(transformer, examples_of(transformer)))
-    found = score(transformer, lenses, [batch]).size
+    actual = score(transformer, lenses, [batch]).size
     h, last = transformer.capture(batch.inputs, keep=batch.keep).states, transformer.n_layers
     for layer in range(last):
-        torch.testing.assert_close(found["-"][:, layer], h[layer].norm(dim=1))
-        torch.testing.assert_close(found["mat"][:, layer], bank[layer, last](h[layer]).norm(dim=1))
-    torch.testing.assert_close(found["mat"][:, last], h[last].norm(dim=1))
+        torch.testing.assert_close(actual["-"][:, layer], h[layer].norm(dim=1))
+        torch.testing.assert_close(actual["mat"][:, layer], bank[layer, last](h[layer]).norm(dim=1))
+    torch.testing.assert_close(actual["mat"][:, last], h[last].norm(dim=1))
 
 
-def test_the_cosine_is_of_each_state_with_the_one_below(case):
+def test_the_cosine_compares_each_state_with_the_one_below(case):
     transformer, _, lenses = case
     batch = next(iter_batches(transformer, examples_of(transformer)))
-    found = score(transformer, lenses, [batch]).cosine
+    actual = score(transformer, lenses, [batch]).cosine
     h = transformer.capture(batch.inputs, keep=batch.keep).states
-    assert found[:, 0].isnan().all()
+    assert actual[:, 0].isnan().all()
     for layer in range(1, transformer.n_layers + 1):
         below, here = h[layer - 1].double(), h[layer].double()
-        wanted = (below * here).sum(1) / (below.norm(dim=1) * here.norm(dim=1))
-        torch.testing.assert_close(found[:, layer].double(), wanted, rtol=1e-4, atol=1e-5)
+        expected = (below * here).sum(1) / (below.norm(dim=1) * here.norm(dim=1))
+        torch.testing.assert_close(actual[:, layer].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_table_has_one_row_per_lens_metric_and_layer(case):
     transformer, _, lenses = case
-    found = score(transformer, lenses, iter_batches(transformer, examples_of(transformer)))
-    table = found.table(read="here")
+    actual = score(transformer, lenses, iter_batches(transformer, examples_of(transformer)))
+    table = actual.table(read="here")
     metrics = [*(f"precision@{k}" for k in PRECISIONS), "surprisal", "kl"]
     keys = [(row["map"], row["metric"], row["layer"]) for row in table]
     assert keys == [(m, k, layer) for m in ("-", "mat") for k in metrics for layer in range(4)]
-    documents = found.documents.unique()
+    documents = actual.documents.unique()
     for row in table:
         assert row["read"] == "here"
-        assert row["rows"] == len(found.documents)
+        assert row["rows"] == len(actual.documents)
         assert row["documents"] == len(documents)
         assert row["low"] <= row["value"] <= row["high"]
         assert math.isfinite(row["value"])
@@ -161,13 +161,13 @@ def test_values_of_a_table_are_means_of_rows():
     columns = {key: {"x": torch.tensor([[0.5], [0.5], [0.5], [0.5]])} for key in MEASURES}
     columns["rank"] = {"x": torch.tensor([[0], [4], [9], [10]], dtype=torch.int8)}
     columns["surprisal"] = {"x": torch.tensor([[1.0], [2.0], [3.0], [6.0]])}
-    found = Scores(
+    actual = Scores(
         documents=torch.tensor([0, 0, 1, 2]),
         positions=torch.zeros(4),
         **columns,
         cosine=torch.zeros(4, 1),
     )
-    values = {row["metric"]: row for row in found.table()}
+    values = {row["metric"]: row for row in actual.table()}
     assert values["precision@1"]["value"] == 0.25
     assert values["precision@5"]["value"] == 0.5
     assert values["precision@10"]["value"] == 0.75
@@ -181,8 +181,8 @@ def test_one_document_gives_values_without_intervals(case):
     first = examples_of(transformer)[0].document
     examples = [e for e in examples_of(transformer) if e.document == first]
     errors = MapErrors(bank)
-    found = score(transformer, lenses, iter_batches(transformer, examples), on_states=errors.add)
-    for row in [*found.table(), *errors.table()]:
+    actual = score(transformer, lenses, iter_batches(transformer, examples), on_states=errors.add)
+    for row in [*actual.table(), *errors.table()]:
         assert (row["low"], row["high"]) == (None, None)
         assert row["documents"] == 1
 
@@ -195,14 +195,14 @@ def test_nothing_to_read_is_a_clear_error(case):
 
 def test_progress_counts_texts(case):
     transformer, _, lenses = case
-    told = []
+    reported = []
     batches = list(iter_batches(transformer, examples_of(transformer), tokens_per_batch=50))
     score(
         transformer, lenses, batches, total=7, phase="looking",
-        progress=lambda phase, done, total, unit="texts": told.append((phase, done, total)),
+        progress=lambda phase, done, total, unit="texts": reported.append((phase, done, total)),
     )  # fmt: skip
-    assert len(told) == len(batches)
-    assert told[-1] == ("looking", sum(batch.n_texts for batch in batches), 7)
+    assert len(reported) == len(batches)
+    assert reported[-1] == ("looking", sum(batch.n_texts for batch in batches), 7)
 
 
 def test_documents_that_are_read_were_never_fitted_on(case):
@@ -215,7 +215,7 @@ def test_documents_that_are_read_were_never_fitted_on(case):
         assert fitted | read == both == set(range(50))
 
 
-def test_rows_that_choose_the_ridge_are_of_other_documents_than_those_fitted(case):
+def test_rows_that_choose_the_ridge_come_from_other_documents_than_those_fitted(case):
     transformer, *_ = case
     tally = collect(transformer, DOCUMENTS, choose_ridge=True)
     examples = list(iter_examples(transformer, DOCUMENTS, Sampling(), ridge_share=0.1))
@@ -232,8 +232,8 @@ def test_correlated_rows_of_one_text_count_as_one_document():
     examples = list(
         iter_examples(transformer, DOCUMENTS, Sampling(positions="all"), side="held-out")
     )
-    found = score(transformer, {"-": Lens(transformer)}, iter_batches(transformer, examples))
-    row = found.table()[0]
+    actual = score(transformer, {"-": Lens(transformer)}, iter_batches(transformer, examples))
+    row = actual.table()[0]
     assert row["rows"] == sum(len(e.keep) for e in examples) > len(examples)
     assert row["documents"] == len({e.document for e in examples})
 
@@ -353,19 +353,19 @@ def test_readings_that_are_not_numbers_name_the_lens_and_the_layer(case, layer):
 
 def test_scores_can_be_used_where_gradients_are_taken(case):
     transformer, _, lenses = case
-    found = score(transformer, lenses, iter_batches(transformer, examples_of(transformer)))
-    for kind in (found.rank, found.surprisal, found.kl):
+    actual = score(transformer, lenses, iter_batches(transformer, examples_of(transformer)))
+    for kind in (actual.rank, actual.surprisal, actual.kl):
         assert not any(values.is_inference() for values in kind.values())
 
 
-def test_tables_hold_no_number_that_json_lacks(case):
+def test_tables_hold_only_numbers_that_json_has(case):
     transformer, bank, lenses = case
     first = examples_of(transformer)
     two = [first[0], next(e for e in first if e.document != first[0].document)]
     errors = MapErrors(bank)
-    found = score(transformer, lenses, iter_batches(transformer, two), on_states=errors.add)
+    actual = score(transformer, lenses, iter_batches(transformer, two), on_states=errors.add)
     table = errors.table()
-    json.dumps([found.table(), table], allow_nan=False)
+    json.dumps([actual.table(), table], allow_nan=False)
     assert all(row["r2"] is not None for row in table)
     assert all(row["low"] is None for row in table)  # some resamples hold one row twice
     infinite = {"x": torch.tensor([[1.0], [math.inf]])}
@@ -382,23 +382,23 @@ def test_the_weighted_r2_leaves_out_coordinates_that_never_vary(case):
     errors = MapErrors(bank)
     errors.add(states, batch)
     (row,) = (r for r in errors.table() if (r["map"], r["src"], r["dst"]) == ("id", 0, 3))
-    wanted, found = states[3][:, 5:].double(), states[0][:, 5:].double()
-    spread = (wanted - wanted.mean(0)).square().sum()
-    assert row["weighted"] == pytest.approx(float(1 - (wanted - found).square().sum() / spread))
+    expected, actual = states[3][:, 5:].double(), states[0][:, 5:].double()
+    spread = (expected - expected.mean(0)).square().sum()
+    assert row["weighted"] == pytest.approx(float(1 - (expected - actual).square().sum() / spread))
 
 
 def test_resamples_are_drawn_once_per_table(case, monkeypatch):
     transformer, _, lenses = case
-    found = score(transformer, lenses, iter_batches(transformer, examples_of(transformer)))
+    actual = score(transformer, lenses, iter_batches(transformer, examples_of(transformer)))
     drawn = []
     monkeypatch.setattr(
         "layerleap.read.metrics.resample", lambda *a: (drawn.append(a), resample(*a))[1]
     )
-    table = found.table()
+    table = actual.table()
     assert len(drawn) == 1
     (row,) = (r for r in table if (r["map"], r["metric"], r["layer"]) == ("mat", "kl", 1))
-    wanted = mean_interval(found.kl["mat"], found.documents)[1]
-    assert (row["value"], row["low"], row["high"]) == (wanted.value, wanted.low, wanted.high)
+    expected = mean_interval(actual.kl["mat"], actual.documents)[1]
+    assert (row["value"], row["low"], row["high"]) == (expected.value, expected.low, expected.high)
 
 
 def test_map_errors_count_only_the_pairs_of_its_bank(case):

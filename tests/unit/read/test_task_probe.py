@@ -19,7 +19,7 @@ from layerleap.act.exits.families import family
 from layerleap.act.exits.replay import curve, replay, sweep
 from layerleap.act.exits.rules import Never, Task
 from layerleap.errors import BadArtifact, BadSettings, BadText, CannotWrite, NotFinite, WrongModel
-from layerleap.maps.artifact import content_hash
+from layerleap.maps.artifact import config_hash
 from layerleap.read.lens import Lens
 from layerleap.read.probes.cells import CellSampling, cells_of, task_labels
 from layerleap.read.probes.softmax import Softmax
@@ -52,7 +52,7 @@ def real(tmp_path_factory):
     """Saturation, rows and evidence of a small random model: one pass, as a study has it."""
     file = StateFile(tmp_path_factory.mktemp("rows") / "rows", limit=2000)
     writer = StateWriter(file, model(), 0)
-    found = saturate(
+    actual = saturate(
         model(), {"id": Lens(model())}, batches(), k=2,
         on_states=lambda states, batch: writer.add(
             [states[layer] for layer in sorted(states)], batch.documents
@@ -60,10 +60,10 @@ def real(tmp_path_factory):
     )["id"]  # fmt: skip
     writer.finish()
     evidence = Evidence.from_scores(score(model(), {"id": Lens(model())}, batches()), "id")
-    return found, file.open(), evidence
+    return actual, file.open(), evidence
 
 
-def test_a_probe_of_states_that_know_their_task_says_it():
+def test_a_probe_of_states_that_contain_the_task_finds_it():
     of = saturation(200, seed=5)
     cells = cells_of(of, CellSampling())
     p = probe().probabilities(Knowing(of, loudness=3.0).cells(cells.row, cells.layer))
@@ -82,36 +82,36 @@ def test_later_is_all_tasks_but_the_first_and_zero_where_nothing_was_learned():
 
 def test_evidence_has_a_column_for_every_layer_in_order():
     states = {layer: torch.randn(3, 16) for layer in (9, 0, 5)}
-    found = probe().evidence(states)
-    assert list(found) == ["task"]
+    actual = probe().evidence(states)
+    assert list(actual) == ["task"]
     for column, layer in enumerate((0, 5, 9)):
-        assert torch.equal(found["task"][:, column], probe().later(states[layer], layer))
+        assert torch.equal(actual["task"][:, column], probe().later(states[layer], layer))
 
 
 def test_two_tasks_are_one_log_odds():
     of = saturation(200, k=2)
-    found = TaskProbe.fit(of, Knowing(of))
-    assert found.n_tasks == 2
-    assert (found.weights.coefficients[0] == 0).all()
+    actual = TaskProbe.fit(of, Knowing(of))
+    assert actual.n_tasks == 2
+    assert (actual.weights.coefficients[0] == 0).all()
 
 
-def test_stretched_states_are_told_apart_by_direction_alone():
+def test_scaled_states_are_separated_by_direction_alone():
     of = saturation(200)
-    found = TaskProbe.fit(of, Knowing(of), space="unit")
+    actual = TaskProbe.fit(of, Knowing(of), space="unit")
     h = torch.randn(5, 16)
-    torch.testing.assert_close(found.probabilities(h), found.probabilities(100 * h))
+    torch.testing.assert_close(actual.probabilities(h), actual.probabilities(100 * h))
     assert not torch.allclose(probe().probabilities(h), probe().probabilities(100 * h))
 
 
-def test_a_loaded_probe_is_the_saved_one_to_the_bit(tmp_path):
+def test_a_loaded_probe_is_bit_identical_to_the_saved_one(tmp_path):
     quality = [{"measure": "AUC", "task": 2, "value": 0.75, "chance": 0.5}]
     saved = replace(probe(), quality=tuple(quality))
     saved.save_pretrained(tmp_path / "probe")
-    found = TaskProbe.from_pretrained(tmp_path / "probe")
+    actual = TaskProbe.from_pretrained(tmp_path / "probe")
     h = torch.randn(9, 16)
-    assert torch.equal(found.probabilities(h), saved.probabilities(h))
-    assert (found.layers, found.space, found.lens) == (saved.layers, "raw", "id")
-    assert (repr(found), found.quality, found.data) == (repr(saved), saved.quality, saved.data)
+    assert torch.equal(actual.probabilities(h), saved.probabilities(h))
+    assert (actual.layers, actual.space, actual.lens) == (saved.layers, "raw", "id")
+    assert (repr(actual), actual.quality, actual.data) == (repr(saved), saved.quality, saved.data)
     assert sorted(path.name for path in (tmp_path / "probe").iterdir()) == [
         "README.md", "probe.json", "probe.safetensors",
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def test_a_loaded_probe_is_the_saved_one_to_the_bit(tmp_path):
 
 def change(folder, **values):
     config = json.loads((folder / "probe.json").read_text()) | values
-    config["content_sha256"] = content_hash(config)
+    config["content_sha256"] = config_hash(config)
     (folder / "probe.json").write_text(json.dumps(config))
 
 
@@ -160,12 +160,12 @@ def test_changed_files_and_other_folders_are_refused(tmp_path):
 def test_a_probe_of_another_model_is_refused_on_loading(real, tmp_path):
     of, rows, _ = real
     TaskProbe.fit(of, rows).save_pretrained(tmp_path / "probe")
-    found = TaskProbe.from_pretrained(tmp_path / "probe", model())
-    assert found.model["fingerprint"] == model().identity.fingerprint
+    actual = TaskProbe.from_pretrained(tmp_path / "probe", model())
+    assert actual.model["fingerprint"] == model().identity.fingerprint
     with pytest.raises(WrongModel, match="this probe belongs to tiny-llama"):
         TaskProbe.from_pretrained(tmp_path / "probe", tiny("llama", seed=1, num_hidden_layers=6))
     with pytest.raises(WrongModel, match="6 layers of 24"):
-        found.check_model(tiny("llama"))
+        actual.check_model(tiny("llama"))
 
 
 def test_states_of_other_rows_are_refused():
@@ -255,39 +255,39 @@ def test_using_a_saved_probe_needs_no_scikit_learn(tmp_path):
     assert done.stdout.strip() == "[]"
 
 
-def test_on_a_real_pass_labels_states_and_evidence_are_of_the_same_rows(real):
+def test_on_a_real_pass_labels_states_and_evidence_belong_to_the_same_rows(real):
     of, rows, evidence = real
     assert len(of) == len(rows) == len(evidence) > 300
     assert torch.equal(of.documents, rows.documents)
     assert torch.equal(evidence.document, of.documents)
-    # The first rank settles where the reading agrees from there on.
+    # The first rank saturates where the reading agrees from there on.
     s = 6 - evidence.agrees.flip(1).int().cumprod(1).sum(1) + 1
     assert torch.equal(of.layer[:, 0].long(), s)
-    found = TaskProbe.fit(of, rows)
-    attached = evidence.with_probe(found, rows)
+    actual = TaskProbe.fit(of, rows)
+    attached = evidence.with_probe(actual, rows)
     states = rows.states(slice(None))
     for layer in range(7):
         torch.testing.assert_close(
-            attached.extra["task"][:, layer], found.later(states[:, layer], layer)
+            attached.extra["task"][:, layer], actual.later(states[:, layer], layer)
         )
     assert task_labels(of).shape == attached.extra["task"].shape
 
 
 def test_replay_sweep_curve_and_calibration_take_the_rule_as_any_other(real):
     of, rows, evidence = real
-    found = TaskProbe.fit(of, rows)
-    attached = evidence.with_probe(found, rows)
+    actual = TaskProbe.fit(of, rows)
+    attached = evidence.with_probe(actual, rows)
     kind = family(Task)
     swept = sweep(kind, attached, n=12)
     for index, knob in enumerate(swept.knobs):
         assert torch.equal(swept.exits(index).layer, replay(kind.at(knob), attached).layer)
     assert swept.exits(0).mean_layer == 6
     boldest = swept.exits(len(swept.knobs) - 1).layer
-    assert (boldest == min(found.layers)).all()  # 0 lets every row go where the probe speaks
+    assert (boldest == min(actual.layers)).all()  # 0 lets every row go where the probe speaks
     cost = Cost((100.0,) * 6, 500.0, (0.0,) * 7, 24, 10)
     full, bold = curve([Never(), Task(0.0)], attached, cost)
     assert (full["rule"], bold["rule"], bold["knob"]) == ("never", "task", 0.0)
-    first = min(found.layers)
+    first = min(actual.layers)
     checks = sum(48.0 for layer in range(1, 6) if layer <= first)
     assert full["flops"] == 6 * 100 + 500
     assert bold["flops"] == pytest.approx(first * 100 + checks + 500)
@@ -299,18 +299,18 @@ def test_replay_sweep_curve_and_calibration_take_the_rule_as_any_other(real):
 def test_a_live_run_exits_where_the_replay_does(real):
     """Layer by layer the run knows the states so far, and asks the same rule object."""
     of, rows, evidence = real
-    found = TaskProbe.fit(of, rows)
-    attached = evidence.with_probe(found, rows)
-    middle = attached.extra["task"][:, list(found.layers)].double().median().item()
+    actual = TaskProbe.fit(of, rows)
+    attached = evidence.with_probe(actual, rows)
+    middle = attached.extra["task"][:, list(actual.layers)].double().median().item()
     rule = Task(middle)
     expected = replay(rule, attached).layer
     some = torch.arange(60)
     states = rows.states(some)
     left = torch.full((60,), 6)
     for layer in range(6, 0, -1):
-        seen = {upto: states[:, upto] for upto in range(1, layer + 1)}
+        captured = {upto: states[:, upto] for upto in range(1, layer + 1)}
         known = Evidence.partial(
-            tuple(seen), torch.zeros(60), torch.zeros(60), extra=found.evidence(seen)
+            tuple(captured), torch.zeros(60), torch.zeros(60), extra=actual.evidence(captured)
         )
         left[rule.stops(known)[:, -1]] = layer
     assert torch.equal(left, expected[:60])

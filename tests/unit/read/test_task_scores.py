@@ -22,7 +22,7 @@ def nothing_found(by: str) -> HeldOut:
 
 
 def test_folds_of_single_cells_leak_and_folds_of_documents_do_not():
-    """Law E8: the states know nothing, so whatever is found beyond chance has leaked."""
+    """Law E8: the states hold no information, so anything beyond chance is a leak."""
     chance = 1 / 5
     leaked, rows, documents = (
         float(nothing_found(by).measures()[0]) for by in ("cell", "row", "document")
@@ -34,7 +34,7 @@ def test_folds_of_single_cells_leak_and_folds_of_documents_do_not():
     assert abs(rows - chance) < 0.06
 
 
-def test_no_row_is_on_both_sides_unless_cells_are_dealt_singly():
+def test_no_row_is_on_both_sides_unless_folds_are_by_cell():
     for by, whole in (("document", True), ("row", True), ("cell", False)):
         cells = nothing_found(by).cells
         folds = [len(cells.fold[cells.row == row].unique()) for row in cells.row.unique()]
@@ -44,9 +44,9 @@ def test_no_row_is_on_both_sides_unless_cells_are_dealt_singly():
 def test_measures_are_those_of_scikit_learn():
     of = saturation(300)
     held = held_out(of, Knowing(of), CellSampling(folds=2))
-    found = held.measures()
+    actual = held.measures()
     task, p = held.cells.task.numpy(), held.p.numpy()
-    assert float(found[0]) == pytest.approx(balanced_accuracy_score(task, held.predicted.numpy()))
+    assert float(actual[0]) == pytest.approx(balanced_accuracy_score(task, held.predicted.numpy()))
     for k in (1, 2, 3):
         aucs, pairs = [], []
         for fold in (0, 1):
@@ -55,7 +55,7 @@ def test_measures_are_those_of_scikit_learn():
             mine = int((task[here] == k).sum())
             pairs.append(mine * (int(here.sum()) - mine))
         expected = sum(a * n for a, n in zip(aucs, pairs, strict=True)) / sum(pairs)
-        assert float(found[k]) == pytest.approx(expected)
+        assert float(actual[k]) == pytest.approx(expected)
 
 
 def test_equal_scores_count_half():
@@ -111,35 +111,35 @@ def test_what_is_not_there_is_not_found():
 
 @pytest.mark.parametrize("kind", ["knowing", "ignorant"])
 def test_the_control_is_at_chance_whatever_the_states_know(kind):
-    found = scored(kind)
-    assert found.control_at_chance
-    assert abs(found.rows[0]["control"] - 1 / 3) < 0.08
-    assert "at chance, as it must be" in found.summary()
+    actual = scored(kind)
+    assert actual.control_at_chance
+    assert abs(actual.rows[0]["control"] - 1 / 3) < 0.08
+    assert "at chance, as it must be" in actual.summary()
 
 
-def test_a_control_away_from_chance_is_said_loudly():
-    found = scored("knowing")
-    leaked = {**found.rows[0], "control": 0.7, "control_low": 0.6, "control_high": 0.8}
-    broken = replace(found, rows=(leaked, *found.rows[1:]))
+def test_a_control_away_from_chance_is_reported_loudly():
+    actual = scored("knowing")
+    leaked = {**actual.rows[0], "control": 0.7, "control_low": 0.6, "control_high": 0.8}
+    broken = replace(actual, rows=(leaked, *actual.rows[1:]))
     assert not broken.control_at_chance
     assert "do not trust" in broken.summary()
-    unknown = replace(found, rows=({**leaked, "control_low": None}, *found.rows[1:]))
+    unknown = replace(actual, rows=({**leaked, "control_low": None}, *actual.rows[1:]))
     assert not unknown.control_at_chance
 
 
 def test_scores_are_plain_values_and_count_what_they_rest_on():
     import json
 
-    found = scored("knowing")
-    said = json.loads(json.dumps(found.to_dict()))
-    assert said["control_at_chance"] is True
-    assert sum(map(sum, said["confusion"])) == said["cells"] == found.cells > 300
-    assert all(sum(row) == found.cells / 3 for row in found.confusion)
-    right = sum(found.confusion[task][task] for task in range(3)) / found.cells
-    assert right == pytest.approx(found.rows[0]["value"])
-    assert said["documents"] <= 75
-    assert said["ambiguous"] == 0
-    assert (said["settings"]["space"], said["settings"]["folds"]) == ("raw", 5)
+    actual = scored("knowing")
+    values = json.loads(json.dumps(actual.to_dict()))
+    assert values["control_at_chance"] is True
+    assert sum(map(sum, values["confusion"])) == values["cells"] == actual.cells > 300
+    assert all(sum(row) == actual.cells / 3 for row in actual.confusion)
+    right = sum(actual.confusion[task][task] for task in range(3)) / actual.cells
+    assert right == pytest.approx(actual.rows[0]["value"])
+    assert values["documents"] <= 75
+    assert values["ambiguous"] == 0
+    assert (values["settings"]["space"], values["settings"]["folds"]) == ("raw", 5)
 
 
 def test_permuted_labels_keep_the_spread_of_chance_and_single_labels_do_not():
@@ -186,11 +186,15 @@ def _with_single_labels_permuted(of, states, choice, generator) -> float:
 
 def test_progress_counts_the_permutations():
     of = saturation(200)
-    told = []
+    reported = []
     score_probe(
-        of, Knowing(of), permutations=2, resamples=10, progress=lambda *said: told.append(said)
+        of,
+        Knowing(of),
+        permutations=2,
+        resamples=10,
+        progress=lambda *step: reported.append(step),
     )
-    assert told == [("permuting labels", 1, 2, "times"), ("permuting labels", 2, 2, "times")]
+    assert reported == [("permuting labels", 1, 2, "times"), ("permuting labels", 2, 2, "times")]
 
 
 def test_what_cannot_be_scored_is_refused():
@@ -204,14 +208,14 @@ def test_what_cannot_be_scored_is_refused():
         score_probe(few, Knowing(few))
 
 
-def test_random_states_take_steps_as_long_as_the_models_and_know_nothing_of_it():
+def test_random_states_take_steps_as_long_as_the_models():
     of = saturation(200)
     states = Knowing(of, 64)
     walks = RandomStates.like(states)
     rows = torch.arange(200)
     sizes = {}
-    for name, found in {"walks": walks, "states": states}.items():
-        every = [found.cells(rows, torch.full_like(rows, layer)) for layer in range(13)]
+    for name, actual in {"walks": walks, "states": states}.items():
+        every = [actual.cells(rows, torch.full_like(rows, layer)) for layer in range(13)]
         sizes[name] = [float((b - a).norm()) for a, b in pairwise(every)]
     assert sizes["walks"] == pytest.approx(sizes["states"], rel=0.05)
     some = torch.tensor([5, 3, 5])

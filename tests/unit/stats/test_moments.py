@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
 from layerleap.stats.moments import (
     Moments,
-    content_hash,
     load_about,
     load_moments,
     save_moments,
 )
+from layerleap.stats.tensor_file import content_hash
 
 LAYERS, WIDTH = 2, 4
 few = settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -295,7 +295,7 @@ def test_what_a_file_is_about_is_read_without_its_numbers(tmp_path):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("layer", [0, 2])
-def test_a_state_that_is_no_number_is_reported_with_its_layer(layer, value):
+def test_a_state_that_is_not_finite_is_reported_with_its_layer(layer, value):
     moments = moments_of(states(30))
     broken = states(3)
     broken[layer][1, 2] = value

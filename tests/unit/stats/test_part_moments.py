@@ -43,7 +43,7 @@ def test_they_hold_the_products_of_each_input_and_the_squares_of_each_output():
         torch.testing.assert_close(moments.sums[vector], rows[vector].sum(0))
 
 
-def test_an_output_keeps_no_gram_matrix():
+def test_an_output_has_no_gram_matrix():
     moments = moments_of(vectors(5))
     assert [tuple(c.shape) for c in moments.cross] == [(WIDTH, 2 * WIDTH), (1, WIDTH)] * PARTS
     with pytest.raises(BadSettings, match="only its squares are kept"):
@@ -106,13 +106,15 @@ def test_they_solve_to_the_least_squares_of_the_rows(intercept):
     rows = vectors(50)
     moments = moments_of(rows)
     for x in range(0, LAST, 2):
-        [(found, fit)] = solve(moments, x, intercept=intercept)
+        [(actual, fit)] = solve(moments, x, intercept=intercept)
         ones = torch.ones(50, 1).double()
         inputs = torch.cat([rows[x], ones], 1) if intercept else rows[x]
-        wanted = torch.linalg.lstsq(inputs, rows[x + 1]).solution
-        torch.testing.assert_close(found.weight.double(), wanted[:WIDTH], rtol=1e-5, atol=1e-6)
-        error = (inputs @ wanted - rows[x + 1]).square().sum(0)
-        ours = squared_error(moments, x, x + 1, wanted[:WIDTH], wanted[-1] if intercept else None)
+        expected = torch.linalg.lstsq(inputs, rows[x + 1]).solution
+        torch.testing.assert_close(actual.weight.double(), expected[:WIDTH], rtol=1e-5, atol=1e-6)
+        error = (inputs @ expected - rows[x + 1]).square().sum(0)
+        ours = squared_error(
+            moments, x, x + 1, expected[:WIDTH], expected[-1] if intercept else None
+        )
         torch.testing.assert_close(ours, error)
         spread = (rows[x + 1] - rows[x + 1].mean(0)).square().sum(0)
         assert fit.train_r2 == pytest.approx((1 - error / spread).mean().item(), abs=1e-6)

@@ -33,12 +33,12 @@ def run(path: Path, *, limit: int = 10_000, **options):
 
 
 def stop_after(batches: int):
-    seen = 0
+    n_calls = 0
 
     def progress(*_, **__):
-        nonlocal seen
-        seen += 1
-        if seen == batches:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == batches:
             raise KeyboardInterrupt
 
     return progress
@@ -113,7 +113,7 @@ def test_rows_written_after_the_last_checkpoint_do_not_stay(tmp_path, limit, mon
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "rows", limit=limit, checkpoint=work, progress=stop_after(3))
     saved = work.read_bytes()
-    monkeypatch.setattr(tally_module._Saver, "save", lambda self: None)  # killed: nothing saved
+    monkeypatch.setattr(tally_module.Saver, "save", lambda self: None)  # killed: nothing saved
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "rows", limit=limit, checkpoint=work, progress=stop_after(5))
     monkeypatch.undo()
@@ -148,13 +148,13 @@ def test_a_file_cut_short_or_with_another_header_is_refused(tmp_path):
     with pytest.raises(BadArtifact, match="recreate it"):
         file.open()
     file.path.write_bytes(whole)
-    said = json.loads(file.header.read_text())
-    file.header.write_text(json.dumps({**said, "format": 2}))
+    header = json.loads(file.header.read_text())
+    file.header.write_text(json.dumps({**header, "format": 2}))
     with pytest.raises(BadArtifact, match="format 1"):
         file.open()
 
 
-def test_a_checkpoint_whose_rows_are_gone_is_refused(tmp_path):
+def test_a_checkpoint_whose_states_are_missing_is_refused(tmp_path):
     work = tmp_path / "work.safetensors"
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "rows", checkpoint=work, progress=stop_after(4))
@@ -216,17 +216,17 @@ def test_cells_are_single_states_of_chosen_rows_and_layers(tmp_path):
     _, some = rows.split(0.4)
     which, layers = torch.tensor([3, 0, 3]), torch.tensor([2, 0, 1])
     for chosen in (rows, some):
-        found = chosen.cells(which, layers)
-        assert torch.equal(found, chosen.states(which)[[0, 1, 2], layers])
+        actual = chosen.cells(which, layers)
+        assert torch.equal(actual, chosen.states(which)[[0, 1, 2], layers])
 
 
 @pytest.mark.parametrize("limit", [12, 10_000])
 def test_the_numbers_of_the_saved_rows_are_known(tmp_path, limit):
-    seen = run(tmp_path / "all").fit.n
+    n_rows = run(tmp_path / "all").fit.n
     run(tmp_path / "some", limit=limit)
     file = StateFile(tmp_path / "some", limit=limit)
-    numbers = file.row_numbers(seen)
-    assert len(numbers) == min(limit, seen)
+    numbers = file.row_numbers(n_rows)
+    assert len(numbers) == min(limit, n_rows)
     every = StateFile(tmp_path / "all").open()
     assert torch.equal(every.states(numbers), file.open().states(slice(None)))
     assert torch.equal(every.documents[numbers], file.open().documents)

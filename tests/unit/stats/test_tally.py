@@ -68,12 +68,12 @@ def assert_close(ours: Tally, theirs: Tally, tolerance: float = 1e-12) -> None:
 
 def stop_after(batches: int):
     """Progress that presses Ctrl-C once so many batches are in."""
-    seen = 0
+    n_calls = 0
 
     def progress(*_, **__):
-        nonlocal seen
-        seen += 1
-        if seen == batches:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == batches:
             raise KeyboardInterrupt
 
     return progress
@@ -91,7 +91,7 @@ def test_a_run_counts_every_text_of_the_fitting_side_once():
 
 @pytest.mark.parametrize("pairs", ["final", "all"])
 @pytest.mark.parametrize("batches", [1, 2, 7])
-def test_an_interrupted_run_goes_on_and_ends_with_bit_identical_sums(batches, pairs, tmp_path):
+def test_an_interrupted_run_resumes_and_ends_with_bit_identical_sums(batches, pairs, tmp_path):
     path = tmp_path / "run.safetensors"
     with pytest.raises(KeyboardInterrupt):
         run(pairs=pairs, checkpoint=path, progress=stop_after(batches))
@@ -211,18 +211,18 @@ def test_a_finished_run_stays_in_its_checkpoint_until_its_result_is_safe(
 ):
     path = tmp_path / "run.safetensors"
     whole = run(checkpoint=path, **options)
-    kept = path.read_bytes()
+    content = path.read_bytes()
     monkeypatch.setattr(type(model()), "capture", lambda *_, **__: pytest.fail("ran again"))
     again = run(checkpoint=path, **options)
     assert_bit_equal(again, whole)
-    assert path.read_bytes() == kept
+    assert path.read_bytes() == content
     finish(path)
     finish(path)  # nothing left to do
     finish(None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_way_of_solving_goes_on_from_the_same_checkpoint(tmp_path):
+def test_other_solving_options_resume_from_the_same_checkpoint(tmp_path):
     path = tmp_path / "run.safetensors"
     run(checkpoint=path, solving={"rank": 3})
     assert run(checkpoint=path, solving={"rank": 5}).about["solve"] == {"rank": 5}
@@ -345,7 +345,7 @@ def test_shards_that_do_not_make_a_whole_are_refused(tmp_path):
         merge([two[0], three[1]])
 
 
-def test_foreign_and_whole_statistics_are_no_shards(tmp_path):
+def test_statistics_of_other_or_whole_runs_are_not_shards(tmp_path):
     paths = shards(tmp_path, 2)
     run().save(tmp_path / "whole.safetensors")
     with pytest.raises(BadArtifact, match="is not a finished shard: it holds a whole"):
@@ -381,10 +381,10 @@ def test_shards_are_read_one_at_a_time(tmp_path, monkeypatch):
     from_file = Tally.load.__func__
 
     def counted(cls, path):
-        found = from_file(cls, path)
-        alive.append(weakref.ref(found))
+        actual = from_file(cls, path)
+        alive.append(weakref.ref(actual))
         most.append(sum(ref() is not None for ref in alive))
-        return found
+        return actual
 
     monkeypatch.setattr(Tally, "load", classmethod(counted))
     assert merge(paths).fit.n == run().fit.n
@@ -393,18 +393,18 @@ def test_shards_are_read_one_at_a_time(tmp_path, monkeypatch):
 
 
 def test_a_bank_of_shards_is_solved_as_the_shards_say_or_as_asked(tmp_path):
-    said = {"intercept": True, "ridge": 0.5, "rank": 3}
-    whole = merge(shards(tmp_path, 2, solving=said))
+    solving = {"intercept": True, "ridge": 0.5, "rank": 3}
+    whole = merge(shards(tmp_path, 2, solving=solving))
     for options in ({}, {"ridge": 0.25}, {"intercept": False}, {"rank": 4, "ridge": "auto"}):
         bank = solve_bank(whole, **options)
-        wanted = {**said, **options}
-        assert {key: bank.settings[key] for key in said} == wanted
-        assert bank[0, 3].rank == wanted["rank"]
-        assert (bank[0, 3].bias is not None) == wanted["intercept"]
+        expected = {**solving, **options}
+        assert {key: bank.settings[key] for key in solving} == expected
+        assert bank[0, 3].rank == expected["rank"]
+        assert (bank[0, 3].bias is not None) == expected["intercept"]
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])
-def test_without_an_automatic_ridge_no_row_is_wasted(ridge):
+def test_without_an_automatic_ridge_every_row_is_used(ridge):
     split, whole = solve_bank(run(), ridge=ridge), solve_bank(run(choose_ridge=False), ridge=ridge)
     assert split.data["rows_fitted"] == whole.data["rows_fitted"]
     assert split.data["rows_held_back"] == 0
@@ -486,7 +486,7 @@ def start(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def test_a_run_killed_outright_goes_on_and_ends_with_bit_identical_sums(saved, tmp_path):
+def test_a_killed_run_resumes_and_ends_with_bit_identical_sums(saved, tmp_path):
     checkpoint = tmp_path / "run.safetensors"
     code = """
 from pathlib import Path

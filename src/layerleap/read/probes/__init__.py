@@ -1,1 +1,1 @@
-"""Probes: what can be read off a single state."""
+"""Probes: predict from a single state which rank is being decided."""

@@ -1,0 +1,84 @@
+"""Tensors and a JSON header in one safetensors file, with a format number and a checksum.
+
+In: named tensors and plain values. Out: a file, written atomically; or its content, verified.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from layerleap.errors import BadArtifact
+from layerleap.files import whole_file
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """One kind of file: moments, scores, saturation layers, a training checkpoint."""
+
+    kind: str
+    format: int
+
+    def save(self, path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Write everything."""
+        plain = {name: value.cpu().contiguous() for name, value in tensors.items()}
+        header = {"format": self.format, **header}
+        header["sha256"] = content_hash(plain, header)
+        with whole_file(path) as temporary:
+            metadata = {f"layerleap.{self.kind}": json.dumps(header, allow_nan=False)}
+            save_file(plain, temporary, metadata=metadata)
+
+    def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors and the header that `save` wrote; anything else is a `BadArtifact`."""
+        with self.parsing(path), safe_open(path, framework="pt") as file:
+            header = self._header(path, file)
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            if header.get("sha256") != content_hash(tensors, header):
+                raise BadArtifact(f"{path} was changed after it was saved; recreate it")
+            return tensors, header
+
+    def header(self, path: Path) -> dict[str, Any]:
+        """Only the header, without reading the tensors or their checksum."""
+        with self.parsing(path), safe_open(path, framework="pt") as file:
+            return self._header(path, file)
+
+    def _header(self, path: Path, file: Any) -> dict[str, Any]:
+        header = json.loads((file.metadata() or {}).get(f"layerleap.{self.kind}", "{}"))
+        number = header.get("format") if isinstance(header, dict) else None
+        if number != self.format:
+            raise BadArtifact(
+                f"{path} has format {number}; expected format {self.format} of a {self.kind} file, "
+                "recreate it"
+            )
+        return dict(header)
+
+    @contextmanager
+    def parsing(self, path: Path) -> Iterator[None]:
+        """Turn errors of the code inside, which reads the content, into a `BadArtifact`."""
+        try:
+            yield
+        except (
+            SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError
+        ) as error:  # fmt: skip
+            raise BadArtifact(
+                f"{path} is missing, truncated or not a {self.kind} file ({error})"
+            ) from error
+
+
+def content_hash(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """Hash of all numbers and of the header, without its own "sha256" entry."""
+    fields = {key: value for key, value in header.items() if key != "sha256"}
+    # A round trip first: JSON has no tuples, and its keys are strings.
+    plain = json.loads(json.dumps(fields))
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for key, value in sorted(tensors.items()):
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).numpy().data)
+    return digest.hexdigest()
