@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -28,6 +29,7 @@ from layerleap.stats.collect import collect, finish
 from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Census
+from layerleap.stream.split import Side
 from layerleap.study.engine import option
 from layerleap.study.result import Row
 from layerleap.study.texts import TextContext, TextSettings
@@ -64,6 +66,22 @@ FS = TypeVar("FS", bound=FitSettings)
 
 class FitContext(TextContext[FS]):
     """Fits banks on one side of a text, and scores lenses on the other."""
+
+    @cached_property
+    def _fingerprints(self) -> dict[tuple[Side, str], str]:
+        return {}
+
+    def fingerprint_of(self, side: Side, text: str) -> str:
+        """A digest of one side of a text, counted once."""
+        if (side, text) not in self._fingerprints:
+            self._fingerprints[side, text] = self.census(side, text).to_dict()["fingerprint"]
+        return self._fingerprints[side, text]
+
+    def fingerprint(self) -> list[str]:
+        """Digests of both sides of all texts: if one changes, everything is done again."""
+        sides: tuple[Side, ...] = ("fit", "held-out")
+        texts = (self.text, *self.settings.other_texts)
+        return [self.fingerprint_of(side, text) for text in texts for side in sides]
 
     def file(self, kind: str, name: str, *depends: Any) -> Path:
         """A path in the folder of the run that is different for everything that may differ.
@@ -148,7 +166,7 @@ class FitContext(TextContext[FS]):
             opened = None if rows is None else rows.open()
         except LayerleapError:  # incomplete or damaged: fit again
             return None
-        if bank.data.get("fingerprint") != self.census("fit", text).to_dict()["fingerprint"]:
+        if bank.data.get("fingerprint") != self.fingerprint_of("fit", text):
             return None
         return Fitted(bank, biased, opened, folder.name)
 

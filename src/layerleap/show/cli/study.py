@@ -62,7 +62,7 @@ def command_of(study: "Study[Any]") -> Any:
         more = {"help": each.metadata.get("help", "")}
         if parse := each.metadata.get("parse"):  # typed as text; without it, the default holds
             parsers[each.name], kind, default = parse, str | None, None
-            more |= {"show_default": str(each.default)} if each.default else {}
+            more |= {} if each.default in (None, ()) else {"show_default": str(each.default)}
         options[each.name] = (Annotated[kind, typer.Option(*flags, **more)], default)
 
     def run(
@@ -94,9 +94,8 @@ def command_of(study: "Study[Any]") -> Any:
         del common["sections"]
     parameters = {"model": (Model, inspect.Parameter.empty), **options, **common}
     run_it = _with_signature(run, parameters, {} if optional else {"sections": None})
-    run_it.__doc__ = (
-        f"{study.help}\n\nExample: layerleap study {study.name} smollm2 --quick -o report"
-    )
+    example = f"layerleap study {study.name} smollm2 --quick -o report"
+    run_it.__doc__ = f"{inspect.cleandoc(study.help)}\n\nExample: {example}"
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     app.command(study.name)(run_it)
     return typer.main.get_command(app)

@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     r2_lead: list[Row]  # R2 of mat minus R2 of id
 
 
-class Taker(Protocol):
+class Scorer(Protocol):
     """Something that scores recorded batches."""
 
     def add(self, recording: Recording, batch: Batch) -> None:
@@ -168,7 +168,7 @@ class ShortcutContext(FitContext[ShortcutSettings]):
             )
         except (BadArtifact, KeyError):  # damaged: read again
             return None
-        if saved.get("fingerprint") != self.census("held-out", text).to_dict()["fingerprint"]:
+        if saved.get("fingerprint") != self.fingerprint_of("held-out", text):
             return None
         self.read("read", text, saved, started)
         return reading
@@ -179,8 +179,8 @@ class ShortcutContext(FitContext[ShortcutSettings]):
         return self.file("read", text, *depends)
 
     @torch.no_grad()
-    def run_again(self, n_texts: int, phase: str, *takers: Taker) -> Tensor:
-        """Record about `n_texts` held-out texts and hand them to `takers`.
+    def run_again(self, n_texts: int, phase: str, *scorers: Scorer) -> Tensor:
+        """Record about `n_texts` held-out texts and hand them to `scorers`.
 
         Batches are sorted by length, and short texts are many to a batch. So every text has the
         same chance of being drawn.
@@ -188,7 +188,7 @@ class ShortcutContext(FitContext[ShortcutSettings]):
         Args:
             n_texts: how many texts, on average.
             phase: what progress calls it.
-            takers: each is given every recording.
+            scorers: each is given every recording.
 
         Returns:
             Which rows of the reading of the main text these are, as a mask.
@@ -202,8 +202,8 @@ class ShortcutContext(FitContext[ShortcutSettings]):
             if drawn.any():
                 some = batch if share >= 1 else batch.texts(drawn)
                 recording = record(self.model, some.inputs)
-                for taker in takers:
-                    taker.add(recording, some)
+                for scorer in scorers:
+                    scorer.add(recording, some)
                 texts += some.n_texts
             if number % TRIM_EVERY == 0:
                 give_back()

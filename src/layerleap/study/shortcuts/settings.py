@@ -20,6 +20,12 @@ DEFAULT_OTHER = "news"
 class ShortcutSettings(FitSettings):
     """What the shortcuts study does, and with how much data."""
 
+    text: str | None = option(
+        None,
+        "wikipedia, news, 'drawn' (sampled from the model), a file (txt, jsonl, parquet, .gz), a "
+        "folder, or a data set of the hub. By default, what suits the model.",
+        flags=("--text", "-t"),
+    )
     n_fit: int | None = option(9000, "Texts to fit on.", flags=("--fit-texts",))
     n_read: int | None = option(3000, "Held-out texts to read.", flags=("--read-texts",))
     positions: str | None = option("one", "'one' random position per text, 'all', or 'every:N'.")
