@@ -62,6 +62,7 @@ def make_study(
             "n_layers": n_layers,
             "d_model": 576,
             "d_vocab": 49152,
+            "reads": "text",
             "dtype": "float32",
             "parameters": 134515008,
         },

@@ -124,12 +124,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'layerleap' has no attribute {name!r}")
-    module, attribute = _HOME[name]
-    loaded = importlib.import_module(module)
-    return getattr(loaded, attribute) if attribute else loaded
+if not TYPE_CHECKING:  # else a type checker would take any mistyped name for an Any
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'layerleap' has no attribute {name!r}")
+        module, attribute = _HOME[name]
+        loaded = importlib.import_module(module)
+        return getattr(loaded, attribute) if attribute else loaded
 
 
 def __dir__() -> list[str]:

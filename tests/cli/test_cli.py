@@ -363,7 +363,10 @@ def test_a_study_of_standard_input(tmp_path: Path, option: str) -> None:
 
 def test_starts_that_would_not_be_used(folder: Path, text: Path, tmp_path: Path) -> None:
     words = ("--text", text, "--starts", text, "-o", tmp_path / "report")
-    refused(run("study", "shortcuts", folder, *words), "starts are for texts drawn from the model")
+    message = "starts are for texts sampled from the model"
+    refused(run("study", "shortcuts", folder, *words), message)
+        run("study", "shortcuts", folder, *words), "starts are for texts sampled from the model"
+    )
 
 
 def test_text_shorter_than_one_position(folder: Path, tmp_path: Path) -> None:
@@ -403,7 +406,7 @@ def test_missing_bank(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--ridge", "lots", "neither 'auto' nor a number"),
+        ("--ridge", "lots", "expected a number or 'auto'"),
         ("--ridge", "-1", "at least 0"),
         ("--rank", "99", "rank 99"),
         ("--positions", "some", "'some'"),

@@ -52,10 +52,12 @@ def register(study: "Study[Any]") -> "Study[Any]":
     return study
 
 
-def __getattr__(name: str) -> Any:
-    if name in names():
-        return find(name)
-    raise AttributeError(f"there is no study {name!r}; choose from {', '.join(names())}")
+if not TYPE_CHECKING:  # else a type checker would take any mistyped name for an Any
+
+    def __getattr__(name: str) -> Any:
+        if name in names():
+            return find(name)
+        raise AttributeError(f"there is no study {name!r}; choose from {', '.join(names())}")
 
 
 def __dir__() -> list[str]:

@@ -90,7 +90,10 @@ def test_agreement_is_shown_for_every_lens_at_every_layer():
             result.row("scores", fit=fit, read="wikipedia", metric="precision@1", layer=layer)
             for fit in ("wikipedia", "-")
         )
-        wanted = [str(layer), *(f"{100 * row['value']:.1f}" for row in (mat, plain))]
+        wanted = [str(layer)]
+        for row in (mat, plain):
+            value, low, high = (f"{100 * row[key]:.1f}" for key in ("value", "low", "high"))
+            wanted += [value, low, "to", high]
         assert line_with(text, str(layer)).split() == wanted
 
 

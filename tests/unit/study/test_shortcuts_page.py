@@ -172,7 +172,7 @@ def test_transfer_has_one_panel_per_text_and_one_line_per_fit():
 def test_a_tuned_lens_joins_the_curves_but_not_transfer():
     result = make_study(full=True)
     for key in ("precision", "surprisal", "kl"):
-        assert "tuned (trained lens)" in text_in(key, result)
+        assert "tuned (tuned lens)" in text_in(key, result)
     assert "tuned" not in text_in("transfer", result)
     assert draw(FIGURES["transfer"], make_study(full=True, texts=("wikipedia",))) is None
 

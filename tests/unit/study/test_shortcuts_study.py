@@ -368,13 +368,14 @@ def test_an_interrupted_study_goes_on_and_ends_the_same(case, settings, tmp_path
 
 
 @pytest.mark.parametrize(
-    "phase",
-    ["training from mat", "replacing parts", "running schedules", "section 5 of 5: Early exit"],
-)
-def test_a_study_interrupted_in_a_section_goes_on_with_it(case, settings, tmp_path, phase):
+    ("phase", "at"),
+    [("training from mat", 1), ("replacing parts", 1), ("running schedules", 1),
+     ("study of shortcuts", 5)],
+)  # fmt: skip
+def test_a_study_interrupted_in_a_section_goes_on_with_it(case, settings, tmp_path, phase, at):
     transformer, study = case
     with pytest.raises(KeyboardInterrupt):
-        STUDY(transformer, settings, folder=tmp_path, progress=Interrupter(phase, at=1))
+        STUDY(transformer, settings, folder=tmp_path, progress=Interrupter(phase, at=at))
     resumed = Interrupter()
     again = STUDY(transformer, settings, folder=tmp_path, progress=resumed)
     assert without_times(again) == without_times(study)

@@ -32,7 +32,7 @@ def outcome(
 def result(chosen: Outcome | None, **timing: Any) -> Suitability:
     part = {"rows": 90, "documents": 7}
     values = [0.1] * 5 + [0.5, 0.99, 0.9, 0.96, 0.97, 1.0]
-    timed = {"context": 32, "way": "cached", "repeats": 20, "spread": 0.1, **timing}
+    timed = {"context": 32, "mode": "cached", "repeats": 20, "spread": 0.1, **timing}
     return Suitability(
         model={"name": "made-up"}, settings={"tolerance": 0.05, "delta": 0.05}, data=[], made_by={},
         notes=[],
@@ -78,7 +78,7 @@ def test_reasons_carry_their_numbers_and_samples():
 
 def test_the_cost_of_skipped_keys_is_mentioned_only_where_it_matters():
     slow = result(outcome(estimate(1.2, 1.1, 1.3)))
-    whole = result(outcome(estimate(0.5, 0.4, 0.6)), way="whole")
+    whole = result(outcome(estimate(0.5, 0.4, 0.6)), mode="whole")
     assert slow.answer == "not worth it"
     assert whole.answer == "worth it"
     assert not any("keys and values" in r for r in [*slow.reasons, *whole.reasons])
