@@ -311,3 +311,20 @@ def test_decoders_of_encoder_decoders_are_edited_while_they_generate(name, chang
         pytest.raises(BadSettings, match="no prompt of known length"),
     ):
         transformer.model.generate(ids, **OPTIONS)
+
+
+def test_recurrent_caches_do_not_tell_positions_and_are_refused():
+    import transformers
+
+    config = transformers.MambaConfig(
+        vocab_size=61, hidden_size=24, num_hidden_layers=2, state_size=4, expand=2, conv_kernel=3
+    )
+    torch.manual_seed(0)
+    transformer = Transformer.wrap(transformers.MambaForCausalLM(config).eval(), check=False)
+    ids, patch = torch.tensor([PROMPT]), PatchState(1, torch.ones(24), 10)
+    options = {**OPTIONS, "pad_token_id": 0, "min_new_tokens": 20}
+    with transformer.edit(patch) as report:
+        with pytest.raises(BadSettings, match="recurrent state"):
+            transformer.model.generate(ids, **options)
+        transformer.model.generate(ids, use_cache=False, **options)
+    assert report[0].passes == 18  # position 10 is in every pass but the first two

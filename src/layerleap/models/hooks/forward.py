@@ -15,6 +15,7 @@ Nothing is stored on the model, so locks and taps are never copied or pickled wi
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock, RLock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,6 +46,12 @@ class Tap:
     around: Callable[[Forward, Args, Kwargs], Any] | None = None
     forward: Forward | None = None  # another implementation of the module, used on every thread
 
+    @cached_property
+    def is_inside(self) -> bool:
+        """True if forward has to be replaced, because a hook around it is not enough."""
+        return any((self.see_input, self.change_input, self.change_output, self.replace,
+                    self.around, self.forward))  # fmt: skip
+
 
 class _TappedModule:
     """One module with its taps."""
@@ -61,35 +68,36 @@ class _TappedModule:
         if (see := tap.see_output) is not None:
             # A hook, not part of forward: it must see what hooks of others made of the output.
             self.taps[tap] = self.module.register_forward_hook(_on_this_thread(see))
-        self._install()
+        if tap.is_inside:
+            self._install()
 
     def remove(self, tap: Tap) -> None:
         handle = self.taps.pop(tap, None)
         if handle is not None:
             handle.remove()
-        self._install()
+        if tap.is_inside:
+            self._install()
 
     def _install(self) -> None:
-        forward = self._composed()
-        own = self.module.__dict__
-        if forward is not self.original:
-            own["forward"] = forward
+        inside, own = [tap for tap in self.taps if tap.is_inside], self.module.__dict__
+        if inside:
+            own["forward"] = self._composed(inside)
         elif self.instance_forward is not None:
             own["forward"] = self.instance_forward
         else:
             own.pop("forward", None)
 
-    def _functions(self, name: str) -> tuple[Any, ...]:
-        return tuple(f for tap in self.taps if (f := getattr(tap, name)) is not None)
-
-    def _composed(self) -> Forward:
-        forward: Forward = (self.original, *self._functions("forward"))[-1]
-        changes, sees = self._functions("change_input"), self._functions("see_input")
-        afters, replaces = self._functions("change_output"), self._functions("replace")[::-1]
+    def _composed(self, taps: list[Tap]) -> Forward:
+        forward: Forward = [self.original, *(tap.forward for tap in taps if tap.forward)][-1]
+        changes = tuple(tap.change_input for tap in taps if tap.change_input)
+        sees = tuple(tap.see_input for tap in taps if tap.see_input)
+        afters = tuple(tap.change_output for tap in taps if tap.change_output)
+        replaces = tuple(tap.replace for tap in reversed(taps) if tap.replace)
         if changes or sees or afters or replaces:
             forward = _piped(forward, self.original, changes, sees, afters, replaces)
-        for around in self._functions("around"):
-            forward = _wrapped(forward, self.original, around)
+        for tap in taps:
+            if tap.around:
+                forward = _wrapped(forward, self.original, tap.around)
         return forward
 
 
