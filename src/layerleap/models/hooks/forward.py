@@ -32,7 +32,7 @@ class StopPass(Exception):
     """Raised inside a forward pass once everything that was asked for is known."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: a decoder creates hundreds per text
 class Tap:
     """What to run at one module. All but `forward` run only on the thread that set the tap."""
 
@@ -47,10 +47,15 @@ class Tap:
     forward: Forward | None = None  # another implementation of the module, used on every thread
 
     @cached_property
+    def is_piped(self) -> bool:
+        """True if forward becomes one step of several."""
+        steps = (self.see_input, self.change_input, self.change_output, self.replace)
+        return any(step is not None for step in steps)
+
+    @property
     def is_inside(self) -> bool:
-        """True if forward has to be replaced, because a hook around it is not enough."""
-        return any((self.see_input, self.change_input, self.change_output, self.replace,
-                    self.around, self.forward))  # fmt: skip
+        """True if forward has to be replaced, because a hook after it is not enough."""
+        return self.forward is not None or self.around is not None or self.is_piped
 
 
 class _TappedModule:
@@ -66,7 +71,7 @@ class _TappedModule:
     def add(self, tap: Tap) -> None:
         self.taps[tap] = None
         if (see := tap.see_output) is not None:
-            # A hook, not part of forward: it must see what hooks of others made of the output.
+            # A hook, not part of forward: hooks of others may change the output first.
             self.taps[tap] = self.module.register_forward_hook(_on_this_thread(see))
         if tap.is_inside:
             self._install()
@@ -79,26 +84,21 @@ class _TappedModule:
             self._install()
 
     def _install(self) -> None:
-        inside, own = [tap for tap in self.taps if tap.is_inside], self.module.__dict__
-        if inside:
-            own["forward"] = self._composed(inside)
+        own, forward = self.module.__dict__, self.original
+        for tap in self.taps:
+            forward = tap.forward or forward
+        piped = [tap for tap in self.taps if tap.is_piped]
+        if piped:
+            forward = _piped(forward, self.original, piped)
+        for tap in self.taps:
+            if tap.around is not None:
+                forward = _wrapped(forward, self.original, tap.around)
+        if forward is not self.original:
+            own["forward"] = forward
         elif self.instance_forward is not None:
             own["forward"] = self.instance_forward
         else:
             own.pop("forward", None)
-
-    def _composed(self, taps: list[Tap]) -> Forward:
-        forward: Forward = [self.original, *(tap.forward for tap in taps if tap.forward)][-1]
-        changes = tuple(tap.change_input for tap in taps if tap.change_input)
-        sees = tuple(tap.see_input for tap in taps if tap.see_input)
-        afters = tuple(tap.change_output for tap in taps if tap.change_output)
-        replaces = tuple(tap.replace for tap in reversed(taps) if tap.replace)
-        if changes or sees or afters or replaces:
-            forward = _piped(forward, self.original, changes, sees, afters, replaces)
-        for tap in taps:
-            if tap.around:
-                forward = _wrapped(forward, self.original, tap.around)
-        return forward
 
 
 def _on_this_thread(see: Callable[[Any], None]) -> Callable[..., None]:
@@ -111,15 +111,12 @@ def _on_this_thread(see: Callable[[Any], None]) -> Callable[..., None]:
     return hook
 
 
-def _piped(
-    forward: Forward,
-    original: Forward,
-    changes: tuple[Any, ...],
-    sees: tuple[Any, ...],
-    afters: tuple[Any, ...],
-    replaces: tuple[Any, ...],
-) -> Forward:
+def _piped(forward: Forward, original: Forward, taps: list[Tap]) -> Forward:
     thread = get_ident()
+    changes = [tap.change_input for tap in taps if tap.change_input is not None]
+    sees = [tap.see_input for tap in taps if tap.see_input is not None]
+    afters = [tap.change_output for tap in taps if tap.change_output is not None]
+    replaces = [tap.replace for tap in reversed(taps) if tap.replace is not None]
 
     def piped(*args: Any, **kwargs: Any) -> Any:
         if get_ident() != thread:
@@ -134,8 +131,8 @@ def _piped(
         for see in sees:
             see(args, kwargs)
         output = (forward if instead is None else instead)(*args, **kwargs)
-        for change in afters:
-            output = change(output)
+        for after in afters:
+            output = after(output)
         return output
 
     piped.__wrapped__ = original  # type: ignore[attr-defined]  # `generate` asks for its signature

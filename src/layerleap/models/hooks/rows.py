@@ -92,7 +92,7 @@ class Prompt:
 
 @dataclass(eq=False)
 class ModelPass:
-    """A call of the model, seen from its arguments."""
+    """A call of the model, described by its arguments."""
 
     mask: Any  # of all tokens, those in the cache included
     past: int  # positions in the cache
