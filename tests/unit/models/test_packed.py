@@ -7,6 +7,7 @@ import pytest
 import torch
 from families import build
 
+from layerleap.act.edits import AddNeuron
 from layerleap.models.cursor import packed as packing
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
@@ -156,3 +157,16 @@ def test_the_model_is_as_before_even_after_an_error(llama):
     with pytest.raises(ZeroDivisionError), cursor:
         raise ZeroDivisionError
     assert [dict(module.__dict__) for module in llama.model.modules()] == before
+
+
+def test_packed_weights_are_edited_like_others(llama):
+    """An edit of what enters a packed layer, set before the copies are in use and after."""
+    packed, edit = packed_or_none(llama), AddNeuron(2, 3, 5.0)
+    with llama.edit(edit):
+        expected = run(llama, None)
+        torch.testing.assert_close(run(llama, packed), expected)
+    cursor = Cursor(llama, find_axes(llama), packed=packed)
+    with cursor, llama.edit(edit) as report:
+        torch.testing.assert_close(cursor.run(IDS).h, expected)
+    assert report[0].positions == len(IDS)
+    assert not torch.allclose(run(llama, packed), expected)
