@@ -311,3 +311,38 @@ def test_decoders_of_encoder_decoders_are_edited_while_they_generate(name, chang
         pytest.raises(BadSettings, match="no prompt of known length"),
     ):
         transformer.model.generate(ids, **OPTIONS)
+
+
+def test_recurrent_caches_do_not_tell_positions_and_are_refused():
+    import transformers
+
+    config = transformers.MambaConfig(
+        vocab_size=61, hidden_size=24, num_hidden_layers=2, state_size=4, expand=2, conv_kernel=3
+    )
+    torch.manual_seed(0)
+    transformer = Transformer.wrap(transformers.MambaForCausalLM(config).eval(), check=False)
+    ids, patch = torch.tensor([PROMPT]), PatchState(1, torch.ones(24), 10)
+    options = {**OPTIONS, "pad_token_id": 0, "min_new_tokens": 20}
+    with transformer.edit(patch) as report:
+        with pytest.raises(BadSettings, match="recurrent state"):
+            transformer.model.generate(ids, **options)
+        transformer.model.generate(ids, use_cache=False, **options)
+    assert report[0].passes == 18  # position 10 is in every pass but the first two
+
+
+@pytest.mark.parametrize("policy", ["propagate", "shortcut"])
+def test_edits_of_skipped_blocks_are_reported_as_never_applied(llama, policy):
+    """These policies never run the blocks above an exit, and so nothing is edited there."""
+    transformer = llama[0]
+    before = traces(transformer.model)
+    custom = decoder(bank_of(transformer), transformer=transformer, rule=Fixed(1), policy=policy)
+    low, high = (AddNeuron(block, 5, 4.0, positions="generated") for block in (1, 3))
+    ids = torch.tensor([PROMPT])
+    with transformer.edit(low, high) as report:
+        edited = transformer.model.generate(ids, custom_generate=custom, **OPTIONS)
+    assert report.unused == (high,)
+    with transformer.edit(low):
+        again = transformer.model.generate(ids, custom_generate=custom, **OPTIONS)
+    assert torch.equal(edited, again)
+    assert set(custom.accounts[0].layers) == {1, 3}  # the first token is read off the prompt
+    assert traces(transformer.model) == before

@@ -1,5 +1,7 @@
 """Edits of every kind: laws over every family, in float64."""
 
+import copy
+
 import pytest
 import torch
 from edit_cases import (
@@ -28,6 +30,7 @@ from layerleap.act.edits import (
 )
 from layerleap.errors import BadSettings, ModelRefused, WrongModel
 from layerleap.models.discovery.compare import row_gap as gap
+from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward
 
 DENSE = [name for name in ALL if name not in EXPERTS]
@@ -367,3 +370,27 @@ def test_values_of_edits_are_frozen_and_equal_by_what_they_say():
     assert "bank" not in repr(parts_replaced("llama", ["ffn"], 1))
     assert ReplaceParts(part := parts_replaced("llama", None, 0).bank).skips_cache
     assert not ReplaceParts(part, ["norms"]).skips_cache
+
+
+def test_offloaded_models_are_edited_and_get_their_own_forwards_back():
+    accelerate = pytest.importorskip("accelerate")
+    plain = wrapped("llama")
+    model = copy.deepcopy(plain.model)
+    accelerate.cpu_offload(model)
+    offloaded = Transformer.wrap(model)
+    before = traces(model)
+    assert any(forward is not None for _, _, forward, _ in before)
+    edits = foreign("llama", 2), ReplaceAttention(average, [3])
+    expected, ours = (_logits_under(transformer, edits) for transformer in (plain, offloaded))
+    torch.testing.assert_close(ours, expected)
+    assert traces(model) == before
+    with (
+        pytest.raises(ModelRefused, match="offloaded, so its neurons cannot be verified"),
+        offloaded.edit(ZeroNeuron(2, 0)),
+    ):
+        pass
+
+
+def _logits_under(transformer, edits):
+    with transformer.edit(*edits):
+        return transformer.capture(inputs("llama"), logits=True).logits

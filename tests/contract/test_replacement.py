@@ -4,28 +4,17 @@ from functools import cache
 
 import pytest
 import torch
-from families import ALL, SEQ_TO_SEQ, build
-from torch import nn
+from edit_cases import part_bank, traces, wrapped
+from families import ALL, SEQ_TO_SEQ
 
 from layerleap.act.edits.replace import PartMaps, _alone, _together, cascade, cascades
-from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.compare import row_gap as gap
-from layerleap.models.discovery.parts import KINDS, block_parts
+from layerleap.models.discovery.parts import KINDS
 from layerleap.models.discovery.probe import prepare, probe
 from layerleap.models.hooks.recording import Recording, record
-from layerleap.models.transformer import Transformer
 
 # Attention whose output is taken at an inner projection: the module around it still runs.
 INNER = {"bloom", "bert", "roberta", "albert", "electra"}
-
-
-@cache
-def wrapped(name: str) -> Transformer:
-    model = build(name)
-    if hasattr(model.config, "_experts_implementation"):
-        model.set_experts_implementation("eager")  # the grouped kernels know no float64
-    return Transformer.wrap(model.double(), check=False)
 
 
 @cache
@@ -50,32 +39,11 @@ def recording(name: str) -> Recording:
 
 @cache
 def part_maps(name: str) -> PartMaps:
-    """Random maps: the laws hold for any."""
-    transformer, d = wrapped(name), wrapped(name).d_model
-    generator = torch.Generator().manual_seed(8)
-    maps = {
-        (block, part): LinearMap(
-            block - 1, block, weight=torch.randn(d, d, generator=generator) / d**0.5
-        )
-        for block, part in block_parts(transformer, KINDS)
-    }
-    bank = ShortcutBank(
-        [], model=transformer.identity.to_dict(), n_layers=transformer.n_layers, d_model=d,
-        parts=maps,
-    )  # fmt: skip
-    return PartMaps(transformer, bank)
-
-
-def traces(model: nn.Module) -> list:
-    """Everything that hooks and swapped forwards leave on a module."""
-    return [
-        (list(m._forward_hooks), list(m._forward_pre_hooks), m.__dict__.get("forward"))
-        for m in model.modules()
-    ]
+    return PartMaps(wrapped(name), part_bank(name))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_blocks_run_again_give_what_they_gave_to_the_bit(name):
+def test_blocks_run_again_give_the_same_states_bit_for_bit(name):
     found, last = recording(name), wrapped(name).n_layers
     for layer in range(last + 1):
         assert torch.equal(found.run(found.states[layer], layer), found.states[last])
@@ -128,7 +96,7 @@ def test_an_error_inside_leaves_no_trace_either(name, error):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_replacing_nothing_is_the_recorded_pass_to_the_bit(name):
+def test_replacing_nothing_is_the_recorded_pass_bit_for_bit(name):
     found, keep = recording(name), padded(name)[1]
     for start in range(wrapped(name).n_layers + 1):
         assert torch.equal(cascade(part_maps(name), found, keep, [], start), found.rows(keep)[3])
@@ -139,7 +107,7 @@ def test_replacing_nothing_is_the_recorded_pass_to_the_bit(name):
 @pytest.mark.parametrize("kinds", [("attn",), ("ffn",), ("norms",), KINDS], ids="+".join)
 @pytest.mark.parametrize("name", ALL)
 def test_a_cascade_is_the_whole_model_run_with_its_parts_replaced(name, kinds):
-    """The model itself runs from its inputs on; blocks up to the start must stay untouched."""
+    """The model runs from its inputs on; blocks up to the start must stay untouched."""
     found, (inputs, keep) = recording(name), padded(name)
     for start in (0, 1, 2):
         with wrapped(name).edit(part_maps(name).replacing(kinds, start)):
@@ -152,7 +120,7 @@ def test_a_cascade_is_the_whole_model_run_with_its_parts_replaced(name, kinds):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_positions_run_alone_end_as_in_company_once_attention_is_replaced(name):
+def test_positions_are_independent_once_attention_is_replaced(name):
     found, keep = recording(name), padded(name)[1]
     own = part_maps(name)
     assert own.is_local == (name not in INNER | set(SEQ_TO_SEQ))
@@ -165,7 +133,7 @@ def test_positions_run_alone_end_as_in_company_once_attention_is_replaced(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_all_starts_at_once_are_each_start_by_itself(name):
+def test_all_starts_at_once_equal_one_start_at_a_time(name):
     found, keep, own = recording(name), padded(name)[1], part_maps(name)
     for kinds in (("attn",), ("ffn",), KINDS):
         for starts in ((0, 1, 2), (1,), (0, 2)):
@@ -176,7 +144,7 @@ def test_all_starts_at_once_are_each_start_by_itself(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_replaced_parts_give_exactly_their_maps(name):
-    """Seen at the sites: what leaves a replaced part is the map of what enters it."""
+    """At the sites: the output of a replaced part is the map of its input."""
     transformer, inputs, own = wrapped(name), padded(name)[0], part_maps(name)
     for (block, part), linear in own.bank.parts.items():
         sites = [(block, f"{part}.in"), (block, f"{part}.out")]

@@ -101,6 +101,11 @@ def _verified(transformer: Transformer, block: int, call: Call) -> FeedForward:
     n, width = call.takes.shape[-1], call.gives.shape[-1]
     weight, bias = call.module.weight, getattr(call.module, "bias", None)
     assert isinstance(weight, Tensor)
+    if weight.is_meta:
+        raise ModelRefused(
+            f"the weights of {call.path} are offloaded, so its neurons cannot be verified; load "
+            "the model into memory"
+        )
     shift = bias.detach().double() if isinstance(bias, Tensor) else 0.0
     for is_transposed, shape in ((True, (width, n)), (False, (n, width))):
         if weight.shape != shape:

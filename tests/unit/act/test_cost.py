@@ -42,7 +42,7 @@ def test_a_rule_that_does_not_read_pays_one_reading_at_the_exit():
     assert COST.of(exits(2), Similarity(0.5)) == 30 + 2 * 8 + 3 + 100
 
 
-def test_only_the_layers_looked_at_are_paid_for():
+def test_only_checked_layers_are_paid_for():
     assert COST.of(exits(2), TopProbability(0.5), (0, 2, 3)) == 30 + (3 + 100)
     assert COST.of(exits(3), TopProbability(0.5), (0, 2, 3)) == 60 + (3 + 100) + 100
 
@@ -60,7 +60,7 @@ def test_costs_and_exits_of_other_models_do_not_mix():
         Cost((1.0,), 1.0, (0.0,), d_model=4, context=8)
 
 
-def test_blocks_and_head_of_a_llama_are_what_the_hand_counts():
+def test_blocks_and_head_of_a_llama_are_what_a_count_by_hand_gives():
     d, ffn, kv, tokens, vocabulary = 24, 40, 12, 16, 61
     products = d * d + 2 * d * kv + d * d + 3 * d * ffn  # q, k and v, o, gated feed-forward
     attention = 2 * d * tokens  # scores and weighted sums over the context

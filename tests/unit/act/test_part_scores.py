@@ -10,7 +10,7 @@ import torch
 from tiny_models import sentences, tiny
 
 from layerleap.act.edits.part_scores import PartScores
-from layerleap.act.edits.replace import ReplaceParts
+from layerleap.act.edits.replace import PartMaps
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import solve_bank
@@ -56,10 +56,10 @@ def by(table) -> dict:
 def brute_force(name: str, kind: str, start: int) -> dict[str, torch.Tensor]:
     """The whole model run with one kind replaced, batch by batch, and its logits compared."""
     model, bank = case(name)
-    columns, documents = {}, []
+    maps, columns, documents = PartMaps(model, bank), {}, []
     for batch in batches(model):
         own = model.capture(batch.inputs, keep=batch.keep, logits=True)
-        with model.edit(ReplaceParts(bank, [kind], start)):
+        with model.edit(maps.replacing([kind], start)):
             seen = model.capture(batch.inputs, keep=batch.keep, logits=True)
         compared = Reference(own.logits[batch.keep]).compare(seen.logits[batch.keep])
         for measure in ("rank", "surprisal", "kl"):
@@ -88,7 +88,7 @@ def test_scores_are_those_of_the_whole_model_run_with_parts_replaced(name):
 
 
 @families
-def test_at_the_last_layer_stands_the_model_itself(name):
+def test_the_last_layer_is_the_full_model(name):
     table = by(scored(name).table())
     for kind in KINDS:
         assert all(table[kind, 3, f"precision@{k}"]["value"] == 1 for k in (1, 5, 10))
@@ -111,7 +111,7 @@ def test_tables_have_the_rows_of_lenses():
             assert [row[key] for row in own] == [row[key] for row in theirs]
 
 
-def test_it_rides_on_the_pass_that_scores_lenses():
+def test_it_shares_the_passes_that_score_lenses():
     model, bank = case()
     lenses, wanted = {"mat": Lens(model, bank)}, scored().table()
     plain = score(model, lenses, batches(model))
@@ -167,7 +167,7 @@ def test_without_a_row_there_is_no_table():
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
-def test_rows_that_run_out_of_numbers_are_wrong_answers_and_counted(value):
+def test_rows_that_overflow_are_wrong_answers_and_counted(value):
     """As norms that are matrices do to gated FFNs: 1e30 is a number, its products are not."""
     model, bank = case()
     broken = LinearMap(1, 2, weight=torch.full((24, 24), value))
@@ -186,7 +186,7 @@ def test_rows_that_run_out_of_numbers_are_wrong_answers_and_counted(value):
     json.dumps(found.table(), allow_nan=False)
 
 
-def test_a_model_that_itself_gives_no_numbers_is_an_error():
+def test_a_model_that_overflows_is_an_error():
     model, bank = case()
     found, batch = PartScores(model, bank, ["ffn"]), batches(model)[0]
     clean = record(model, batch.inputs)

@@ -1,4 +1,4 @@
-"""Parts replaced by maps: exact where a part is linear, in force inside a with and nowhere else."""
+"""Parts replaced by maps: exact where a part is linear, in force inside a `with` only."""
 
 from functools import cache
 
@@ -23,7 +23,7 @@ SAMPLING = Sampling(unit="document", held_out=0.0)
 
 
 class ScaleNorm(nn.Module):
-    """A norm that is none: an elementwise scale, perhaps with a shift."""
+    """Named like a norm: an elementwise scale, perhaps with a shift."""
 
     def __init__(self, like: nn.Module, *, shift: bool) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def first_batch(model: Transformer):
 
 
 def errors(model: Transformer, kind: str, *, intercept: bool) -> list[float]:
-    """How far replaced runs end from the model itself, by start."""
+    """How far the last states move when a kind is replaced, by start."""
     bank = solve_bank(collect(model, TEXTS, SAMPLING, parts=[kind]), intercept=intercept)
     batch = first_batch(model)
     found = record(model, batch.inputs)
@@ -96,7 +96,7 @@ def test_a_shift_needs_an_intercept():
 
 
 def test_real_norms_with_bias_are_nearer_with_an_intercept():
-    """On the rows fitted on, by the sum that least squares makes least."""
+    """On the training rows, where least squares guarantees it."""
     with_one, without = fitted("gpt2", intercept=True), fitted("gpt2")
     for key, fit in with_one.bank.part_fits.items():
         if "norm" in key[1]:
@@ -180,7 +180,7 @@ def test_other_hooks_of_a_replaced_module_still_run():
     torch.testing.assert_close(given, own.bank.parts[3, "ffn"](taken))
 
 
-def test_what_cannot_be_replaced_is_said():
+def test_what_cannot_be_replaced_is_refused_with_the_reason():
     model = fitted().transformer
     bare = solve_bank(collect(model, TEXTS, SAMPLING))
     with pytest.raises(BadSettings, match="has no maps of parts: fit it with parts=True"):
@@ -216,14 +216,14 @@ def test_a_module_that_returns_a_dictionary_has_no_shape_to_copy():
     assert shape(state) == (None, state, None)
 
 
-def test_a_stretch_that_does_not_exist_cannot_be_run():
+def test_blocks_that_do_not_exist_cannot_be_run():
     found = record(fitted().transformer, first_batch(fitted().transformer).inputs)
     for start, stop in ((-1, 2), (2, 1), (0, 4)):
         with pytest.raises(BadSettings, match="layers 0 to 3"):
             found.run(found.states[0], start, stop)
 
 
-def test_rows_of_a_recording_are_those_that_see_gathers():
+def test_rows_of_a_recording_are_those_that_capture_gathers():
     model = fitted().transformer
     batch = first_batch(model)
     found, seen = record(model, batch.inputs), model.capture(batch.inputs, keep=batch.keep)

@@ -24,7 +24,7 @@ def case(request):
     return transformer, bank, list(iter_batches(transformer, examples))
 
 
-def test_running_every_block_is_the_model_to_the_bit(case):
+def test_running_every_block_is_the_model_bit_for_bit(case):
     transformer, bank, batches = case
     recording = record(transformer, batches[0].inputs)
     whole = single_jump(transformer.n_layers, transformer.n_layers)

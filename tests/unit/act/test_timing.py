@@ -1,4 +1,4 @@
-"""Seconds: that they are taken of what they claim, and added up as rows run."""
+"""Seconds: measured where they claim to be, and added up as rows run."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Positions may wait, trees may branch, passes may fail: what is kept is always right."""
+"""Positions may wait, trees may branch, passes may fail: what stays is always right."""
 
 import pytest
 import torch
@@ -37,65 +37,65 @@ def llama():
 
 def test_tokens_one_by_one_end_where_one_pass_ends(llama):
     transformer, axes = llama
-    with Cursor(transformer, axes) as walk:
-        h = [walk.run([token]).h[-1] for token in IDS]
+    with Cursor(transformer, axes) as cursor:
+        h = [cursor.run([token]).h[-1] for token in IDS]
     torch.testing.assert_close(torch.stack(h), whole(transformer, IDS)[3])
 
 
 def test_a_position_that_waited_ends_where_it_would_have(llama):
     transformer, axes = llama
-    with Cursor(transformer, axes) as walk:
-        walk.run(IDS[:4])
-        early = walk.run(IDS[4:5], watch=stop, checks=[1])
-        assert (early.layer, walk.waiting) == (1, 1)
-        later = walk.run(IDS[5:6])
+    with Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:4])
+        early = cursor.run(IDS[4:5], watch=stop, checks=[1])
+        assert (early.layer, cursor.waiting) == (1, 1)
+        later = cursor.run(IDS[5:6])
     states = whole(transformer, IDS[:6])
     torch.testing.assert_close(early.h, states[1][4:5])
     torch.testing.assert_close(later.h, states[3][4:6])
-    assert walk.waiting == 0
+    assert cursor.waiting == 0
 
 
-def test_positions_wait_at_falling_layers_and_all_get_home(llama):
+def test_positions_wait_at_falling_layers_and_all_reach_the_last(llama):
     transformer, axes = llama
-    with Cursor(transformer, axes) as walk:
-        walk.run(IDS[:3])
+    with Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:3])
         for token, layer in zip(IDS[3:7], (2, 1, 2, 1), strict=True):
-            walk.run([token], watch=stop, checks=[layer])
-        lengths = [layer.length for layer in walk.cache.layers]
+            cursor.run([token], watch=stop, checks=[layer])
+        lengths = [layer.length for layer in cursor.cache.layers]
         assert lengths == sorted(lengths, reverse=True)
-        rest = walk.run([])
+        rest = cursor.run([])
     torch.testing.assert_close(rest.h, whole(transformer, IDS[:7])[3][3:7])
 
 
-def test_what_was_cut_leaves_no_trace(llama):
+def test_positions_that_were_cut_leave_no_trace(llama):
     transformer, axes = llama
-    with Cursor(transformer, axes) as walk:
-        walk.run(IDS[:4])
-        walk.run([1, 2, 3])
-        walk.run([4], watch=stop, checks=[1])
-        walk.cut(4)
-        assert (walk.ids, walk.waiting) == (IDS[:4], 0)
-        h = walk.run(IDS[4:6]).h
+    with Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:4])
+        cursor.run([1, 2, 3])
+        cursor.run([4], watch=stop, checks=[1])
+        cursor.cut(4)
+        assert (cursor.ids, cursor.waiting) == (IDS[:4], 0)
+        h = cursor.run(IDS[4:6]).h
     torch.testing.assert_close(h, whole(transformer, IDS[:6])[3][4:6])
 
 
-def test_cutting_among_those_that_wait_keeps_the_others(llama):
+def test_cutting_among_waiting_positions_keeps_the_others(llama):
     transformer, axes = llama
-    with Cursor(transformer, axes) as walk:
-        walk.run(IDS[:4])
+    with Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:4])
         for token in (*IDS[4:6], 1):
-            walk.run([token], watch=stop, checks=[1])
-        walk.cut(6)
-        h = walk.run([]).h
+            cursor.run([token], watch=stop, checks=[1])
+        cursor.cut(6)
+        h = cursor.run([]).h
     torch.testing.assert_close(h, whole(transformer, IDS[:6])[3][4:6])
 
 
 def test_a_node_of_a_tree_sees_only_its_own_past(llama):
     transformer, axes = llama
     tree = Tree((IDS[4], 1, IDS[5], 2, 3), (-1, -1, 0, 0, 1))
-    with Cursor(transformer, axes) as walk:
-        walk.run(IDS[:4])
-        h = walk.run(tree).h
+    with Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:4])
+        h = cursor.run(tree).h
     for node, path in ((2, IDS[4:6]), (3, [IDS[4], 2]), (4, [1, 3])):
         expected = whole(transformer, IDS[:4] + path)[3][-1]
         torch.testing.assert_close(h[node], expected)
@@ -105,17 +105,17 @@ def test_a_node_of_a_tree_sees_only_its_own_past(llama):
 def test_only_the_path_that_is_kept_is_remembered(llama, path):
     transformer, axes = llama
     tree = Tree((IDS[4], 1, IDS[5], 2, 3), (-1, -1, 0, 0, 1))
-    with Cursor(transformer, axes) as walk:
-        walk.run(IDS[:4])
-        walk.run(tree)
-        walk.keep(path, tree)
+    with Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:4])
+        cursor.run(tree)
+        cursor.keep(path, tree)
         ids = IDS[:4] + [tree.ids[node] for node in path]
-        assert walk.ids == ids
-        h = walk.run([9]).h
+        assert cursor.ids == ids
+        h = cursor.run([9]).h
     torch.testing.assert_close(h[-1], whole(transformer, [*ids, 9])[3][-1])
 
 
-def test_keys_of_skipped_layers_are_made_from_what_is_carried(llama):
+def test_keys_of_skipped_layers_are_computed_from_the_carried_states(llama):
     transformer, axes = llama
     carried = []
 
@@ -123,13 +123,13 @@ def test_keys_of_skipped_layers_are_made_from_what_is_carried(llama):
         carried.append((src, dst))
         return h + dst
 
-    with Cursor(transformer, axes) as walk:
-        walk.run(IDS[:4])
-        ran = walk.run(IDS[4:5], watch=stop, checks=[1], carry=carry)
-        keys = [layer.keys[..., -1, :].clone() for layer in walk.cache.layers]
+    with Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:4])
+        ran = cursor.run(IDS[4:5], watch=stop, checks=[1], carry=carry)
+        keys = [layer.keys[..., -1, :].clone() for layer in cursor.cache.layers]
     assert carried == [(1, 1), (1, 2)]
     assert ran.layer == 1
-    assert [layer.length for layer in walk.cache.layers] == [5, 5, 5]
+    assert [layer.length for layer in cursor.cache.layers] == [5, 5, 5]
     # The third block must have seen h[1] + 2 where it would have seen h[2].
     model = transformer.model
     block = model.model.layers[2]
@@ -141,19 +141,19 @@ def test_keys_of_skipped_layers_are_made_from_what_is_carried(llama):
     torch.testing.assert_close(keys[2], expected)
 
 
-def test_an_interrupted_pass_counts_as_none(llama):
+def test_an_interrupted_pass_does_not_count(llama):
     transformer, axes = llama
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    with Cursor(transformer, axes) as walk:
-        walk.run(IDS[:4])
-        walk.run(IDS[4:5], watch=stop, checks=[1])
+    with Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:4])
+        cursor.run(IDS[4:5], watch=stop, checks=[1])
         with pytest.raises(KeyboardInterrupt):
-            walk.run(IDS[5:6], watch=interrupt, checks=[2])
-        assert (walk.ids, walk.waiting) == (IDS[:5], 1)
-        h = walk.run(IDS[5:6]).h
+            cursor.run(IDS[5:6], watch=interrupt, checks=[2])
+        assert (cursor.ids, cursor.waiting) == (IDS[:5], 1)
+        h = cursor.run(IDS[5:6]).h
     torch.testing.assert_close(h, whole(transformer, IDS[:6])[3][4:6])
 
 
@@ -164,8 +164,8 @@ def test_the_model_is_as_before_even_after_an_error(llama):
     def fail(*_):
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), Cursor(transformer, axes) as walk:
-        walk.run(IDS[:4], watch=fail, checks=[1])
+    with pytest.raises(ZeroDivisionError), Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:4], watch=fail, checks=[1])
     assert [dict(module.__dict__) for module in transformer.model.modules()] == before
 
 
@@ -173,10 +173,10 @@ def test_another_pass_inside_is_not_disturbed(llama):
     transformer, axes = llama
     ids = torch.tensor([IDS])
     expected = transformer.model(ids).logits
-    with Cursor(transformer, axes) as walk:
-        walk.run(IDS[:4])
+    with Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:4])
         assert torch.equal(transformer.model(ids).logits, expected)
-        torch.testing.assert_close(walk.run(IDS[4:5]).h, whole(transformer, IDS[:5])[3][4:])
+        torch.testing.assert_close(cursor.run(IDS[4:5]).h, whole(transformer, IDS[:5])[3][4:])
 
 
 @pytest.mark.parametrize("name", NEXT_TOKEN)
@@ -186,7 +186,7 @@ def test_every_family_can_wait_and_those_that_branch_say_so(name):
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "whisper", "vit"])
-def test_what_does_not_continue_a_text_is_refused(name):
+def test_models_that_do_not_predict_the_next_token_are_refused(name):
     with pytest.raises(ModelRefused, match="is not a causal language model"):
         find_axes(Transformer.wrap(build(name)))
 
@@ -205,20 +205,20 @@ def test_recurrent_layers_are_refused_with_the_reason():
 
 def test_trees_and_waiting_do_not_mix(llama):
     transformer, axes = llama
-    with Cursor(transformer, axes) as walk:
-        walk.run(IDS[:4])
-        walk.run(IDS[4:5], watch=stop, checks=[1])
+    with Cursor(transformer, axes) as cursor:
+        cursor.run(IDS[:4])
+        cursor.run(IDS[4:5], watch=stop, checks=[1])
         with pytest.raises(BadSettings, match="while positions wait"):
-            walk.run(Tree((1, 2), (-1, -1)))
+            cursor.run(Tree((1, 2), (-1, -1)))
 
 
 def test_nothing_to_run_is_an_error(llama):
     transformer, axes = llama
-    with Cursor(transformer, axes) as walk, pytest.raises(BadSettings, match="no token"):
-        walk.run([])
+    with Cursor(transformer, axes) as cursor, pytest.raises(BadSettings, match="no token"):
+        cursor.run([])
 
 
 @pytest.mark.parametrize(("ids", "parents"), [((), ()), ((1, 2), (-1,)), ((1, 2), (1, -1))])
-def test_a_tree_that_is_none_is_refused(ids, parents):
+def test_a_malformed_tree_is_refused(ids, parents):
     with pytest.raises(BadSettings):
         Tree(ids, parents)

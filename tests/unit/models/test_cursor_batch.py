@@ -38,13 +38,13 @@ def last(transformer, ids):
 
 
 def begun(transformer):
-    """A walk that holds all of TEXTS."""
+    """A cursor that holds all of TEXTS."""
     axes = find_axes(transformer)
     both = BatchCursor(transformer, axes)
     for text, ids in TEXTS.items():
-        with Cursor(transformer, axes) as walk:
-            walk.run(ids)
-        both.join(text, walk)
+        with Cursor(transformer, axes) as cursor:
+            cursor.run(ids)
+        both.join(text, cursor)
     return both
 
 
@@ -52,8 +52,8 @@ def begun(transformer):
 def test_trees_of_several_texts_end_where_each_path_alone_ends(name):
     transformer = wrapped(name)
     fork = Tree((20, 21, 22, 23), (-1, 0, 0, 2))  # 20 21, and 20 22 23
-    with begun(transformer) as walk:
-        h = walk.run_all({0: fork, 4: Tree.chain([30, 31])})
+    with begun(transformer) as cursor:
+        h = cursor.run_all({0: fork, 4: Tree.chain([30, 31])})
     for found, text, new in (
         (h[0][:2], 0, [20, 21]), (h[0][2:], 0, [20, 22, 23]), (h[4], 4, [30, 31]),
     ):  # fmt: skip
@@ -63,58 +63,58 @@ def test_trees_of_several_texts_end_where_each_path_alone_ends(name):
 
 def test_what_is_kept_of_a_pass_is_what_later_ones_see(llama):
     fork = Tree((20, 21, 22, 23), (-1, 0, 0, 2))
-    with begun(llama) as walk:
-        walk.run_all({0: fork, 1: Tree.chain([30, 31]), 4: Tree.chain([33])})
-        walk.keep_all({0: [0, 2, 3], 1: [0]})  # of the last text nothing
-        assert walk.lengths() == {0: 10, 1: 3, 4: 5}
-        h = walk.run_all({text: Tree.chain([35]) for text in TEXTS})
+    with begun(llama) as cursor:
+        cursor.run_all({0: fork, 1: Tree.chain([30, 31]), 4: Tree.chain([33])})
+        cursor.keep_all({0: [0, 2, 3], 1: [0]})  # of the last text nothing
+        assert cursor.lengths() == {0: 10, 1: 3, 4: 5}
+        h = cursor.run_all({text: Tree.chain([35]) for text in TEXTS})
     for text, new in ((0, [20, 22, 23]), (1, [30]), (4, [])):
         torch.testing.assert_close(h[text], last(llama, [*TEXTS[text], *new, 35])[-1:])
 
 
 def test_one_token_of_one_text_does_not_see_the_others(llama):
-    with begun(llama) as walk:
-        h = walk.run_all({1: Tree.chain([30])})
-        walk.keep_all({1: [0]})
-        again = walk.run_all({1: Tree.chain([31])})
+    with begun(llama) as cursor:
+        h = cursor.run_all({1: Tree.chain([30])})
+        cursor.keep_all({1: [0]})
+        again = cursor.run_all({1: Tree.chain([31])})
     torch.testing.assert_close(h[1], last(llama, [*TEXTS[1], 30])[-1:])
     torch.testing.assert_close(again[1], last(llama, [*TEXTS[1], 30, 31])[-1:])
 
 
-def test_a_text_that_left_is_seen_by_nobody_and_the_last_one_goes_on_alone(llama):
-    with begun(llama) as walk:
-        walk.leave(1)
-        h = walk.run_all({0: Tree.chain([35]), 4: Tree.chain([36])})
+def test_a_text_that_left_is_no_longer_visible_and_the_last_one_continues_alone(llama):
+    with begun(llama) as cursor:
+        cursor.leave(1)
+        h = cursor.run_all({0: Tree.chain([35]), 4: Tree.chain([36])})
         torch.testing.assert_close(h[4], last(llama, [*TEXTS[4], 36])[-1:])
-        walk.keep_all({0: [0], 4: [0]})
-        walk.leave(4)
-        assert (walk.ids, walk.length) == ([*TEXTS[0], 35], 8)
-        h = walk.run_all({0: Tree.chain([37])})
-        assert walk.length == 9  # one token, and nothing beside it
+        cursor.keep_all({0: [0], 4: [0]})
+        cursor.leave(4)
+        assert (cursor.ids, cursor.length) == ([*TEXTS[0], 35], 8)
+        h = cursor.run_all({0: Tree.chain([37])})
+        assert cursor.length == 9  # one token, and nothing beside it
     torch.testing.assert_close(h[0], last(llama, [*TEXTS[0], 35, 37])[-1:])
 
 
 def test_texts_join_once_and_passes_are_settled_before_the_next(llama):
-    with begun(llama) as walk:
+    with begun(llama) as cursor:
         with pytest.raises(BadSettings, match="not joined"):
-            walk.run_all({2: Tree.chain([1])})
+            cursor.run_all({2: Tree.chain([1])})
         with pytest.raises(BadSettings, match="joined already"):
-            walk.join(0, Cursor(llama, find_axes(llama)))
-        walk.run_all({0: Tree.chain([1, 2])})
+            cursor.join(0, Cursor(llama, find_axes(llama)))
+        cursor.run_all({0: Tree.chain([1, 2])})
         with pytest.raises(BadSettings, match="which tokens"):
-            walk.run_all({0: Tree.chain([3])})
+            cursor.run_all({0: Tree.chain([3])})
 
 
-def test_masks_that_are_no_matter_of_distance_are_refused(llama):
-    with begun(llama) as walk:
-        arrangement = walk._arrangement
-        walk._arrangement = lambda tree: partial(chunked, arrangement(tree))
+def test_masks_that_do_not_depend_on_distance_alone_are_refused(llama):
+    with begun(llama) as cursor:
+        arrangement = cursor._arrangement
+        cursor._arrangement = lambda tree: partial(chunked, arrangement(tree))
         with pytest.raises(ModelRefused, match="distance"):
-            walk.run_all({0: Tree.chain([1]), 1: Tree.chain([2])})
+            cursor.run_all({0: Tree.chain([1]), 1: Tree.chain([2])})
 
 
 def chunked(arrange, value, query, key):
-    """As if nothing before the twelfth key could be seen, from wherever one looks."""
+    """As if the first twelve keys were masked for every query."""
     if query is not None and key is not None:
         value = value.clone()
         value.narrow(key, 0, 12).fill_(False)
@@ -184,7 +184,7 @@ def test_a_text_that_ends_early_is_padded_and_the_others_go_on(llama):
     assert (ours[1, 9 + 4 :] == 0).all()
 
 
-def test_processors_see_each_text_by_itself(llama):
+def test_processors_get_one_text_at_a_time(llama):
     ids, mask = batch(4)
     custom = decoder(bank_of(llama), transformer=llama, cost=CHEAP)
     options = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.5,

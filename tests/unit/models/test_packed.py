@@ -1,4 +1,4 @@
-"""Weights laid out for a few rows: the same numbers, never stale, never left in the model."""
+"""Weights packed for a few rows: the same numbers, never stale, never left in the model."""
 
 from dataclasses import replace
 from threading import Thread
@@ -7,6 +7,7 @@ import pytest
 import torch
 from families import build
 
+from layerleap.act.edits import AddNeuron
 from layerleap.models.cursor import packed as packing
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
@@ -26,12 +27,12 @@ def llama(request, monkeypatch):
 
 
 def run(transformer, packed):
-    with Cursor(transformer, find_axes(transformer), packed=packed) as walk:
-        return walk.run(IDS).h
+    with Cursor(transformer, find_axes(transformer), packed=packed) as cursor:
+        return cursor.run(IDS).h
 
 
 def packed_or_none(transformer):
-    """None, as it must be, where the library is not there."""
+    """None where the library is missing."""
     packed = Packed.of(transformer.model, SIZES)
     [layout] = packing.LAYOUTS.values()
     assert (packed is not None) == layout.is_available()
@@ -39,7 +40,7 @@ def packed_or_none(transformer):
 
 
 def spoil(packed):
-    """Other weights in the copies: were they used, it would be seen."""
+    """Put other weights into the copies, so that using them shows."""
     for one in packed._copies if packed else ():
         one.packed = packed._pack(torch.nn.Linear(*one.module.weight.shape[::-1]))
 
@@ -54,14 +55,14 @@ def test_the_numbers_are_the_same_and_the_copies_are_used(llama, monkeypatch):
     assert not torch.allclose(run(llama, packed), expected)
 
 
-def test_weights_that_change_behind_our_back_are_packed_anew(llama):
+def test_weights_that_change_unnoticed_are_packed_again(llama):
     packed = packed_or_none(llama)
     llama.model.model.layers[1].mlp.up_proj.weight.data *= -1  # autograd does not notice
     torch.testing.assert_close(run(llama, packed), run(llama, None))
 
 
-def test_a_product_that_comes_out_wrong_is_not_used(llama, monkeypatch):
-    """Layouts are asked, not trusted: one that is right for five rows only is used for five."""
+def test_a_wrong_product_is_not_used(llama, monkeypatch):
+    """Layouts are verified: one that is right for five rows only is used for five."""
     right = packing._forward
 
     def wrong(layout, one, sizes, thread, x):
@@ -72,7 +73,7 @@ def test_a_product_that_comes_out_wrong_is_not_used(llama, monkeypatch):
     assert packed is None or packed.sizes == (5,)
 
 
-def test_only_sizes_that_are_quicker_are_used_and_the_quickest_layout(llama, monkeypatch):
+def test_only_sizes_that_are_faster_are_used_and_the_fastest_layout(llama, monkeypatch):
     real = dict(packing.LAYOUTS)
     [layout] = real.values()
     if not layout.is_available():
@@ -127,7 +128,7 @@ def test_weights_cast_later_are_left_alone(llama):
     torch.testing.assert_close(run(llama, packed), run(llama, None))
 
 
-def test_a_walk_that_cannot_be_entered_leaves_the_model_to_others(llama, monkeypatch):
+def test_a_cursor_that_cannot_be_entered_leaves_the_model_to_others(llama, monkeypatch):
     packed = packed_or_none(llama)
     if packed is None:
         return
@@ -152,7 +153,20 @@ def test_under_autocast_products_are_left_alone(llama):
 def test_the_model_is_as_before_even_after_an_error(llama):
     before = [dict(module.__dict__) for module in llama.model.modules()]
     packed = packed_or_none(llama)
-    walking = Cursor(llama, find_axes(llama), packed=packed)
-    with pytest.raises(ZeroDivisionError), walking:
+    cursor = Cursor(llama, find_axes(llama), packed=packed)
+    with pytest.raises(ZeroDivisionError), cursor:
         raise ZeroDivisionError
     assert [dict(module.__dict__) for module in llama.model.modules()] == before
+
+
+def test_packed_weights_are_edited_like_others(llama):
+    """An edit of what enters a packed layer, set before the copies are in use and after."""
+    packed, edit = packed_or_none(llama), AddNeuron(2, 3, 5.0)
+    with llama.edit(edit):
+        expected = run(llama, None)
+        torch.testing.assert_close(run(llama, packed), expected)
+    cursor = Cursor(llama, find_axes(llama), packed=packed)
+    with cursor, llama.edit(edit) as report:
+        torch.testing.assert_close(cursor.run(IDS).h, expected)
+    assert report[0].positions == len(IDS)
+    assert not torch.allclose(run(llama, packed), expected)

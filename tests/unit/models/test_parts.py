@@ -70,7 +70,7 @@ def test_attention_ffn_and_every_norm_around_them_can_be_replaced(name):
     assert sorted(found["norms"]) == sorted(BlockPart(b, p) for b in blocks for p in NORMS[name])
 
 
-def test_couples_stand_block_after_block():
+def test_parts_are_listed_block_after_block():
     listed = block_parts(model("gptj"), KINDS)
     assert listed == [[b, p] for b in (1, 2, 3) for p in ("attn", "attn_norm", "ffn")]
     assert block_parts(model(), ["ffn"]) == [[1, "ffn"], [2, "ffn"], [3, "ffn"]]

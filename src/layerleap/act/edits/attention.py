@@ -64,7 +64,7 @@ class ReplaceAttention(Edit):
 
 @torch.no_grad()
 def _modules_used(transformer: Transformer) -> set[nn.Module]:
-    """The modules that look their attention function up."""
+    """The modules that look up their attention function."""
     modules: set[nn.Module] = set()
     with attention_chosen_by(lambda module: modules.add(module)):
         transformer.model(**probe(transformer.model, rows=1))

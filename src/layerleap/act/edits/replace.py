@@ -8,7 +8,7 @@ Out: an edit for `model.edit`; or, from a recorded pass, the last states that th
     norms   every norm around the two becomes a matrix
 
 Everything else runs as it is: residual additions, the other parts, the final norm. Maps were fitted
-on the activations of the unedited model; here they get what earlier maps made of them.
+on the activations of the unedited model; here they get the output of earlier maps.
 """
 
 from collections.abc import Collection, Iterator, Sequence

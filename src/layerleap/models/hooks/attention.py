@@ -3,7 +3,7 @@
 In: a choice of function by attention module. Out: transformers' own lookup, which every model that
 uses `AttentionInterface` goes through, gives that function inside a `with` block on this thread.
 
-The lookup is a method shared by all models, so it is replaced only while somebody needs it, and
+The lookup is a method shared by all models, so it is replaced only while it is in use, and
 does what it always did for other models and threads. Masks stay as the model makes them for its own
 attention implementation.
 """

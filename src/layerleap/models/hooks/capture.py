@@ -55,13 +55,13 @@ def capture(
         keep: boolean (batch, pos): the positions to gather, in row-major order.
         logits: also run the tail. Without it the pass ends after the last block needed.
     """
-    wanted = set(range(transformer.n_layers + 1)) if layers is None else set(layers)
-    _check(transformer, wanted, sites)
-    reader = _Reader(wanted, frozenset(sites), keep, stop=not logits)
+    chosen = set(range(transformer.n_layers + 1)) if layers is None else set(layers)
+    _check(transformer, chosen, sites)
+    reader = _Reader(chosen, frozenset(sites), keep, stop=not logits)
     with tapped(transformer.model, reader.taps(transformer)), suppress(StopPass):
         output = transformer.model(**prepare(transformer.model, inputs))
         reader.captured.logits = output.logits if logits else None
-    if missing := wanted - reader.captured.states.keys():
+    if missing := chosen - reader.captured.states.keys():
         raise ModelRefused(f"layers {sorted(missing)} were never reached in this forward pass")
     return reader.captured
 

@@ -47,7 +47,7 @@ class Change:
 
 
 class Edit(ABC):
-    """What to change in a model, as a frozen value."""
+    """What to change in a model, as a frozen value; `act/edits` has the kinds."""
 
     @property
     def skips_cache(self) -> bool:
@@ -56,7 +56,7 @@ class Edit(ABC):
 
     @abstractmethod
     def changes(self, transformer: "Transformer") -> Iterable[Change]:
-        """Check the edit against a model; where and how it acts there."""
+        """Where and how it acts in a model; raises if it does not fit the model."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Applied:
 
     edit: Edit
     passes: int = 0  # forward passes that it changed
-    positions: int = 0  # positions it acted on, over all passes; drafts that were rejected included
+    positions: int = 0  # that it acted on, over all passes; rejected drafts included
     _last: int = -1
 
     def count(self, number: int, positions: int) -> None:
@@ -111,8 +111,8 @@ def edit(transformer: "Transformer", *edits: Edit) -> Iterator[EditReport]:
             text = ll.generate(model, "The capital of France is")
         print(report)
 
-    Other threads run the model as it is. Those that want to capture, edit or decode wait, so do not
-    wait for them inside the block.
+    Other threads run the model unedited. Threads that capture, edit or decode with it wait until
+    the block ends, so do not wait for them inside it.
     """
     model = transformer.model
     if not edits:
@@ -173,7 +173,7 @@ class EditedModel:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Notice passes, the blocks of shared ones, and calls of `generate`."""
+        """Keep track of passes, of shared blocks, and of calls of `generate`."""
         model = self.transformer.model
         names = list(inspect.signature(model.forward).parameters)
         taps = {
@@ -183,8 +183,8 @@ class EditedModel:
         own, generate = model.__dict__, getattr(model, "generate", None)
         with tapped(model, taps), ExitStack() as undo:
             if generate is not None:
-                before = own.get("generate", own)
-                undo.callback(_restore, own, "generate", before)
+                restore = own.__setitem__ if "generate" in own else own.pop
+                undo.callback(restore, "generate", generate)
                 own["generate"] = self._generating(generate)
             yield
 
@@ -209,7 +209,7 @@ class EditedModel:
 
     @contextmanager
     def running(self, current: PassRows) -> Iterator[None]:
-        """Take `current` for the pass that is running."""
+        """Say which pass is running."""
         if current.is_cached and (skipping := [e for e in self._edits if e.skips_cache]):
             raise BadSettings(
                 f"{skipping[0]} does not compute the keys and values of all blocks, so a pass with "
@@ -249,13 +249,13 @@ class EditedModel:
     def _prompt_of(self, args: Args, kwargs: Kwargs) -> Prompt:
         """How many texts `generate` was given, and how many tokens of each."""
         model: Any = self.transformer.model
-        names = ("inputs", model.main_input_name, "input_ids", "inputs_embeds", "attention_mask")
-        given = [*args[:1], *(kwargs.get(name) for name in names)]
-        shapes = [value.shape for value in given if isinstance(value, Tensor)]
-        texts = shapes[0][0] if shapes else 1
+        inputs = args[0] if args else kwargs.get("inputs", kwargs.get(model.main_input_name))
+        named = [kwargs.get(name) for name in ("input_ids", "inputs_embeds", "attention_mask")]
+        given = [value for value in (inputs, *named) if isinstance(value, Tensor)]
+        texts = len(given[0]) if given else 1
         if not model.config.is_encoder_decoder:
             # With a cache it may be given new tokens only, but then the mask has all of them.
-            return Prompt(texts, max((shape[1] for shape in shapes), default=1))
+            return Prompt(texts, max((value.shape[1] for value in given), default=1))
         if after := [e for e in self._edits if getattr(e, "positions", None) == "generated"]:
             raise BadSettings(
                 f"{after[0]} cannot be used with {type(model).__name__}: the decoder of an "
@@ -264,7 +264,7 @@ class EditedModel:
         return Prompt(texts, None)
 
     def _enter_block(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """The first block starts, or for a shared block the next one."""
+        """Note the shape of the states; count the runs of a shared block."""
         if isinstance(self._pass, ModelPass) and not self.is_suspended:
             self._pass.block += 1
             if not self._pass.shape and (state := state_taken(args, kwargs)) is not None:
@@ -340,11 +340,3 @@ class EditedModel:
     ) -> tuple[Any, Any]:  # fmt: skip
         applied.count(self._number, query.shape[0] * query.shape[2])
         return function(module, query, *args, **kwargs)
-
-
-def _restore(own: dict[str, Any], name: str, before: Any) -> None:
-    """Put back what an instance had under `name`; `own` itself if that was nothing."""
-    if before is own:
-        own.pop(name, None)
-    else:
-        own[name] = before

@@ -15,6 +15,7 @@ Nothing is stored on the model, so locks and taps are never copied or pickled wi
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock, RLock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,7 +32,7 @@ class StopPass(Exception):
     """Raised inside a forward pass once everything that was asked for is known."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: a decoder creates hundreds per text
 class Tap:
     """What to run at one module. All but `forward` run only on the thread that set the tap."""
 
@@ -44,6 +45,17 @@ class Tap:
     # Called as around(forward, args, kwargs); the tap set last is the outermost.
     around: Callable[[Forward, Args, Kwargs], Any] | None = None
     forward: Forward | None = None  # another implementation of the module, used on every thread
+
+    @cached_property
+    def is_piped(self) -> bool:
+        """True if forward becomes one step of several."""
+        steps = (self.see_input, self.change_input, self.change_output, self.replace)
+        return any(step is not None for step in steps)
+
+    @property
+    def is_inside(self) -> bool:
+        """True if forward has to be replaced, because a hook after it is not enough."""
+        return self.forward is not None or self.around is not None or self.is_piped
 
 
 class _TappedModule:
@@ -59,38 +71,34 @@ class _TappedModule:
     def add(self, tap: Tap) -> None:
         self.taps[tap] = None
         if (see := tap.see_output) is not None:
-            # A hook, not part of forward: it must see what hooks of others made of the output.
+            # A hook, not part of forward: hooks of others may change the output first.
             self.taps[tap] = self.module.register_forward_hook(_on_this_thread(see))
-        self._install()
+        if tap.is_inside:
+            self._install()
 
     def remove(self, tap: Tap) -> None:
         handle = self.taps.pop(tap, None)
         if handle is not None:
             handle.remove()
-        self._install()
+        if tap.is_inside:
+            self._install()
 
     def _install(self) -> None:
-        forward = self._composed()
-        own = self.module.__dict__
+        own, forward = self.module.__dict__, self.original
+        for tap in self.taps:
+            forward = tap.forward or forward
+        piped = [tap for tap in self.taps if tap.is_piped]
+        if piped:
+            forward = _piped(forward, self.original, piped)
+        for tap in self.taps:
+            if tap.around is not None:
+                forward = _wrapped(forward, self.original, tap.around)
         if forward is not self.original:
             own["forward"] = forward
         elif self.instance_forward is not None:
             own["forward"] = self.instance_forward
         else:
             own.pop("forward", None)
-
-    def _functions(self, name: str) -> tuple[Any, ...]:
-        return tuple(f for tap in self.taps if (f := getattr(tap, name)) is not None)
-
-    def _composed(self) -> Forward:
-        forward: Forward = (self.original, *self._functions("forward"))[-1]
-        changes, sees = self._functions("change_input"), self._functions("see_input")
-        afters, replaces = self._functions("change_output"), self._functions("replace")[::-1]
-        if changes or sees or afters or replaces:
-            forward = _piped(forward, self.original, changes, sees, afters, replaces)
-        for around in self._functions("around"):
-            forward = _wrapped(forward, self.original, around)
-        return forward
 
 
 def _on_this_thread(see: Callable[[Any], None]) -> Callable[..., None]:
@@ -103,15 +111,12 @@ def _on_this_thread(see: Callable[[Any], None]) -> Callable[..., None]:
     return hook
 
 
-def _piped(
-    forward: Forward,
-    original: Forward,
-    changes: tuple[Any, ...],
-    sees: tuple[Any, ...],
-    afters: tuple[Any, ...],
-    replaces: tuple[Any, ...],
-) -> Forward:
+def _piped(forward: Forward, original: Forward, taps: list[Tap]) -> Forward:
     thread = get_ident()
+    changes = [tap.change_input for tap in taps if tap.change_input is not None]
+    sees = [tap.see_input for tap in taps if tap.see_input is not None]
+    afters = [tap.change_output for tap in taps if tap.change_output is not None]
+    replaces = [tap.replace for tap in reversed(taps) if tap.replace is not None]
 
     def piped(*args: Any, **kwargs: Any) -> Any:
         if get_ident() != thread:
@@ -126,8 +131,8 @@ def _piped(
         for see in sees:
             see(args, kwargs)
         output = (forward if instead is None else instead)(*args, **kwargs)
-        for change in afters:
-            output = change(output)
+        for after in afters:
+            output = after(output)
         return output
 
     piped.__wrapped__ = original  # type: ignore[attr-defined]  # `generate` asks for its signature

@@ -36,7 +36,9 @@ class _Call:
         args, kwargs = with_state(self.args, self.kwargs, self.place, h)
         state = state_given(self.module(*args, **kwargs))
         if state is None:
-            raise ModelRefused("a block returned no state when it was run again; load it anew")
+            raise ModelRefused(
+                "a block returned no state when it was run again; load the model again"
+            )
         return state
 
 

@@ -92,7 +92,7 @@ class Prompt:
 
 @dataclass(eq=False)
 class ModelPass:
-    """A call of the model, seen from its arguments."""
+    """A call of the model, described by its arguments."""
 
     mask: Any  # of all tokens, those in the cache included
     past: int  # positions in the cache
@@ -111,14 +111,20 @@ class ModelPass:
         cache = arguments.get("past_key_values")
         mask = arguments.get("decoder_attention_mask" if is_decoder else "attention_mask")
         past = 0 if cache is None else int(cache.get_seq_length())
+        if arguments.get("cache_params") is not None:
+            raise BadSettings(
+                f"{type(model).__name__} keeps a recurrent state, which does not tell how many "
+                "tokens were read before; edit passes without a cache (use_cache=False)"
+            )
         return cls(mask, past, arguments.get("position_ids"), prompt, cache is not None)
 
     def rows(self, n: int) -> Rows:
         """The rows of all texts, one text after the other."""
         if n != len(self._rows.positions):
             raise BadSettings(
-                f"a module was given {n} rows in a pass over {' x '.join(map(str, self.shape))} "
-                "positions, so they cannot be told apart; only edits of all positions work here"
+                f"a module got {n} rows in a pass over {' x '.join(map(str, self.shape))} "
+                "positions, so it is not known which row is at which position; this edit cannot be "
+                "used here"
             )
         return self._rows
 
