@@ -365,8 +365,6 @@ def test_starts_that_would_not_be_used(folder: Path, text: Path, tmp_path: Path)
     words = ("--text", text, "--starts", text, "-o", tmp_path / "report")
     message = "starts are for texts sampled from the model"
     refused(run("study", "shortcuts", folder, *words), message)
-        run("study", "shortcuts", folder, *words), "starts are for texts sampled from the model"
-    )
 
 
 def test_text_shorter_than_one_position(folder: Path, tmp_path: Path) -> None:
