@@ -114,10 +114,13 @@ class FitContext(TextContext[FS]):
         """
         started, s = time.monotonic(), self.settings
         source, sampling = self.source(text)
-        depends = (pairs, list(parts), keep_rows, s.n_fit, s.intercept, s.ridge, sampling.to_dict())
+        depends = (
+            self.fingerprint_of("fit", text), sampling.to_dict(), pairs, list(parts), keep_rows,
+            s.intercept, s.ridge,
+        )  # fmt: skip
         folder = self.file("fitted", text, *depends)
         rows = StateFile(self.file("rows", text, *depends)) if keep_rows else None
-        fitted = self._saved(folder, text, rows)
+        fitted = _saved(folder, rows)
         if fitted is None:
             checkpoint = self.file("fitting", text, *depends).with_suffix(".safetensors")
             tally = collect(
@@ -135,7 +138,7 @@ class FitContext(TextContext[FS]):
             give_back()  # the moments take more memory than the maps
             fitted = Fitted(bank, biased, None if rows is None else rows.open(), folder.name)
         self.read("fit", text, fitted.bank.data, started)
-        return fitted._replace(key=f"{folder.name} {fitted.bank.data['fingerprint']}")
+        return fitted
 
     def _solved(self, tally: Tally, text: str) -> tuple[ShortcutBank, ShortcutBank | None]:
         """The bank, its parts without an intercept; and a bank of the same parts with one."""
@@ -155,20 +158,6 @@ class FitContext(TextContext[FS]):
             bank.changed(parts=plain[0], fits=[*bank.fits.values(), *plain[1]]),
             bank.changed(maps=[], parts=biased[0], fits=biased[1]),
         )
-
-    def _saved(self, folder: Path, text: str, rows: StateFile | None) -> Fitted | None:
-        """What an earlier run fitted, if it is whole and the text has not changed since."""
-        if not folder.is_dir():
-            return None
-        try:
-            bank = ShortcutBank.from_pretrained(folder)
-            biased = ShortcutBank.from_pretrained(_beside(folder)) if bank.parts else None
-            opened = None if rows is None else rows.open()
-        except LayerleapError:  # incomplete or damaged: fit again
-            return None
-        if bank.data.get("fingerprint") != self.fingerprint_of("fit", text):
-            return None
-        return Fitted(bank, biased, opened, folder.name)
 
     def scores(
         self, text: str, banks: Mapping[str, ShortcutBank], errors: MapErrors | None = None
@@ -200,6 +189,18 @@ class FitContext(TextContext[FS]):
     def counts(self, role: str, text: str) -> Row:
         """How much of a text was read for a purpose."""
         return next(row for row in self.data if (row["role"], row["text"]) == (role, text))
+
+
+def _saved(folder: Path, rows: StateFile | None) -> Fitted | None:
+    """What an earlier run fitted, if it is whole."""
+    if not folder.is_dir():
+        return None
+    try:
+        bank = ShortcutBank.from_pretrained(folder)
+        biased = ShortcutBank.from_pretrained(_beside(folder)) if bank.parts else None
+        return Fitted(bank, biased, None if rows is None else rows.open(), folder.name)
+    except LayerleapError:  # incomplete or damaged: fit again
+        return None
 
 
 def _beside(folder: Path) -> Path:

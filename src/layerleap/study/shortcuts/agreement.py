@@ -27,6 +27,7 @@ from layerleap.study.shortcuts.curves import (
 )
 from layerleap.study.tables import Column, Table, estimate, percent
 
+LENSES = ("mat", "id")  # those that are compared
 EVERY_LAYER = "yes if the interval of the lead says so at every layer, partly if at most of them"
 
 
@@ -85,9 +86,6 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         f"shortcut and {plain[middle]:.1f} nats for the logit lens.",
         under="kl",
     )
-
-
-LENSES = ("mat", "id")
 
 
 def _headlines(result: StudyResult) -> Iterator[Finding]:

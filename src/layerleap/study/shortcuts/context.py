@@ -11,6 +11,7 @@ fits of equal size. Maps are also trained on the rows that the pass has saved.
 import time
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -146,37 +147,33 @@ class ShortcutContext(FitContext[ShortcutSettings]):
     def _read(self, text: str) -> Reading:
         errors = MapErrors(self.bank) if text == self.text else None
         scores = self.scores(text, self.banks, errors)
-        reading = Reading(
-            scores, [] if errors is None else errors.table(),
-            [] if errors is None else errors.leads(),
-        )  # fmt: skip
+        r2 = {"r2": [], "r2_lead": []} if errors is None else {
+            "r2": errors.table(), "r2_lead": errors.leads()
+        }  # fmt: skip
         path = self._reading_file(text)
         scores.save(path.with_suffix(".safetensors"))  # first: the other says that all is there
-        counts = {**self.counts("read", text), "r2": reading.r2, "r2_lead": reading.r2_lead}
-        write_json(path.with_suffix(".json"), counts)
-        return reading
+        write_json(path.with_suffix(".json"), {"data": self.counts("read", text), **r2})
+        return Reading(scores, **r2)
 
     def _saved_reading(self, text: str) -> Reading | None:
-        """What an earlier run read, if it is whole and the text has not changed since."""
+        """What an earlier run read, if it is whole."""
         started, path = time.monotonic(), self._reading_file(text)
         if not path.with_suffix(".json").exists():
             return None
         try:
             saved: dict[str, Any] = read_json(path.with_suffix(".json"))
-            reading = Reading(
-                Scores.load(path.with_suffix(".safetensors")), saved["r2"], saved["r2_lead"]
-            )
+            scores = Scores.load(path.with_suffix(".safetensors"))
+            self.read("read", text, saved["data"], started)
+            return Reading(scores, saved["r2"], saved["r2_lead"])
         except (BadArtifact, KeyError):  # damaged: read again
             return None
-        if saved.get("fingerprint") != self.fingerprint_of("held-out", text):
-            return None
-        self.read("read", text, saved, started)
-        return reading
 
-    def _reading_file(self, text: str) -> Any:
+    def _reading_file(self, text: str) -> Path:
         s, fits = self.settings, [one.key for one in self.fitted.values()]
-        depends = (fits, list(self.banks), s.tuned_rows, s.n_read, s.sampling.to_dict())
-        return self.file("read", text, *depends)
+        return self.file(
+            "read", text, self.fingerprint_of("held-out", text), fits, list(self.banks),
+            s.tuned_rows, s.seed,
+        )  # fmt: skip
 
     @torch.no_grad()
     def run_again(self, n_texts: int, phase: str, *scorers: Scorer) -> Tensor:
