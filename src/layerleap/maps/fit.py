@@ -102,7 +102,7 @@ def fit(
 
     Args:
         transformer: the model.
-        text: anything `batches_of` reads, "drawn", or None for the model's default text.
+        text: anything `batches_of` reads, "generated", or None for the model's default text.
         sampling: how to cut texts, choose positions and hold out documents.
         intercept: also fit a bias.
         ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto" to choose

@@ -22,7 +22,7 @@ class ShortcutSettings(FitSettings):
 
     text: str | None = option(
         None,
-        "wikipedia, news, 'drawn' (sampled from the model), a file (txt, jsonl, parquet, .gz), a "
+        "wikipedia, news, 'generated' (sampled from the model), a file (txt, jsonl, parquet, .gz), a "
         "folder, or a data set of the hub. By default, what suits the model.",
         flags=("--text", "-t"),
     )
@@ -81,7 +81,7 @@ class ShortcutSettings(FitSettings):
         if self.text == self.other not in (None, DEFAULT_OTHER):
             raise BadSettings(f"text and other are both {self.text!r}; expected two texts, or one")
         main, other = self.main_text(model), self.other
-        # A model whose texts have to be drawn seldom speaks the language of the news.
+        # A model that reads generated texts seldom speaks the language of the news.
         if other == main or (main == "generated" and other == DEFAULT_OTHER):
             other = None
         return replace(self, text=main, other=other)
