@@ -238,8 +238,8 @@ def test_early_exits_under_edits_are_those_of_the_edited_model(llama):
         ):
             h = transformer.capture({"input_ids": ids[None]}).states
         assert int(transformer.logits(h[2][0, -1:]).argmax()) == new[n]
-    account = custom.accounts[0]
-    assert account.compared == len(new)
+    stats = custom.stats[0]
+    assert stats.compared == len(new)
 
 
 def test_replaced_attention_modules_need_a_pass_without_cache(llama):
@@ -281,10 +281,14 @@ def test_generate_of_this_package_is_edited_too():
     transformer.model.double().generation_config.eos_token_id = None
     edit = ZeroNeuron(2, 3), AddNeuron(3, 7, 20.0, positions="generated")
     with transformer.edit(*edit) as report:
-        theirs = generate(transformer, "the cat sat on", max_new_tokens=12)
+        theirs = generate(transformer, "the cat sat on", decoder="transformers", max_new_tokens=12)
         custom = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP)
-        ours = generate(transformer, "the cat sat on", custom, max_new_tokens=12)
-    assert ours.ids == theirs.ids != generate(transformer, "the cat sat on", max_new_tokens=12).ids
+        ours = generate(transformer, "the cat sat on", decoder=custom, max_new_tokens=12)
+    assert (
+        ours.ids
+        == theirs.ids
+        != generate(transformer, "the cat sat on", decoder="transformers", max_new_tokens=12).ids
+    )
     assert not report.unused
 
 
@@ -344,5 +348,5 @@ def test_edits_of_skipped_blocks_are_reported_as_never_applied(llama, policy):
     with transformer.edit(low):
         again = transformer.model.generate(ids, custom_generate=custom, **OPTIONS)
     assert torch.equal(edited, again)
-    assert set(custom.accounts[0].layers) == {1, 3}  # the first token is read off the prompt
+    assert set(custom.stats[0].layers) == {1, 3}  # the first token is read off the prompt
     assert traces(transformer.model) == before

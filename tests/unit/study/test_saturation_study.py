@@ -137,7 +137,7 @@ def test_what_too_few_rows_do_not_allow_is_noted_and_not_made(tmp_path):
     few = settings(text_file(tmp_path, 30), n_fit=20, n_read=3)
     result = STUDY(llama(), few)
     assert set(result.failed) == {"probe", "intervention", "exits"}
-    assert "documents cannot be dealt into 5 folds" in result.failed["probe"]
+    assert "documents are too few for 5 folds" in result.failed["probe"]
     assert not result.rows("probe")
     assert not result.rows("tau")
     assert result.rows("places")  # where ranks saturate can be said of any number of rows

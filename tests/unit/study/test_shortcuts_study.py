@@ -615,7 +615,7 @@ def test_standard_input_is_refused_at_once(field):
 def test_starts_without_generated_texts_are_refused():
     with pytest.raises(BadSettings, match="starts are for texts sampled from the model"):
         ShortcutSettings(text="wikipedia", starts="some.txt")
-    assert ShortcutSettings(text="wikipedia", other="drawn", starts="some.txt").starts
+    assert ShortcutSettings(text="wikipedia", other="generated", starts="some.txt").starts
 
 
 @pytest.fixture
