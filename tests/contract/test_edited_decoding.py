@@ -284,11 +284,8 @@ def test_generate_of_this_package_is_edited_too():
         theirs = generate(transformer, "the cat sat on", decoder="transformers", max_new_tokens=12)
         custom = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP)
         ours = generate(transformer, "the cat sat on", decoder=custom, max_new_tokens=12)
-    assert (
-        ours.ids
-        == theirs.ids
-        != generate(transformer, "the cat sat on", decoder="transformers", max_new_tokens=12).ids
-    )
+    plain = generate(transformer, "the cat sat on", decoder="transformers", max_new_tokens=12)
+    assert ours.ids == theirs.ids != plain.ids
     assert not report.unused
 
 

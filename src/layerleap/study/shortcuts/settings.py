@@ -22,8 +22,8 @@ class ShortcutSettings(FitSettings):
 
     text: str | None = option(
         None,
-        "wikipedia, news, 'generated' (sampled from the model), a file (txt, jsonl, parquet, .gz), a "
-        "folder, or a data set of the hub. By default, what suits the model.",
+        "wikipedia, news, 'generated' (sampled from the model), a file (txt, jsonl, parquet, .gz), "
+        "a folder, or a data set of the hub. By default, what suits the model.",
         flags=("--text", "-t"),
     )
     n_fit: int | None = option(9000, "Texts to fit on.", flags=("--fit-texts",))
