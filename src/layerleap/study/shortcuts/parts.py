@@ -105,8 +105,8 @@ def findings(result: StudyResult) -> Iterator[Finding]:
     )
     for kind in order:
         answered = result.rows("parts", map=kind, metric="answered", bias=False)
-        worst = min(answered, key=lambda row: row["value"])
-        if worst["value"] < 1:
+        worst = min(answered, key=lambda row: row["value"], default=None)
+        if worst is not None and worst["value"] < 1:
             yield Finding(
                 f"With {NAMES[kind]} replaced from layer {worst['layer']} on, the model's output "
                 f"is NaN or infinite in {percent(1 - worst['value'])} of texts. Such texts count "
