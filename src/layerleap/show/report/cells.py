@@ -82,12 +82,18 @@ def _is_hashable(value: Any) -> bool:
 
 OPEN = {"cannot tell": "open", "not tested": "open"}
 CLAIMS = Table(
-    "claims-table", "Claims, beside what this study measured", lambda r: r.claims,
+    "claims-table", "Claims, beside what this study measured",
+    lambda r: [row for row in r.claims if row["agrees"] != "not tested"],
     (
         Column("claim", "the paper says"),
         Column("agrees", "holds here?", colours={**GOOD_OR_BAD, **OPEN}),
         Column("seen", "measured here"), Column("why", "how decided"),
     ),
+)  # fmt: skip
+UNTESTED = Table(
+    "untested-table", "Claims that this run could not test, and why",
+    lambda r: [row for row in r.claims if row["agrees"] == "not tested"],
+    (Column("claim", "the paper says"), Column("seen", "why it was not tested")),
 )  # fmt: skip
 DATA = Table(
     "data-table", "Data", lambda r: r.data,

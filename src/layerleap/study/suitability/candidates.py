@@ -41,6 +41,11 @@ class Candidate:
     layers: tuple[int, ...]  # where the rule is checked
     where: str  # the layers in words
 
+    def __post_init__(self) -> None:
+        if (self.map, self.rule) not in RULES:
+            pairs = ", ".join(f"{rule} through {map_}" for map_, rule in RULES)
+            raise BadSettings(f"no candidate is {self.rule} through {self.map}; expected {pairs}")
+
     def __str__(self) -> str:
         return f"{RULE_NAMES[self.rule]} through {self.map}, checked at {self.where}"
 

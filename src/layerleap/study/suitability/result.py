@@ -113,6 +113,8 @@ class Suitability:
             "plans": [run.to_dict() for run in self.plans],
             "agreement": self._agreement_rows(),
         }
+        if table not in tables:
+            raise BadSettings(f"no table {table!r}; expected one of: {', '.join(tables)}")
         return pandas.DataFrame(tables[table])
 
     def _repr_html_(self) -> str:
