@@ -2,15 +2,12 @@
 
 In: a `Study`, a model and settings. Out: a `StudyResult`.
 
-A study is a name, a settings dataclass and a tuple of sections. A section turns a context (the
-model, its settings, and whatever sections share) into tables, says in words what they show, tests
-claims, and lists its figures and tables. Finished sections are saved in a folder, so that an
-interrupted study continues with the next one. A section that cannot run is reported as failed, and
-the others go on.
+A section turns a context (the model, its settings, and whatever sections share) into tables.
+Finished sections are saved in a folder, so that an interrupted study continues with the next one. A
+section that cannot run is reported as failed, and the others go on.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -107,8 +104,12 @@ class Context(Generic[S]):
         except (WrongModel, CannotWrite):
             raise
         except LayerleapError as error:
-            self.note(f"{what}: left out. {str(error)[:1].upper()}{str(error)[1:]}.")
+            self.leave_out(what, error)
             return None
+
+    def leave_out(self, what: str, error: LayerleapError) -> None:
+        """Note that something is left out, and why."""
+        self.note(f"{what}: left out. {str(error)[:1].upper()}{str(error)[1:]}.")
 
     def fingerprint(self) -> Any:
         """What else results depend on, besides model and settings: usually a digest of the text."""
@@ -314,38 +315,35 @@ class _Run:
 
     def section(self, section: Section) -> None:
         """Run one section, or take its tables from an earlier run with the same settings."""
-        failed = {row["key"]: row["reason"] for row in self.log if row["status"] == "failed"}
-        entry = {"key": section.key, "title": section.title, "status": "done", "reason": ""}
-        if lacking := [key for key in section.needs if key in failed]:
-            reason = f"it needs section {lacking[0]!r}, which failed"
-            self.log.append({**entry, "status": "failed", "reason": reason, "seconds": 0.0,
-                             "resumed": False})  # fmt: skip
-            return
+        done = {row["key"] for row in self.log if row["status"] == "done"}
+        failed = {row["key"] for row in self.log} - done
+        started, entry = time.monotonic(), {"key": section.key, "title": section.title}
         path = self.context.folder / f"section-{section.key}.json"
-        done = {row["key"] for row in self.log} - failed.keys()
         key = "+".join([self.key, *(key for key in section.after if key in done)])
-        saved = self._saved(path, key)
-        resumed = saved is not None
-        if saved is None:
-            started = time.monotonic()
-            try:
+        try:
+            if lacking := [key for key in section.needs if key in failed]:
+                raise BadSettings(f"it needs section {lacking[0]!r}, which failed")
+            saved = self._saved(path, key)
+            resumed = saved is not None
+            if saved is None:
                 saved = self._ran(section)
-            except (WrongModel, CannotWrite):
-                raise
-            except LayerleapError as error:
-                if section.required:
-                    raise
-                entry |= {"status": "failed", "reason": str(error)}
-                saved = {"tables": {}, "notes": [], "data": []}
-            saved["seconds"] = round(time.monotonic() - started, 1)
-            if entry["status"] == "done":
+                saved["seconds"] = round(time.monotonic() - started, 1)
                 with whole_file(path) as temporary:
                     text = json.dumps({"key": key, **saved}, allow_nan=False)
                     temporary.write_text(text, encoding="utf8")
-        else:  # what the section added when it ran
-            self.context.note(*saved["notes"])
-            self.context.account(*saved["data"])
+        except (WrongModel, CannotWrite):
+            raise
+        except LayerleapError as error:
+            if section.required:
+                raise
+            seconds = round(time.monotonic() - started, 1)
+            entry |= {"status": "failed", "reason": str(error)}
+            self.log.append({**entry, "seconds": seconds, "resumed": False})
+            return
+        self.context.note(*saved["notes"])  # known already, unless the section was resumed
+        self.context.account(*saved["data"])
         self.context.tables |= saved["tables"]
+        entry |= {"status": "done", "reason": ""}
         self.log.append({**entry, "seconds": saved["seconds"], "resumed": resumed})
 
     def _ran(self, section: Section) -> Row:
@@ -354,12 +352,10 @@ class _Run:
         tables = section.run(self.context)
         if taken := set(tables) & set(self.context.tables):
             raise BadSettings(f"table {min(taken)!r} of section {section.key!r} exists already")
-        plain = json.loads(json.dumps(_without_nan(tables)))
-        return {
-            "tables": plain,
-            "notes": self.context.notes[notes:],
-            "data": self.context.data[data:],
-        }
+        # JSON has neither NaN nor infinity: both become None.
+        plain = json.loads(json.dumps(tables), parse_constant=lambda _: None)
+        new = {"notes": self.context.notes[notes:], "data": self.context.data[data:]}
+        return {"tables": plain, **new}
 
     def _saved(self, path: Path, key: str) -> Row | None:
         try:
@@ -398,15 +394,6 @@ def _describe(model: Transformer) -> Row:
         "n_layers": model.n_layers, "d_model": model.d_model,
         "d_vocab": model.d_vocab,
     }  # fmt: skip
-
-
-def _without_nan(value: Any) -> Any:
-    """The same plain data with None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

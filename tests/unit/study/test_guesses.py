@@ -7,7 +7,7 @@ import torch
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.saturation import Saturation
-from layerleap.study.saturation.guesses import GuessSettings, guesses, words
+from layerleap.study.saturation.guesses import guesses, words
 
 LAST = 12
 
@@ -64,7 +64,7 @@ def test_the_test_is_the_textbooks():
     tokens = torch.tensor([0, 1]).expand(450, -1)
     rows = torch.arange(450)
     made_up = Saturation(layer, tokens, gold, rows, rows, LAST, "id")
-    test = guesses(made_up, GuessSettings(ranks=(2,)))[0]
+    test = guesses(made_up, ranks=(2,))[0]
     pooled = 75 / 450
     z = (45 / 200 - 30 / 250) / (pooled * (1 - pooled) * (1 / 200 + 1 / 250)) ** 0.5
     assert test["z"] == pytest.approx(z)
@@ -95,11 +95,11 @@ def test_one_document_has_no_interval():
 def test_what_cannot_be_asked_is_refused():
     rows = made(0.3, 0.1)
     with pytest.raises(BadSettings, match="choose a lead of 1 to 12"):
-        guesses(rows, GuessSettings(lead=13))
+        guesses(rows, lead=13)
     with pytest.raises(BadSettings, match="name ranks from 2 on"):
-        guesses(rows, GuessSettings(ranks=(1,)))
+        guesses(rows, ranks=(1,))
     with pytest.raises(BadSettings, match="read more ranks"):
-        guesses(rows, GuessSettings(ranks=(5,)))
+        guesses(rows, ranks=(5,))
     with pytest.raises(BadText, match="the top token is right in all 50 rows"):
         guesses(rows.rows(rows.gold == 0))
     unknown = Saturation(**{**vars(rows), "gold": torch.full_like(rows.gold, -1)})

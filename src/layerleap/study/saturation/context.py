@@ -123,6 +123,5 @@ class SaturationContext(TextContext[SaturationSettings]):
         if not tables:
             raise next(iter(errors.values()))
         for lens, reason in errors.items():
-            text = str(reason)
-            self.note(f"{what} through {lens}: left out. {text[:1].upper()}{text[1:]}.")
+            self.leave_out(f"{what} through {lens}", reason)
         return tables

@@ -33,14 +33,10 @@ SHORTEST = 4  # tokens of a prompt
 def prompts_of(
     batches: Iterable[Batch], n: int, length: int, *, without: Collection[int] = (), seed: int = 0
 ) -> list[Tensor]:
-    """The beginnings of some texts, each from another document: (1, token) each.
+    """The beginnings of up to n texts, each from another document: (1, length) each.
 
-    Args:
-        batches: texts are drawn from all of them, because they may be sorted by length.
-        n: prompts, at most.
-        length: tokens of each.
-        without: documents to leave out.
-        seed: of the draw.
+    They are drawn from all batches, because these may be sorted by length; documents in `without`
+    are left out.
     """
     beginnings: dict[int, list[Tensor]] = {}
     for batch in batches:
@@ -68,13 +64,7 @@ def live_exits(
 ) -> list[Row]:
     """One row per lens and rule, after one for the model that never exits.
 
-    Args:
-        transformer: a decoder.
-        bank: of the lens "mat", if rules read through it.
-        rules: by lens and name.
-        prompts: what to continue.
-        tokens: to generate after each.
-        progress: called with the number of rules.
+    The bank is that of the lens "mat", if rules read through it; rules are by lens and name.
     """
     require_text(transformer)
     if transformer.kind != "next-token":

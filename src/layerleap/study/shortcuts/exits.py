@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from layerleap.act.exits.cost import Cost, measure
 from layerleap.study.claims import Claim, Verdict, above, at_every, difference
-from layerleap.study.early_texts import early_texts
 from layerleap.study.engine import Section
 from layerleap.study.exits import (
     CLOSE_UP,
@@ -21,7 +20,7 @@ from layerleap.study.exits import (
     calibrated_figure,
     calibrated_rows,
     calibrated_table,
-    calibrated_tables,
+    early_texts,
     exit_rows,
     exit_tables,
     leads_over_fixed,
@@ -53,13 +52,13 @@ def run(context: ShortcutContext) -> Tables:
     if lenses["id"].train is None:
         context.note("No rule was learned: there are too few documents to train on some of them.")
     calibrated = context.attempt(
-        "Calibrated exits", lambda: calibrated_tables(lenses, text, s.tolerance, s.delta)
+        "Calibrated exits", lambda: calibrated_rows(lenses, text, s.tolerance, s.delta)
     )
     texts = context.attempt("Generated texts", lambda: _texts(context, lenses, exits["saved"]))
     return {
         "exits": exits["curves"], "exits_saved": exits["saved"], "exits_cost": [exits["cost"]],
         "exits_lead": leads_over_fixed(lenses), "same_rows": same_rows(lenses, TARGET),
-        "calibrated": [] if calibrated is None else calibrated_rows(calibrated),
+        "calibrated": calibrated or [],
         "texts": texts or [],
     }  # fmt: skip
 
