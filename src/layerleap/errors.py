@@ -4,7 +4,8 @@
     |-- ModelRefused      a model failed a law of the self-check, so it is not wrapped
     |-- UnknownModel      there is no model with that name, folder or file
     |-- BadText           a text source is missing, empty, unreadable or too small
-    |   `-- NothingToFit  a text source has no position to fit on
+    |   |-- NothingToFit  a text source has no position to fit on
+    |   `-- TooFewRows    a text source is too small for the settings, so also a BadSettings
     |-- BadMedia          an image or sound is missing, unreadable, or has the wrong shape or rate
     |-- BadSettings       a setting is out of range: a layer that does not exist, rank 0
     |-- NotFinite         states or their sums are NaN or infinite
@@ -43,6 +44,10 @@ class BadMedia(LayerleapError):
 
 class BadSettings(LayerleapError):
     """A setting is out of range."""
+
+
+class TooFewRows(BadText, BadSettings):
+    """A text source is too small for the settings."""
 
 
 class NotFinite(LayerleapError):

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Generic, Self, TypeVar
 
 import layerleap
-from layerleap.errors import BadSettings, CannotWrite, LayerleapError, WrongModel
+from layerleap.errors import BadSettings, BadText, CannotWrite, LayerleapError, WrongModel
 from layerleap.files import whole_file
 from layerleap.memory import peak_memory
 from layerleap.models.transformer import Transformer
@@ -98,12 +98,13 @@ class Context(Generic[S]):
         self.data += [row for row in rows if (row["role"], row["text"]) not in known]
 
     def attempt(self, what: str, make: Callable[[], T]) -> T | None:
-        """What `make` returns, or None and a note if this model or text does not allow it."""
+        """What `make` returns, or None and a note if there is too little text for it.
+
+        Anything else, such as a missing library or a bad setting, fails the section.
+        """
         try:
             return make()
-        except (WrongModel, CannotWrite):
-            raise
-        except LayerleapError as error:
+        except BadText as error:
             self.leave_out(what, error)
             return None
 

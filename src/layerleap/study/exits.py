@@ -244,6 +244,11 @@ def leads_over_fixed(lenses: Mapping[str, Lensed], rule: str = "gap") -> list[Ro
     return rows
 
 
+def generates_text(transformer: Transformer) -> bool:
+    """Whether the model continues a text token by token."""
+    return transformer.kind == "next-token" and modality(transformer) == "text"
+
+
 def early_texts(
     transformer: Transformer,
     banks: Mapping[str, ShortcutBank | None],
@@ -257,8 +262,7 @@ def early_texts(
     None if the model does not generate text. Banks are by lens, rules by lens and name.
     """
     tokenizer: Any = transformer.tokenizer
-    generates = transformer.kind == "next-token" and modality(transformer) == "text"
-    if not generates or tokenizer is None or not beginning:
+    if not generates_text(transformer) or tokenizer is None or not beginning:
         return []
     prompt = tokenizer.decode(beginning, skip_special_tokens=True)
     texts = []

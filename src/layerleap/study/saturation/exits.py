@@ -9,7 +9,6 @@ rows of all other documents; for calibration these are divided at random into tw
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,12 +19,11 @@ from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import Fixed, Never, Oracle, Patience, Rule, Similarity, Task
-from layerleap.errors import BadSettings
+from layerleap.errors import TooFewRows
 from layerleap.maps.bank import ShortcutBank
 from layerleap.read.metrics import finite, mean_interval
 from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.task import TaskProbe
-from layerleap.stream.examples import require_text
 from layerleap.study import exits as replayed
 from layerleap.study.claims import Claim, Verdict, above, all_of, difference, untested
 from layerleap.study.engine import Section
@@ -112,7 +110,7 @@ def _judged(data: SaturationData, lens: str, cost: Cost, cells: int, seed: int) 
     )  # fmt: skip
     rest = whole.rows(others).with_probe(probe, SomeStates(data.states, others))
     if len(rest) < 2:
-        raise BadSettings(f"{len(rest)} rows are left to judge rules by; read more texts")
+        raise TooFewRows(f"{len(rest)} rows are left to judge rules by; read more texts")
     families = {
         "task": family(Task, probe=probe), "gap": replayed.gap_family(whole),
         "similarity": family(Similarity), "patience": family(Patience),
@@ -152,19 +150,19 @@ def _run(context: SaturationContext) -> Tables:
         "Calibrated exits",
         lambda: replayed.calibrated_rows(lenses, context.text, s.tolerance, s.delta, RULES),
     )
-    prompts = context.attempt("Timed exits", lambda: _prompts(context, judged))
-    live: list[Row] | None = []
-    texts: list[Row] | None = []
-    if prompts:
-        decode = partial(live_exits, data.transformer, context.bank, rules, prompts)
-        live = context.attempt("Timed exits", lambda: decode(progress=context.progress))
-        texts = context.attempt("Texts", lambda: _texts(context, rules, prompts))
-    return {**tables, "calibrated": promises or [], "live": live or [], "texts": texts or []}
+    tables |= {"calibrated": promises or [], "live": [], "texts": []}
+    if not replayed.generates_text(context.model):
+        name = context.model.identity.name
+        context.note(f"Timed exits: left out. {name} does not generate text token by token.")
+    elif prompts := context.attempt("Timed exits", lambda: _prompts(context, judged)):
+        progress = context.progress
+        tables["live"] = live_exits(context.model, context.bank, rules, prompts, progress=progress)
+        tables["texts"] = _texts(context, rules, prompts)
+    return tables
 
 
 def _prompts(context: SaturationContext, judged: Mapping[str, Judged]) -> list[Tensor]:
     """Beginnings of texts that nothing was trained on."""
-    require_text(context.model)
     train = next(iter(judged.values())).rows.train
     assert train is not None
     s, known = context.settings, set(train.document.tolist())

@@ -25,7 +25,7 @@ from layerleap.study.engine import Section
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.saturation.context import SaturationContext
 from layerleap.study.saturation.order import LEVEL, confirmed, interval
-from layerleap.study.tables import Column, Table
+from layerleap.study.tables import P_VALUE, Column, Table, bounded, p_words
 
 PAPER_LEAD = 7  # layers before the end that count as early, in the paper's models of 48 layers
 NEEDED = 5.0  # expected right and wrong guesses in each group: the z-test's own rule
@@ -103,7 +103,7 @@ def _test(wrong: Saturation, rank: int, lead: int, seed: int) -> Row:
         a, b, c, d = bootstrap.sums(torch.stack([right & early, early, right & late, late], 1)).T
         low, high = map(finite, percentiles(a / b - c / d, skip_nan=True).tolist())
     return row | {
-        "difference": difference, "low": low, "high": high, "p": float(test.pvalue),
+        "difference": difference, "low": low, "high": high, "p": bounded(float(test.pvalue)),
         "z": math.copysign(math.sqrt(test.statistic), difference),
         "early_are": _early_are(test.pvalue <= LEVEL, low, high),
     }  # fmt: skip
@@ -146,7 +146,7 @@ def words(row: Row) -> str:
         more = "more rows" if row["needed"] is None else f"about {row['needed']:,} such rows"
         return f"{text}. Too few are right to test this; {more} are needed."
     difference = f"{row['difference']:+.1%}{interval(row, '{:+.1%}')}"
-    text += f". The difference is {difference}, p = {row['p']:.2g}: "
+    text += f". The difference is {difference}, {p_words(row['p'])}: "
     if row["early_are"] is None:
         return text + "a single document cannot tell how documents differ."
     return f"{text}early tokens are {row['early_are']}."
@@ -159,7 +159,7 @@ def _claim(result: StudyResult) -> Verdict:
     answers = [confirmed(above(row), row["p"] <= LEVEL) for row in rows]
     seen = "; ".join(
         f"rank {row['rank']}: {row['early_value']:.1%} early, {row['late_value']:.1%} late "
-        f"(p = {row['p']:.2g})"
+        f"({p_words(row['p'])})"
         for row in rows
     )
     why = (
@@ -202,7 +202,7 @@ SECTION = Section(
                        "early_high"),
                 Column("late_value", "right if late (%)", "{:.1f}", 100, "late_low", "late_high"),
                 Column("difference", "difference (points)", "{:+.1f}", 100, "low", "high"),
-                Column("p", form="{:.2g}"), Column("wrong", "positions", "{:,.0f}"),
+                P_VALUE, Column("wrong", "positions", "{:,.0f}"),
             ),
         ),
     ),

@@ -34,7 +34,7 @@ from layerleap.study.saturation.donors import KINDS, PairSettings, find_pairs, m
 from layerleap.study.saturation.guesses import wilson
 from layerleap.study.saturation.rows import SaturationData
 from layerleap.study.saturation.trial_runs import Runner
-from layerleap.study.tables import Column, Table
+from layerleap.study.tables import P_VALUE, Column, Table, bounded, p_words
 
 BY_DEFINITION = (
     "At offset -1 a donor cannot succeed: one layer before its saturation layer its state reads as "
@@ -151,7 +151,7 @@ def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterato
             "offset": offset, "pairs": len(which), "donor": a.double().mean().item(),
             "control": b.double().mean().item(), "difference": estimate.value,
             "low": estimate.low, "high": estimate.high, "only_donor": more, "only_control": less,
-            "p": float(binomtest(more, more + less).pvalue) if more + less else 1.0,
+            "p": bounded(float(binomtest(more, more + less).pvalue)) if more + less else 1.0,
             "donor_margin": evidence.gap[trials.source[donor], layer].mean().item(),
             "control_margin": evidence.gap[trials.source[control], layer].mean().item(),
         }  # fmt: skip
@@ -177,7 +177,7 @@ def words(contrast: Row | None, pairs: int) -> str:
     return (
         f"at its saturation layer, a donor's token stays {verdict} that of a state which reads the "
         f"same with the same margin and is not saturated: {contrast['donor']:.0%} against "
-        f"{contrast['control']:.0%} of {contrast['pairs']} pairs, p = {contrast['p']:.3g}"
+        f"{contrast['control']:.0%} of {contrast['pairs']} pairs, {p_words(contrast['p'])}"
     )
 
 
@@ -213,7 +213,7 @@ def _saturated(result: StudyResult) -> Verdict:
         return untested("no states to compare donors with, or too few documents")
     seen = (
         f"stays in {at['donor']:.0%} of {at['pairs']} pairs, and in {at['control']:.0%} with a "
-        f"state that reads the same with the same margin and is not saturated (p = {at['p']:.2g})"
+        f"state that reads the same with the same margin and is not saturated ({p_words(at['p'])})"
     )
     answers = [above(at)]
     if twin is not None:
@@ -268,7 +268,7 @@ TABLES = (
             Column("donor", "donor (%)", "{:.0f}", 100),
             Column("control", "unsaturated (%)", "{:.0f}", 100),
             Column("difference", "difference (points)", "{:+.0f}", 100, "low", "high"),
-            Column("p", form="{:.2g}"), Column("donor_margin", "margin of the donor", "{:.2f}"),
+            P_VALUE, Column("donor_margin", "margin of the donor", "{:.2f}"),
             Column("control_margin", "of the control", "{:.2f}"), Column("pairs", form="{:.0f}"),
         ),
     ),

@@ -11,7 +11,6 @@ does not count.
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +23,10 @@ from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stream.examples import Batch, require_text
+from layerleap.stream.examples import Batch
+from layerleap.study.exits import generates_text
+from layerleap.study.result import Row
 
-Row = dict[str, Any]
 SHORTEST = 4  # tokens of a prompt
 
 
@@ -66,8 +66,7 @@ def live_exits(
 
     The bank is that of the lens "mat", if rules read through it; rules are by lens and name.
     """
-    require_text(transformer)
-    if transformer.kind != "next-token":
+    if not generates_text(transformer):
         raise BadSettings(f"{transformer.identity.name} does not generate text token by token")
     _decode(transformer, None, Never(), prompts[:1], tokens)
     rows: list[Row] = []

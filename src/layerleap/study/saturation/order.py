@@ -261,13 +261,20 @@ def in_order(tau: Row | None) -> Answer:
     return all_of([tau["beats_exchangeable"], tau["beats_walk"]])
 
 
-def headline(tau: Row | None) -> str:
-    """One clause on order, with tau and both nulls."""
-    if tau is None or tau["value"] is None:
+def headline(selections: Sequence[Row]) -> str:
+    """One clause on order that covers every selection of ranks and positions.
+
+    Selections with the same answer are joined; if answers differ, it says so first.
+    """
+    by_answer: dict[str, list[str]] = {}
+    for tau in selections:
+        numbers = f" ({_numbers(tau)})" if tau["value"] is not None else ""
+        by_answer.setdefault(_answer(tau), []).append(f"{_selection(tau).lower()}{numbers}")
+    if not by_answer:
         return "too few positions saturate to say whether ranks do so in order"
-    if tau["documents"] < FEWEST_DOCUMENTS:
-        return f"whether ranks saturate in order is open: {_answer(tau)} ({_numbers(tau)})"
-    return f"ranks saturate with {_answer(tau)} ({_numbers(tau)})"
+    parts = [f"{answer} in {' and in '.join(where)}" for answer, where in by_answer.items()]
+    start = "the answer depends on what is selected" if len(parts) > 1 else "order of saturation"
+    return f"{start}: {'; '.join(parts)}"
 
 
 def _numbers(tau: Row) -> str:
@@ -292,12 +299,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"Through {lens}: {steps_words(result.rows('steps', lens=lens))}", under="places"
         )
         selections = result.rows("tau", lens=lens)
-        for first in selections[:1]:
-            others = (f"{_selection(tau)}: {_answer(tau)}" for tau in selections[1:])
-            more = f"Other selections. {'. '.join(others)}."
-            yield Finding(f"Through {lens}: {tau_words(first)} {more}", under="tau")
-        tau = next(iter(selections), None)
-        yield Finding(f"Through {LENSES[lens]}, {headline(tau)}.", headline=True)
+        for tau in selections:
+            yield Finding(f"Through {lens}: {tau_words(tau)}", under="tau")
+        yield Finding(f"Through {LENSES[lens]}, {headline(selections)}.", headline=True)
 
 
 # Claims.
@@ -306,14 +310,15 @@ TOO_FEW = "too few positions have a rank that saturates; see the notes"
 
 
 def _ordered(result: StudyResult) -> Verdict:
-    tau = result.row("tau", lens="id")
-    if tau is None or tau["value"] is None:
+    selections = [tau for tau in result.rows("tau", lens="id") if tau["value"] is not None]
+    if not selections:
         return untested(TOO_FEW)
     return Verdict(
-        in_order(tau),
-        _numbers(tau),
-        "Yes if tau is above both nulls: its interval, and p at most 0.05. Partly if it is above "
-        "exchangeable ranks, which the paper compares with, and not above random walks.",
+        all_of(map(in_order, selections)),
+        headline(selections),
+        "Yes if tau is above both nulls in every selection: its interval, and p at most 0.05. "
+        "Partly if it is so in some of them, or only above exchangeable ranks, which the paper "
+        "compares with.",
     )
 
 
