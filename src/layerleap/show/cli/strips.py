@@ -14,7 +14,7 @@ from rich.text import Text
 from layerleap.read.strip import Strip
 from layerleap.show.cli.tables import new_table, visible
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
-from layerleap.show.html.style import LENS_TITLES
+from layerleap.show.html.page import lens_title
 
 Row = dict[str, Any]
 
@@ -23,7 +23,7 @@ def strip_table(strip: Strip) -> RenderableType:
     """A line per position: its token, then ranks 1 to k, each with its layer and in its colour."""
     rows = list(strip.rows())
     tables = [
-        _table(strip, LENS_TITLES.get(name, name), [row for row in rows if row["map"] == name])
+        _table(strip, lens_title(name), [row for row in rows if row["map"] == name])
         for name in strip.tracks
     ]
     return Group(*tables, _legend(strip))

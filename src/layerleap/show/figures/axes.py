@@ -1,7 +1,4 @@
-"""Axes: scales, ticks, limits, reference lines and legends.
-
-In: a matplotlib axes object and an `Axis` of a figure. Out: the same object, dressed.
-"""
+"""Axes of matplotlib, dressed: scales, ticks, limits, reference lines and legends."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -74,15 +71,16 @@ def draw_marks(axes: Any, marks: Iterable[Mark]) -> None:
             span(mark.at, mark.to, color="#f1ede6", linewidth=0, zorder=0)
             axes.set_xlim(keep[0])
             axes.set_ylim(keep[1])
-        if mark.label and mark.axis == "x" and axes.yaxis_inverted():  # categories fill the panel
-            place = {"transform": axes.get_xaxis_transform(), "va": "bottom", "ha": "center"}
-            axes.text(mark.at, 1.005, mark.label, fontsize=8.5, color=SOFT, **place)
-        elif mark.label and mark.axis == "x":
-            place = {"transform": axes.get_xaxis_transform(), "va": "bottom", "ha": "left"}
-            axes.text(mark.at, 0.02, f" {mark.label}", fontsize=8.5, color=SOFT, **place)
-        elif mark.label:
-            place = {"transform": axes.get_yaxis_transform(), "va": "top", "ha": "left"}
-            axes.text(0.01, mark.at, mark.label, fontsize=8.5, color=SOFT, **place)
+        style = {"fontsize": 8.5, "color": SOFT, "va": "bottom", "ha": "left"}
+        if mark.axis == "y":
+            style |= {"transform": axes.get_yaxis_transform(), "va": "top"}
+            axes.text(0.01, mark.at, mark.label, **style)
+        elif axes.yaxis_inverted():  # categories fill the panel
+            style |= {"transform": axes.get_xaxis_transform(), "ha": "center"}
+            axes.text(mark.at, 1.005, mark.label, **style)
+        else:
+            style |= {"transform": axes.get_xaxis_transform()}
+            axes.text(mark.at, 0.02, f" {mark.label}" if mark.label else "", **style)
 
 
 def legend_above(figure: Any, panels: Sequence[Any]) -> None:

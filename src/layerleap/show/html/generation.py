@@ -9,8 +9,7 @@ from typing import Any
 from layerleap.act.decode.generate import Generation
 from layerleap.errors import BadSettings
 from layerleap.show.html.colours import exit_colour
-from layerleap.show.html.page import write_page
-from layerleap.show.html.style import styled
+from layerleap.show.html.page import styled, write_page
 
 
 def generation_html(generation: Mapping[str, Any]) -> str:

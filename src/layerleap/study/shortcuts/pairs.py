@@ -1,7 +1,4 @@
-"""R2 between all pairs of layers: how well a later state can be predicted from an earlier one.
-
-In: the reading of the main text. Out: tables "r2" and "r2_lead", and what they show.
-"""
+"""R2 between all pairs of layers: how well a later state can be predicted from an earlier one."""
 
 from collections.abc import Iterator
 
@@ -27,6 +24,9 @@ def _by_pair(result: StudyResult) -> dict[str, dict[tuple[int, int], float]]:
     return by
 
 
+NO_R2 = "no pair of layers has an R2 here: too few rows were read"
+
+
 def findings(result: StudyResult) -> Iterator[Finding]:
     """What R2 says."""
     by, last = _by_pair(result), result.model["n_layers"]
@@ -49,13 +49,9 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             under="r2",
         )
     keys = ("r2", "weighted", "no_first")
-    known = [
-        row
-        for row in result.rows("r2", map="mat", dst=last)
-        if None not in [row[key] for key in keys]
-    ]
-    if known:
-        plain, weighted, later = (sum(row[key] for row in known) / len(known) for key in keys)
+    finals = [[row[key] for key in keys] for row in result.rows("r2", map="mat", dst=last)]
+    if known := [own for own in finals if None not in own]:
+        plain, weighted, later = (sum(column) / len(known) for column in zip(*known, strict=True))
         yield Finding(
             f"To the last layer, the mean over sources is {plain:.2f}. It is {weighted:.2f} if "
             f"coordinates are weighted by their variance, and {later:.2f} without first positions, "
@@ -65,10 +61,9 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 
 
 def _explains_more(result: StudyResult) -> Verdict:
-    leads = [row for row in result.rows("r2_lead") if row["value"] is not None]
-    if not leads:
-        return untested("no pair of layers has an R2 here: too few rows were read")
-    answers = [above(row) for row in leads]
+    answers = [above(row) for row in result.rows("r2_lead") if row["value"] is not None]
+    if not answers:
+        return untested(NO_R2)
     failing = sum(value <= 0 for value in _by_pair(result)["id"].values())
     return Verdict(
         at_every(answers),
@@ -79,13 +74,12 @@ def _explains_more(result: StudyResult) -> Verdict:
 
 
 def _id_fails(result: StudyResult) -> Verdict:
-    rows = [row for row in result.rows("r2", map="id") if row["r2"] is not None]
-    if not rows:
-        return untested("no pair of layers has an R2 here: too few rows were read")
-    answers = [below(row) for row in rows]
+    answers = [below(row) for row in result.rows("r2", map="id") if row["r2"] is not None]
+    if not answers:
+        return untested(NO_R2)
     return Verdict(
         share_of(answers, 0.5),
-        f"R2 is clearly below 0 in {answers.count('yes')} of {len(rows)} pairs",
+        f"R2 is clearly below 0 in {answers.count('yes')} of {len(answers)} pairs",
         "yes if the interval says so in half of the pairs or more",
     )
 
@@ -104,10 +98,8 @@ def _cells(result: StudyResult) -> Iterator[Row]:
         below_zero = sum(row["r2"] < 0 for row in rows)
         note = f"{below_zero:,} of {len(rows):,} pairs\nbelow 0, shown as 0" if below_zero else ""
         for row in rows:
-            yield {
-                **row, "x": row["src"], "y": row["dst"], "value": row["r2"],
-                "panel": LENSES[name].label, "note": note,
-            }  # fmt: skip
+            place = {"x": row["src"], "y": row["dst"], "value": row["r2"]}
+            yield {**row, **place, "panel": LENSES[name].label, "note": note}
 
 
 FIGURES = (

@@ -1,8 +1,4 @@
-"""Section "tuned": does training a lens add to fitting it in closed form?
-
-In: maps trained on the rows of the main text. Out: tables "tuned", "tuned_progress" and
-"tuned_scores", and what they show.
-"""
+"""Section "tuned": does training a lens add to fitting it in closed form?"""
 
 from collections.abc import Iterator
 
@@ -40,12 +36,10 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         known = [row for row in rows if None not in (row["kl_tuned"], row["kl_closed"])]
         ahead = [row for row in known if row["kl_tuned"] < row["kl_closed"]]
         needed = sorted({row["rows_needed"] for row in ahead if row["rows_needed"] is not None})
-        ends = (
-            " to ".join(f"{n:,}" for n in dict.fromkeys((needed[0], needed[-1]))) if needed else ""
-        )
+        ends = " to ".join(f"{n:,}" for n in dict.fromkeys((*needed[:1], *needed[-1:])))
         yield Finding(
             f"Trained from {name}, {len(ahead)} of {len(rows)} layers end with a lower KL than the "
-            f"closed form{f', which they reach after {ends} rows' if ends else ''}.",
+            f"closed form{f', which they reach after {ends} rows' if ends else ''}."
         )
 
 
@@ -68,9 +62,7 @@ def _points(result: StudyResult, measure: str) -> Iterator[Row]:
 
 def _needed(result: StudyResult) -> Iterator[Row]:
     """Rows until training was ahead; where it never was, all rows that it saw, in grey."""
-    never = (
-        "grey: never ahead" if any(r["rows_needed"] is None for r in result.rows("tuned")) else ""
-    )
+    never = "grey: never ahead" if result.rows("tuned", rows_needed=None) else ""
     for row in result.rows("tuned"):
         own = result.rows("tuned_progress", layer=row["layer"], start=row["start"])
         most = max((line["rows_seen"] for line in own), default=0)
