@@ -17,6 +17,8 @@
 A message is one line: what went wrong, what was expected, and what to do.
 """
 
+from collections.abc import Iterable
+
 
 class LayerleapError(Exception):
     """Base class of all errors below; the command line prints one as a single red line."""
@@ -73,3 +75,9 @@ class CannotWrite(LayerleapError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Refuse a value that is not one of the choices, and list them."""
+    if value not in (known := list(choices)):
+        raise BadSettings(f"{name} is {value!r}; expected one of {', '.join(map(repr, known))}")

@@ -221,7 +221,7 @@ class Study(Generic[S]):
             model: a wrapped model, or what `load` takes.
             settings: of this study's settings class; the defaults when None.
             quick: smaller sizes for a first look.
-            sections: keys of the optional sections to run; all of them when None.
+            sections: keys of the optional sections to run, or one key; all of them when None.
             folder: where finished sections are saved; an interrupted study continues from there.
             progress: called with every batch and section.
             changes: single settings, by name.
@@ -251,7 +251,7 @@ class Study(Generic[S]):
         """The sections to run, in order: required ones, those asked for, and what they need."""
         by_key = {section.key: section for section in self.sections}
         usual = [key for key, section in by_key.items() if section.when is None]
-        names = list(usual if wanted is None else wanted)
+        names = [wanted] if isinstance(wanted, str) else list(usual if wanted is None else wanted)
         if unknown := [name for name in names if name not in by_key]:
             raise BadSettings(
                 f"study {self.name!r} has no section {unknown[0]!r}; choose from "

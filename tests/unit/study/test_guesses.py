@@ -45,6 +45,16 @@ def test_a_difference_is_found_where_it_is():
     json.dumps(rows, allow_nan=False)
 
 
+def test_a_p_value_never_underflows_to_zero():
+    test = guesses(made(0.95, 0.02, n=6000))[0]
+    assert test["z"] > 40
+    assert test["p"] == 1e-300
+    assert "p < 1e-300" in words(test)
+    clear = guesses(made(0.5, 0.1))[0]  # 1 - cdf was 0 here
+    assert clear["z"] > 8.5
+    assert 0 < clear["p"] < 1e-16
+
+
 def test_the_other_way_round_is_said_as_well():
     assert guesses(made(0.1, 0.3))[0]["early_are"] == "right less often"
 

@@ -1,6 +1,7 @@
 """Order of saturation: numbers by hand, words that follow from them, and refusals."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from layerleap.read.random_walks import RandomWalk
 from layerleap.read.saturation import Saturation
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 from layerleap.study.saturation.order import (
+    CLAIMS,
     described,
+    headline,
     in_order,
     saturation_places,
     steps_words,
@@ -115,6 +118,36 @@ def test_no_order_is_said_to_be_none():
     found = order(made(ordered(300).flip(1)), RandomWalk(made(ordered(300)), rows))
     assert in_order(found["tau"][0]) == "no"
     assert found["verdict"][0].endswith(": no more order than chance gives.")
+
+
+def test_the_headline_names_every_selection_and_says_if_they_disagree():
+    def tau(ranks, filtered, walk):
+        return {
+            "ranks": ranks, "filtered": filtered, "limit": 17, "value": 0.2, "documents": 20,
+            "exchangeable_mean": -0.1, "walk_mean": 0.1, "needed": 30, "walk_doubles": 99,
+            "beats_exchangeable": "yes", "beats_walk": walk,
+        }  # fmt: skip
+
+    cases = [("1 to 5", False), ("1 to 5", True), ("2 to 5", False), ("2 to 5", True)]
+    agreed = headline([tau(*case, "yes") for case in cases])
+    assert agreed.startswith("order of saturation: more order than chance or random walks give in ")
+    assert agreed.count("strict tau") == 4
+    mixed = headline([tau(*case, "no" if n else "yes") for n, case in enumerate(cases)])
+    assert mixed.startswith("the answer depends on what is selected: ")
+    first, others = mixed.split("; more order than chance gives, but no more than random walks in ")
+    assert "ranks 1 to 5 (" in first
+    assert "ranks 2 to 5 where the top token saturated by layer 17 (" in others
+    assert headline([]).startswith("too few positions")
+
+
+def test_the_claim_of_order_holds_only_if_all_selections_agree():
+    rows = torch.arange(300)
+    found = order(made(ordered(300)), RandomWalk(made(random_layers(300, seed=1)), rows))
+    claim = CLAIMS[0].test
+    result = SimpleNamespace(rows=lambda *_, **__: found["tau"])
+    assert claim(result).agrees == "yes"
+    found["tau"][1]["beats_walk"] = found["tau"][1]["beats_exchangeable"] = "no"
+    assert claim(result).agrees == "partly"
 
 
 def test_how_far_the_order_goes_is_said():

@@ -21,7 +21,7 @@ from layerleap.extras import report_library
 from layerleap.files import whole_file
 from layerleap.show.figures.draw import draw, draw_picture, figure_rows, sample_of
 from layerleap.show.html.generation import generation_html
-from layerleap.show.report.cells import CLAIMS, DATA, cells_of
+from layerleap.show.report.cells import CLAIMS, DATA, UNTESTED, cells_of
 from layerleap.study import registry
 from layerleap.study.engine import Section, Study
 from layerleap.study.result import Row, StudyResult
@@ -82,7 +82,8 @@ def report_html(result: StudyResult, study: Study[Any] | None = None) -> str:
         about=list(study.about(result)), boxes=list(study.boxes(result)),
         tiles=list(study.tiles(result)),
         sections=[values for s in study.sections if (values := _section(s, result))],
-        claims=cells_of(CLAIMS, result), data=cells_of(DATA, result),
+        claims=cells_of(CLAIMS, result), untested=cells_of(UNTESTED, result),
+        data=cells_of(DATA, result),
         files=list(csv_files(result)),
         # Style and script are our own files: trusted, not escaped.
         style=markup(_asset("report.css")), script=markup(script), markup=markup,
