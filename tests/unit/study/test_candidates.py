@@ -206,5 +206,5 @@ def test_the_oracle_does_not_exit_where_it_does_not_pay_off():
 
 def test_a_candidate_of_an_unknown_rule_or_map_is_refused_with_the_choices():
     for map_, rule in (("mat", "oracle"), ("tuned", "gap")):
-        with pytest.raises(BadSettings, match="gap through id, gap through mat, entropy through"):
+        with pytest.raises(BadSettings, match=r"expected one of \('id', 'gap'\), \('mat', 'gap'\)"):
             Candidate(map_, rule, (1,), "layer 1")

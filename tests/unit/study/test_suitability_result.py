@@ -124,5 +124,5 @@ def test_findings_name_the_layer_from_which_agreement_lasts_and_every_rule():
 
 def test_a_table_that_does_not_exist_is_refused_with_the_choices():
     pytest.importorskip("pandas")
-    with pytest.raises(BadSettings, match="rules, plans, agreement"):
+    with pytest.raises(BadSettings, match="expected one of 'rules', 'plans', 'agreement'"):
         result(None).to_pandas("costs")

@@ -4,12 +4,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from layerleap.errors import BadSettings
 from layerleap.extras import report_library
 from layerleap.show.figures.canvas import GRID, INK, SOFT
 from layerleap.study.figures import Axis, Mark
 
-SCALES = ("number", "layer", "share", "log", "times", "category")
 RAISED = str.maketrans(
     "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
 )
@@ -20,7 +18,6 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
     ticker, side = report_library("matplotlib.ticker"), getattr(axes, f"{which}axis")
     limits = getattr(axes, f"set_{which}lim")
     getattr(axes, f"set_{which}label")(axis.label)
-    _check_scale(axis)
     if axis.scale == "layer":
         limits(-0.02 * n_layers, n_layers * 1.02)
         side.set_major_locator(ticker.MaxNLocator(6, integer=True))
@@ -48,11 +45,6 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
         limits(axis.low, axis.high)
     if axis.scale == "category" and which == "y":
         axes.set_ylim(len(categories) - 0.45, -0.55)  # the first category on top
-
-
-def _check_scale(axis: Axis) -> None:
-    if axis.scale not in SCALES:
-        raise BadSettings(f"no axis has scale {axis.scale!r}; expected one of: {', '.join(SCALES)}")
 
 
 def _log_tick(value: float, _position: int) -> str:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
-from layerleap.errors import BadSettings
 from layerleap.extras import report_library
 from layerleap.show.figures import canvas
 from layerleap.show.figures.axes import draw_marks, dress, grid_for, legend_above, zoom_in
@@ -78,11 +77,8 @@ def draw_panel(
         _corner_note(axes, panel, (0.97, 0.05), "bottom")
         axes.set(xlabel=figure.x.label, ylabel=figure.y.label)
         return mesh
-    kinds = {"lines": _lines, "dots": _dots, "bars": _bars}
-    if figure.kind not in kinds:
-        expected = ", ".join((*kinds, "heatmap"))
-        raise BadSettings(f"no figure is of kind {figure.kind!r}; expected one of: {expected}")
-    kinds[figure.kind](axes, figure, panel, looks)
+    draw_kind = {"lines": _lines, "dots": _dots, "bars": _bars}[figure.kind]
+    draw_kind(axes, figure, panel, looks)
     for which, axis in (("x", figure.x), ("y", figure.y)):
         dress(axes, which, axis, n_layers, _categories(panel, which))
     if figure.kind == "bars":
