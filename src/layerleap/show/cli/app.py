@@ -12,6 +12,7 @@ import typer
 import layerleap
 from layerleap.show.cli import fit, look, tune
 from layerleap.show.cli.generate import generate
+from layerleap.show.cli.options import grouped
 from layerleap.show.cli.saturation import saturation
 from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.suitability import suitability
@@ -57,8 +58,8 @@ def _top(
 
 LOOKING = (look.models, look.check, look.read, look.card)
 for command in (*LOOKING, fit.fit, fit.merge, saturation, suitability, generate):
-    app.command()(command)
-app.command("tune")(tune.tune_command)
+    app.command()(grouped(command))
+app.command("tune")(grouped(tune.tune_command))
 import_app.command("mat")(fit.import_mat)
 import_app.command("tuned-lens")(fit.import_tuned_lens)
 

@@ -8,30 +8,16 @@ import typer
 import layerleap
 from layerleap.errors import BadSettings, CannotWrite
 from layerleap.show.cli.options import (
-    Blocks,
-    Dtype,
-    Field,
-    Folder,
-    Intercept,
+    Cutting,
     Json,
-    MaxTokens,
-    MergeIntercept,
-    MergeRidge,
+    Loading,
     Model,
-    Of,
     Out,
-    Positions,
     Rank,
-    Revision,
-    Ridge,
-    Seed,
     Starts,
-    Tail,
     Text,
-    Unit,
     load_model,
     parse_ridge,
-    parse_sampling,
 )
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
@@ -50,26 +36,18 @@ def fit(
         bool,
         typer.Option("--parts", help="Also fit maps that replace attention, FFN and norms."),
     ] = False,
-    unit: Unit = "sentence",
-    positions: Positions = "one",
-    max_tokens: MaxTokens = 128,
-    field: Field = "text",
+    cutting: Cutting = Cutting(),
     starts: Starts = None,
-    held_out: Annotated[
-        float, typer.Option(help="Share of documents that is never fitted on.")
-    ] = 0.25,
-    intercept: Intercept = False,
-    ridge: Ridge = "0",
+    intercept: Annotated[bool, typer.Option("--intercept", help="Fit a bias too.")] = False,
+    ridge: Annotated[
+        str, typer.Option(help="Penalty as a fraction of the mean eigenvalue, or 'auto'.")
+    ] = "0",
     rank: Rank = None,
-    seed: Seed = 0,
     shard: Annotated[
         str | None,
         typer.Option(help="'0/4': do the first of four parts and save its statistics for merge."),
     ] = None,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
+    loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Fit linear shortcuts for MODEL in one pass over a text, and save them as a bank.
@@ -86,13 +64,10 @@ def fit(
         from layerleap.stats.tally import world
 
         number = parse_ridge(ridge)
-        sampling = parse_sampling(
-            unit=unit, positions=positions, max_tokens=max_tokens, held_out=held_out, field=field,
-            seed=seed,
-        )  # fmt: skip
+        sampling = cutting.sampling()
         part = _shard(shard)
         _check_out(out_folder, is_shard=part is not None)
-        transformer = load_model(model, blocks, tail, revision, dtype)
+        transformer = loading.load(model)
         check_solving(number, rank, transformer.d_model)
         solving = {"intercept": intercept, "ridge": number, "rank": rank}
         work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
@@ -121,10 +96,10 @@ def fit(
 
 def _check_out(path: Path, *, is_shard: bool = False) -> None:
     """Fail before the pass if the result cannot be written there."""
-    from layerleap.maps.bank import check_target
+    from layerleap.maps.bank import BANK
 
     if not is_shard:
-        check_target(path)
+        BANK.check_target(path)
     elif path.is_dir():
         raise CannotWrite(f"{path} is a folder; expected a file for the shard's statistics")
 
@@ -152,8 +127,15 @@ def _show_bank(bank: Any, folder: Path, json: bool) -> None:
 def merge(
     files: Annotated[list[Path], typer.Argument(help="The files of all shards.")],
     out_folder: Out = Path("bank"),
-    intercept: MergeIntercept = None,
-    ridge: MergeRidge = None,
+    intercept: Annotated[
+        bool | None,
+        typer.Option(
+            "--intercept/--no-intercept", help="Fit a bias. By default, as the shards were fitted."
+        ),
+    ] = None,
+    ridge: Annotated[
+        str | None, typer.Option(help="A number or 'auto'. By default, as the shards were fitted.")
+    ] = None,
     rank: Rank = None,
     json: Json = False,
 ) -> None:
@@ -173,6 +155,12 @@ def merge(
         bank = solve_bank(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
         bank.save_pretrained(out_folder)
     _show_bank(bank, out_folder, json)
+
+
+Folder = Annotated[
+    Path, typer.Argument(exists=True, file_okay=False, help="Folder with the published maps.")
+]
+Of = Annotated[str, typer.Option("--model", "-m", help="The model the maps belong to.")]
 
 
 def _imported(kind: str, folder: Path, model: str, out_folder: Path) -> None:

@@ -5,16 +5,7 @@ from typing import Annotated
 
 import typer
 
-from layerleap.show.cli.options import (
-    Blocks,
-    Dtype,
-    Json,
-    Model,
-    Revision,
-    Tail,
-    load_model,
-    parse_paths,
-)
+from layerleap.show.cli.options import Json, Loading, Model, Prompt, parse_words
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
@@ -42,10 +33,7 @@ def models(json: Json = False) -> None:
 
 def check(
     model: Model,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
+    loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Verify that MODEL can be read: run all laws; exit code 0 only if all of them hold.
@@ -58,8 +46,8 @@ def check(
         from layerleap.models.discovery.laws import check_model
         from layerleap.models.load import load_bare
 
-        bare = load_bare(model, tell=tell, revision=revision, dtype=dtype)
-        found = check_model(bare, blocks=blocks, tail=parse_paths(tail))
+        bare = load_bare(model, tell=tell, revision=loading.revision, dtype=loading.dtype)
+        found = check_model(bare, blocks=loading.blocks, tail=parse_words(loading.tail))
         verdicts = [verdict.to_dict() for verdict in found]
         if json:
             print_json(verdicts)
@@ -73,9 +61,7 @@ def check(
 
 def read(
     model: Model,
-    text: Annotated[
-        str, typer.Argument(help="What to read; for masked models with the mask token.")
-    ],
+    text: Prompt,
     bank: Annotated[
         str | None,
         typer.Option(
@@ -88,10 +74,7 @@ def read(
     ] = None,
     top_k: Annotated[int, typer.Option(help="How many tokens per layer.")] = 3,
     html: Annotated[Path | None, typer.Option(help="Also write all positions as a page.")] = None,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
+    loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Show the prediction at every layer of MODEL: logit lens (id) and linear shortcut (mat).
@@ -106,7 +89,7 @@ def read(
         from layerleap import Lens
         from layerleap.maps.fit import find_bank
 
-        transformer = load_model(model, blocks, tail, revision, dtype)
+        transformer = loading.load(model)
         with TerminalProgress() as progress:
             wanted = None if no_bank else bank or "default"
             shortcuts = find_bank(transformer, wanted, tell=tell, progress=progress)

@@ -5,15 +5,13 @@ from typing import Annotated
 
 import typer
 
-from layerleap.show.cli.options import Blocks, Dtype, Json, Model, Revision, Tail, load_model
+from layerleap.show.cli.options import Json, Loading, Model, Prompt
 from layerleap.show.cli.terminal import clean_errors, out, print_json, tell
 
 
 def saturation(
     model: Model,
-    text: Annotated[
-        str, typer.Argument(help="What to read; for masked models with the mask token.")
-    ],
+    text: Prompt,
     ranks: Annotated[int, typer.Option("--ranks", "-k", help="How many ranks.")] = 5,
     position: Annotated[
         list[int] | None,
@@ -28,10 +26,7 @@ def saturation(
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the strip as a page.")] = None,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
+    loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Show the layer from which each of MODEL's top tokens keeps its rank.
@@ -44,7 +39,7 @@ def saturation(
     with clean_errors():
         from layerleap import Lens, ShortcutBank
 
-        transformer = load_model(model, blocks, tail, revision, dtype)
+        transformer = loading.load(model)
         lens = Lens(transformer, None if bank is None else ShortcutBank.from_pretrained(bank))
         strip = lens.saturation(text, positions=position or None, k=ranks)
         if html:
