@@ -91,37 +91,12 @@ _HOME = {
 }
 
 __all__ = [
-    "Decoder",
-    "Evaluation",
-    "Generation",
-    "LayerleapError",
-    "Lens",
-    "Readings",
-    "Sampling",
-    "ShortcutBank",
-    "StudyResult",
-    "Suitability",
-    "Transformer",
-    "check",
-    "decoder",
-    "default_bank",
-    "edits",
-    "evaluate",
-    "exits",
-    "fit",
-    "generate",
-    "import_mat",
-    "import_tuned_lens",
-    "iter_documents",
-    "load",
-    "read",
-    "stats",
-    "studies",
-    "suitability",
-    "tune",
-    "untrained",
-    "zoo",
-]
+    "Decoder", "Evaluation", "Generation", "LayerleapError", "Lens", "Readings", "Sampling",
+    "ShortcutBank", "StudyResult", "Suitability", "Transformer", "check", "decoder",
+    "default_bank", "edits", "evaluate", "exits", "fit", "generate", "import_mat",
+    "import_tuned_lens", "iter_documents", "load", "read", "stats", "studies", "suitability",
+    "tune", "untrained", "zoo",
+]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # else a type checker would take any mistyped name for an Any

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, CannotFetch, CannotWrite, WrongModel
+from layerleap.errors import BadArtifact, CannotFetch, CannotWrite, WrongModel, first_line
 from layerleap.files import read_json, sha256_of, whole_folder, write_json
 from layerleap.models.transformer import Transformer
 
@@ -31,12 +31,9 @@ class Artifact:
     format: int
 
     def save(
-        self,
-        folder: str | Path,
-        config: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
+        self, folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor],
         readme: str,
-    ) -> Path:
+    ) -> Path:  # fmt: skip
         """Write it atomically; only an earlier one of its kind or an empty folder is replaced."""
         folder = Path(folder)
         self.check_target(folder)
@@ -118,10 +115,9 @@ class Artifact:
                 f"{repo_id} is neither a folder nor a valid name of a hub repository"
             ) from error
         except (HfHubHTTPError, OSError, ValueError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CannotFetch(
                 f"there is no folder {repo_id}, and downloading it from the hub failed "
-                f"({first[:160]})"
+                f"({first_line(error)[:160]})"
             ) from error
 
     def check_model(

@@ -139,13 +139,8 @@ class ShortcutBank:
         return {f"{key}.{name}": t for key, m in keys.items() for name, t in m.tensors().items()}
 
     def _config(self) -> dict[str, Any]:
-        return {
-            "source": self.source, "model": self.model,
-            "n_layers": self.n_layers, "d_model": self.d_model,
-            "settings": self.settings, "data": self.data,
-            "fits": [f.to_dict() for f in (*self.fits.values(), *self.part_fits.values())],
-            "quality": self.quality,
-        }  # fmt: skip
+        fits = [fit.to_dict() for fit in (*self.fits.values(), *self.part_fits.values())]
+        return {**{key: getattr(self, key) for key in FIELDS}, "fits": fits}
 
     @classmethod
     def from_pretrained(
@@ -155,12 +150,9 @@ class ShortcutBank:
         path, config, tensors = BANK.load(source, revision=revision, token=token)
         try:
             require_identity(config["model"])
-            return cls(
-                _maps(tensors),
-                parts=_parts(tensors),
-                fits=[FitReport(**fit) for fit in config["fits"]],
-                **{key: config[key] for key in FIELDS},
-            )
+            maps, parts = _grouped(tensors)
+            fits = [FitReport(**fit) for fit in config["fits"]]
+            return cls(maps, parts=parts, fits=fits, **{key: config[key] for key in FIELDS})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadArtifact(f"{path} does not describe a bank ({error})") from error
 
@@ -176,35 +168,26 @@ class ShortcutBank:
         with tempfile.TemporaryDirectory() as temporary:
             folder = self.save_pretrained(Path(temporary) / "bank")
             url = api.create_repo(repo_id, private=private, exist_ok=True)
-            api.upload_folder(
-                repo_id=repo_id, folder_path=folder, commit_message=f"Upload {self!r}"
-            )
+            message = f"Upload {self!r}"
+            api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message)
         return str(url)
 
 
 FIELDS = ("source", "model", "n_layers", "d_model", "settings", "data", "quality")
 
 
-def check_target(folder: str | Path) -> None:
-    """Refuse a folder that is not writable, or that holds anything but a bank."""
-    BANK.check_target(folder)
-
-
-def _maps(tensors: Mapping[str, Tensor]) -> list[LinearMap]:
-    grouped: dict[tuple[int, int], dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key.startswith(PART):
-            continue
-        pair, _, name = key.partition(".")
-        src, _, dst = pair.partition("-")
-        grouped.setdefault((int(src), int(dst)), {})[name] = value
-    return [LinearMap(src, dst, **named) for (src, dst), named in sorted(grouped.items())]
-
-
-def _parts(tensors: Mapping[str, Tensor]) -> dict[tuple[int, str], LinearMap]:
-    grouped: dict[tuple[int, str], dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key.startswith(PART):
-            block, part, name = key.removeprefix(PART).split(".")
-            grouped.setdefault((int(block), part), {})[name] = value
-    return {key: LinearMap(key[0] - 1, key[0], **named) for key, named in sorted(grouped.items())}
+def _grouped(tensors: Mapping[str, Tensor]) -> tuple[list[LinearMap], dict[Any, LinearMap]]:
+    """The maps of layers and of parts, from the tensors that `ShortcutBank._tensors` named."""
+    named: dict[str, dict[str, Tensor]] = {}
+    for key, value in sorted(tensors.items()):
+        owner, _, name = key.rpartition(".")
+        named.setdefault(owner, {})[name] = value
+    maps, parts = [], {}
+    for owner, own in named.items():
+        if owner.startswith(PART):
+            block, part = owner.removeprefix(PART).split(".")
+            parts[int(block), part] = LinearMap(int(block) - 1, int(block), **own)
+        else:
+            src, dst = owner.split("-")
+            maps.append(LinearMap(int(src), int(dst), **own))
+    return sorted(maps, key=lambda m: (m.src, m.dst)), dict(sorted(parts.items()))

@@ -113,15 +113,7 @@ def _evaluation(bank: "ShortcutBank") -> list[str]:
         ]
     finals = [fit for fit in bank.fits.values() if fit.dst == bank.n_layers]
     if finals:
-        columns = [
-            "layer",
-            "rows",
-            "rank",
-            "condition",
-            "ridge",
-            "train R2",
-            "identity R2",
-        ]
+        columns = ["layer", "rows", "rank", "condition", "ridge", "train R2", "identity R2"]
         rows = [
             [
                 str(fit.src), str(fit.rows), f"{fit.rank}/{fit.width}", f"{fit.condition:.2g}",

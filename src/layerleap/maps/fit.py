@@ -19,7 +19,7 @@ from typing import Any
 
 from layerleap.errors import BadArtifact, BadSettings, CannotWrite, WrongModel
 from layerleap.files import cache_root
-from layerleap.maps.bank import ShortcutBank, check_target
+from layerleap.maps.bank import BANK, ShortcutBank
 from layerleap.maps.linear import LinearMap, check_solving, solve
 from layerleap.maps.parts import solve_parts
 from layerleap.models.transformer import Transformer
@@ -101,14 +101,10 @@ def fit(
         bank.save_pretrained("bank")
 
     Args:
-        transformer: the model.
         text: anything `batches_of` reads, "generated", or None for the model's default text.
         sampling: how to cut texts, choose positions and hold out documents.
-        intercept: also fit a bias.
         ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto" to choose
             it on a tenth of the documents.
-        rank: the rank of the maps; full by default.
-        progress: called after every batch and every solved layer.
         options: passed on to `collect`: n_texts, pairs, parts, checkpoint, ... A checkpoint stays
             until you call `layerleap.stats.finish`, after saving the bank.
     """
@@ -194,7 +190,7 @@ def _fit_in_cache(
     """Fit with a checkpoint if possible; a broken or read-only cache must not prevent the fit."""
     own = own_checkpoint(checkpoint)
     try:
-        check_target(folder)
+        BANK.check_target(folder)
         return fit(transformer, checkpoint=checkpoint, **plan)
     except (BadArtifact, WrongModel) as error:  # a checkpoint that is damaged or of another text
         if own is None or not own.is_file():

@@ -128,10 +128,7 @@ def solve(
     """Maps from `src` to each of `targets`.
 
     Args:
-        moments: the statistics to fit on.
-        src: the source layer.
         targets: the target layers; by default all that the moments hold.
-        intercept: also fit a bias.
         ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto".
         rank: keep only the best `rank` directions of the prediction.
         held_back: moments of other documents, to choose the ridge.

@@ -70,18 +70,14 @@ def tune(
     fitted on the same text, it has seen those documents, too.
 
     Args:
-        transformer: the model.
-        bank: closed-form maps of it.
         text: anything that `ll.fit` accepts; None is the model's default text.
         sampling: how texts are cut and positions chosen.
         starts: a text of real sequences from which a masked model generates its texts.
         n_texts: texts to take states from; None takes all.
         max_states: states to keep on disk, a random sample of all.
         stop_share: share of the documents that decide when a layer stops.
-        tuning: how to train.
         folder: where states and checkpoints are kept, to continue after an interruption. Delete
             it once the bank is saved.
-        progress: called with every batch and step.
     """
     tuning = tuning or Tuning()
     bank.check_model(transformer)

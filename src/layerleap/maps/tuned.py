@@ -88,16 +88,13 @@ def tune_maps(
     kl, agreement, and best (True if the map was the best so far).
 
     Args:
-        transformer: the model.
         bank: the closed-form maps to train, and to compare with.
         states: states to train on, from `collect(..., save_states=...)`.
         held_out: states of other documents, which decide when to stop; `SavedStates.split` gives
             both.
-        tuning: how to train.
         layers: source layers to train; all by default.
         checkpoint: a file to save to about every half minute, and to resume from. It stays; call
             `layerleap.stats.finish` once the bank is saved.
-        progress: called with rows times layers.
     """
     tuning = tuning or Tuning()
     bank.check_model(transformer)

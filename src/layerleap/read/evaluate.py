@@ -110,16 +110,12 @@ def evaluate(
     text it was fitted on.
 
     Args:
-        transformer: the model.
         bank: a bank of that model, fitted or tuned, with a map from every layer to the last.
         text: anything `batches_of` reads, "generated", or None for the model's default text.
         sampling: how to cut texts, choose positions and hold out documents; by default as the
             bank was fitted.
         side: "held-out" documents, "fit" for those the bank may be fitted on, or "both".
         starts: a text of real sequences from which a masked model draws its texts.
-        n_texts: stop after this many texts.
-        tokens_per_batch: padded tokens per forward pass.
-        progress: called with the number of texts.
     """
     lens = Lens(transformer, bank)
     last = bank.n_layers

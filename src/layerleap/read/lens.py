@@ -64,7 +64,6 @@ class Lens:
             text: a string or token ids. For masked models it should contain the mask token.
             positions: which tokens to read; negative ones count from the end. By default all, or
                 only the masked ones if there are any.
-            top_k: how many tokens to keep per reading.
         """
         return self.read_batch([text], positions=positions, top_k=top_k)[0]
 
@@ -100,7 +99,6 @@ class Lens:
         Args:
             text: a string or token ids. For masked models it should contain the mask token.
             positions: which tokens to read, as in `read`.
-            k: how many ranks.
         """
         from layerleap.read.saturation import saturate  # imported here: both import this module
         from layerleap.read.strip import Strip

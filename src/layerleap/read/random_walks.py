@@ -51,9 +51,6 @@ class RandomWalks:
         """Start without rows.
 
         Args:
-            transformer: the model.
-            lenses: by name.
-            k: how many ranks.
             share: share of the rows; a walk takes half as long as reading every layer.
             seed: decides which rows are sampled and how steps are shuffled.
         """

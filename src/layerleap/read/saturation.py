@@ -100,15 +100,9 @@ def saturate(
     """The saturation layers of every kept position through every lens, from one forward pass.
 
     Args:
-        transformer: the model.
-        lenses: by name.
         batches: the text, images or speech to read.
-        k: how many ranks.
         on_states: called with h[0] .. h[n_layers] at the rows of each batch, and the batch; rows
             are in the order of the result.
-        progress: called with the number of texts.
-        total: expected number of texts, if known.
-        phase: the name of this phase for `progress`.
     """
     tracker = _Tracker(transformer, lenses, k)
     check, texts = TailCheck(), 0

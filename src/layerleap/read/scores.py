@@ -131,16 +131,11 @@ def score(
     """The measures of every lens at every layer and kept position.
 
     Args:
-        transformer: the model.
-        lenses: by name.
         batches: of text that was not fitted on.
         on_states: called with h[0] .. h[n_layers] at the rows of each batch, and the batch. Pass
             `MapErrors.add` to measure R2 on the same rows.
         on_logits: called with all logits, by lens and layer.
         on_recording: called with a full recording of each forward pass, and the batch.
-        progress: called with the number of texts.
-        total: expected number of texts, if known.
-        phase: the name of this phase for `progress`.
     """
     predictors = {name: _predictor(name, lens) for name, lens in lenses.items()}
     reader, check, texts = Reader(transformer, predictors, on_logits=on_logits), TailCheck(), 0

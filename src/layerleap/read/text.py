@@ -30,14 +30,11 @@ def read_text(
         readings.to_pandas()
 
     Args:
-        transformer: the model.
         text: what to read; for a masked model, with its mask token.
         bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
             cache, fitted on first use; None reads through the logit lens alone.
         positions: which tokens to read, negative from the end; all of them when None.
-        top_k: how many tokens to keep per layer.
         tell: called with a message before something slow starts.
-        progress: called while the default bank is fitted.
     """
     found = find_bank(transformer, bank, tell=tell, progress=progress)
     return Lens(transformer, found).read(text, positions=positions, top_k=top_k)

@@ -43,11 +43,9 @@ def collect(
     """Moments of the fitting documents of `text`, collected in one pass.
 
     Args:
-        transformer: the model.
         text: anything `batches_of` reads, "generated", or None for the model's default text.
         sampling: how to cut texts and choose positions.
         starts: a text of real sequences from which a masked model draws its texts.
-        n_texts: stop after this many texts.
         pairs: "final" for maps to the last layer, "all" for maps between all layers.
         parts: also collect the inputs and outputs of attention, FFN and norms of every block; or
             name some of these kinds. Rows held back for the ridge are not included.
@@ -58,7 +56,6 @@ def collect(
             tally stays there; call `finish` once your results are saved.
         save_states: a file for a sample of the states fitted on, which `tune` trains on.
         tokens_per_batch: padded tokens per forward pass; the default suits a CPU.
-        progress: called after every batch.
     """
     tokens = TOKENS_PER_BATCH if tokens_per_batch is None else tokens_per_batch
     rank, processes = world()

@@ -54,8 +54,6 @@ class Moments:
 
         Args:
             n_layers: index of the last vector; vectors are counted from 0.
-            d_model: width of each vector.
-            pairs: which maps can be fitted.
             names: what error messages call each vector; "layer 0" and so on by default.
         """
         if pairs == "parts" and n_layers % 2 == 0:

@@ -178,7 +178,6 @@ class SavedStates:
         """Use `StateFile.open` to create one.
 
         Args:
-            records: the memory map.
             chosen: indices of the rows to include.
             model: the identity of the model, as JSON types.
         """

@@ -168,15 +168,12 @@ def run_tally(
     """Add every batch of this shard that is not in `tally` yet.
 
     Args:
-        transformer: the model whose states are added.
         batches: the whole stream; batches of other shards and those already added are skipped.
         tally: empty, or loaded from a checkpoint.
         shard: (index, number of shards).
         checkpoint: where to save the tally: about every half minute, when interrupted, and at the
             end.
         writer: also saves the states that are fitted on.
-        progress: called with the number of texts.
-        total: expected number of texts, if known.
     """
     saver = Saver(tally.save, checkpoint)
     n_new, digest = 0, ""

@@ -82,7 +82,6 @@ def held_out(
         sampling: which (row, layer) to use.
         by: what is never split between folds. Anything but "document" leaks, for demonstration.
         strength: inverse of the penalty on coefficients, scikit-learn's C.
-        space: how to scale states.
     """
     require_strength(strength)
     require_aligned(saturation, states)
@@ -195,10 +194,7 @@ def score_probe(
         states: the states of the same rows in the same order.
         sampling: which (row, layer) to use.
         strength: inverse of the penalty on coefficients, scikit-learn's C.
-        space: how to scale states.
         permutations: how often labels are permuted; no p-value is below 1 / (permutations + 1).
-        resamples: bootstrap samples of documents, for intervals.
-        progress: called with the number of permutations.
     """
     if permutations < 1:
         raise BadSettings(f"{permutations} permutations give no p-value; expected 1 or more")

@@ -64,23 +64,14 @@ class TerminalProgress:
         if os.environ.get("RANK", "0") != "0":
             self.last_line = float("inf")  # under torchrun only the first process reports
         elif err.is_terminal:
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-            )
+            from rich import progress as rich
 
-            self.bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[unit]}"),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(compact=True),
+            self.bars = rich.Progress(
+                rich.TextColumn("{task.description}"), rich.BarColumn(bar_width=None),
+                rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[unit]}"),
+                rich.TextColumn("{task.fields[rate]}"), rich.TimeRemainingColumn(compact=True),
                 console=err,
-            )
+            )  # fmt: skip
             self.bars.start()
         return self
 
