@@ -57,7 +57,9 @@ def import_tuned_lens(folder: str | Path, transformer: Transformer) -> ShortcutB
     _check_count(folder / "config.json", count, transformer)
     base = _check_base(folder / "config.json", config, transformer)
     state = _read_state(path)
-    _check_count(path, _count_above(state, count), transformer)
+    matches = [re.fullmatch(r"(\d+)\.weight", str(key)) for key in state]
+    stored = [int(match[1]) + 1 for match in matches if match]
+    _check_count(path, max([count, *stored]), transformer)  # a missing one is reported later
     maps = [_translator(state, path, transformer, layer) for layer in range(count)]
     return _bank(maps, transformer, f"tuned-lens, {folder}", base)
 
@@ -69,12 +71,6 @@ def _check_count(path: Path, count: int, transformer: Transformer) -> None:
             f"{path} belongs to a lens with {count} translators; the model has layers 0 to {last}, "
             f"so {last} are expected"
         )
-
-
-def _count_above(state: dict[str, Any], count: int) -> int:
-    """The number of translators, at least `count`; a missing one is reported later."""
-    matches = [re.fullmatch(r"(\d+)\.weight", str(key)) for key in state]
-    return max([count, *(int(match[1]) + 1 for match in matches if match)])
 
 
 def _check_base(path: Path, config: dict[str, Any], transformer: Transformer) -> dict[str, Any]:

@@ -63,19 +63,14 @@ class LinearMap:
 
     def __call__(self, h: Tensor) -> Tensor:
         """Rows of h[src] carried to layer dst, in the dtype and on the device of `h`."""
-        wide = torch.promote_types(h.dtype, self._any.dtype)  # float64 rows stay float64
-        tensors = {name: value.to(h.device, wide) for name, value in self.tensors().items()}
+        own = self.tensors()
+        wide = torch.promote_types(h.dtype, next(iter(own.values())).dtype)  # keeps float64 rows
+        tensors = {name: value.to(h.device, wide) for name, value in own.items()}
         y = h.to(wide)
         for name in ("weight", "left", "right"):
             y = y @ tensors[name] if name in tensors else y
-        if "bias" in tensors:
-            y = y + tensors["bias"]
-        return self._narrowed(y, h.dtype)
-
-    def _narrowed(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Back to the dtype of the model's tail; float16 is the only one with a short range."""
-        y = y.to(dtype)
-        if dtype == torch.float16 and not torch.isfinite(y).all():
+        y = (y + tensors["bias"] if "bias" in tensors else y).to(h.dtype)
+        if h.dtype == torch.float16 and not torch.isfinite(y).all():  # it has a short range
             raise NotFinite(
                 f"states carried from layer {self.src} to layer {self.dst} exceed the range of "
                 "float16; run the model in bfloat16 or float32"
@@ -83,15 +78,9 @@ class LinearMap:
         return y
 
     @property
-    def _any(self) -> Tensor:
-        tensor = self.weight if self.weight is not None else self.left
-        assert tensor is not None
-        return tensor
-
-    @property
     def rank(self) -> int:
         """The inner width: d_model for a full map."""
-        return self._any.shape[1]
+        return next(iter(self.tensors().values())).shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors to save, by name."""
@@ -239,37 +228,29 @@ class _Source:
                 "ridge 'auto' needs rows held back from the fit, but there are none: give more "
                 "documents, or a ridge as a number"
             )
-        dst = self.moments.n_layers
-        other = _HeldBack(held_back, self, dst)
-        fitted = self.vectors.T @ self._xy(dst) * other.weights
-        gram = self.vectors.T @ other.xx @ self.vectors
+        src, dst = self.src, self.moments.n_layers
+        mean_x, mean_y = self.moments.sums[[src, dst]] / self.moments.n * self.intercept
+
+        def around(products: Tensor, layer: int, mean: Tensor) -> Tensor:
+            """Products of deviations from the means of the fit, not from their own."""
+            sums = held_back.sums
+            products = products - torch.outer(sums[src], mean) - torch.outer(mean_x, sums[layer])
+            return products + held_back.n * torch.outer(mean_x, mean)
+
+        spread = _spread(held_back, dst)
+        # R2 averages coordinates. Without any spread (one row) it is undefined: plain errors.
+        weights = torch.where(spread > 0, spread.rsqrt(), 0.0 if spread.any() else 1.0)
+        fitted = self.vectors.T @ self._xy(dst) * weights
+        gram = self.vectors.T @ around(held_back.xx(src), src, mean_x) @ self.vectors
         quadratic = gram * (fitted @ fitted.T)
-        linear = (fitted * (self.vectors.T @ other.xy * other.weights)).sum(1)
+        xy = around(held_back.xy(src, dst), dst, mean_y)
+        linear = (fitted * (self.vectors.T @ xy * weights)).sum(1)
 
         def error(ridge: float) -> float:
             inverse = self._inverse(ridge)
             return (inverse @ quadratic @ inverse - 2 * inverse @ linear).item()
 
         return min(RIDGES, key=error)
-
-
-class _HeldBack:
-    """Held-back moments around the fit's means, with weights that make R2 average coordinates."""
-
-    def __init__(self, held_back: Moments, source: _Source, dst: int) -> None:
-        src, n = source.src, held_back.n
-        self.xx, self.xy = held_back.xx(src), held_back.xy(src, dst)
-        if source.intercept:
-            mean_x = source.moments.sums[src] / source.moments.n
-            mean_y = source.moments.sums[dst] / source.moments.n
-            sum_x, sum_y = held_back.sums[src], held_back.sums[dst]
-            self.xx = self.xx - torch.outer(sum_x, mean_x) - torch.outer(mean_x, sum_x)
-            self.xx = self.xx + n * torch.outer(mean_x, mean_x)
-            self.xy = self.xy - torch.outer(sum_x, mean_y) - torch.outer(mean_x, sum_y)
-            self.xy = self.xy + n * torch.outer(mean_x, mean_y)
-        spread = _spread(held_back, dst)
-        # Without any spread (one row) R2 is undefined: use plain squared errors.
-        self.weights = torch.where(spread > 0, spread.rsqrt(), 0.0 if spread.any() else 1.0)
 
 
 def moments_r2(

@@ -5,8 +5,7 @@ One pass saves a sample of states; the maps are then trained on them until held-
 no more improvement. With a folder, an interrupted run continues where it stopped.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -84,7 +83,9 @@ def tune(
     sampling = sampling or Sampling(
         unit="paragraph", positions="one" if transformer.kind == "masked-token" else "every:4"
     )
-    with _work_folder(folder) as work:
+    with TemporaryDirectory(prefix="layerleap-") if folder is None else nullcontext(folder) as name:
+        work = Path(name)
+        work.mkdir(parents=True, exist_ok=True)
         file = StateFile(work / "states", limit=max_states, seed=tuning.seed)
         collect(
             transformer, text, sampling, starts=starts, n_texts=n_texts, save_states=file,
@@ -95,14 +96,3 @@ def tune(
         return Tuned(*tune_maps(
             transformer, bank, *sides, tuning, checkpoint=checkpoint, progress=progress
         ))  # fmt: skip
-
-
-@contextmanager
-def _work_folder(folder: str | Path | None) -> Iterator[Path]:
-    """The folder for work in progress; kept after an error or an interruption if it was given."""
-    if folder is None:
-        with TemporaryDirectory(prefix="layerleap-") as name:
-            yield Path(name)
-        return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    yield Path(folder)

@@ -222,12 +222,17 @@ class _Run:
             training.resume(checkpoint, about)
         saver = Saver(lambda path: training.save(path, about), checkpoint)
         while True:
-            if training.checked < training.step and self._is_due():
+            is_last = training.step == self.tuning.steps
+            is_due = training.step % self.tuning.check_every == 0 or is_last
+            if is_due and training.checked < training.step:
                 self._check()
-            if training.step == self.tuning.steps or not training.active:
+            if is_last or not training.active:
                 break
             self._step()
-            self._report(progress)
+            size = self.tuning.rows_per_step
+            finished, n = sum(training.stopped.values()), len(training.active)
+            done, total = finished + n * training.step, finished + n * self.tuning.steps
+            progress("tuning", done * size, total * size, "rows x layers")
             saver.save_if_due()
         saver.save()
 
@@ -250,10 +255,6 @@ class _Run:
             "layers": self.layers, "maps": digest.hexdigest(),
             "states": self.states.fingerprint(), "held_out": self.held_out.fingerprint(),
         }  # fmt: skip
-
-    def _is_due(self) -> bool:
-        step = self.training.step
-        return step % self.tuning.check_every == 0 or step == self.tuning.steps
 
     def _check(self) -> None:
         """Measure on the held-out states, and stop layers that no longer improve."""
@@ -302,22 +303,13 @@ class _Run:
         lr = tuning.lr * (1 - training.step / tuning.steps)
         for layer in training.active:
             started = time.perf_counter()
-            self._update(layer, states[:, layer], p, lr)
+            translator, x = training.translators[layer], states[:, layer]
+            white = translator.whitened(x)
+            at_last = kl_gradient(self.transformer, translator(x, white), p).to(white.device)
+            translator.update(translator.gradient(white, at_last), lr, training.step + 1)
             spent = shared + time.perf_counter() - started
             training.seconds[layer] = training.seconds.get(layer, 0.0) + spent
         training.step += 1
-
-    def _update(self, layer: int, x: Tensor, p: Tensor, lr: float) -> None:
-        translator = self.training.translators[layer]
-        white = translator.whitened(x)
-        at_last = kl_gradient(self.transformer, translator(x, white), p).to(white.device)
-        translator.update(translator.gradient(white, at_last), lr, self.training.step + 1)
-
-    def _report(self, progress: Progress) -> None:
-        training, size = self.training, self.tuning.rows_per_step
-        finished, n = sum(training.stopped.values()), len(training.active)
-        done, total = finished + n * training.step, finished + n * self.tuning.steps
-        progress("tuning", done * size, total * size, "rows x layers")
 
     def bank(self) -> ShortcutBank:
         """The tuned bank; fit reports of maps that were replaced are dropped."""
@@ -330,9 +322,10 @@ class _Run:
             if layer not in unchanged
         }
         fits = [fit for pair, fit in origin.fits.items() if pair not in tuned]
+        steps = [self.training.stopped.get(layer, self.training.step) for layer in self.layers]
         settings = {
             **asdict(self.tuning), "layers": self.layers, "never_improved": sorted(unimproved),
-            "rows_seen": [self._rows_seen(layer) for layer in self.layers],
+            "rows_seen": [n * self.tuning.rows_per_step for n in steps],
         }  # fmt: skip
         rows = {"rows_tuned_on": len(self.states), "rows_tuning_held_out": len(self.held_out)}
         return origin.changed(
@@ -340,10 +333,6 @@ class _Run:
             settings={**origin.settings, "lens": "tuned", "tuning": settings},
             data={**origin.data, **rows}, quality=self._quality(), source=f"{origin.source}, tuned",
         )  # fmt: skip
-
-    def _rows_seen(self, layer: int) -> int:
-        steps = self.training.stopped.get(layer, self.training.step)
-        return steps * self.tuning.rows_per_step
 
     def _quality(self) -> list[dict[str, Any]]:
         """Scores of the final maps on the states that decided when to stop."""

@@ -16,7 +16,7 @@ from layerleap.maps.linear import IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
-from layerleap.read.top import top_k
+from layerleap.read.top import top_k as top
 from layerleap.stream.examples import Batch, Example, collate, longest_input, require_text
 
 if TYPE_CHECKING:
@@ -137,7 +137,14 @@ class Lens:
         if isinstance(text, str):
             if tokenizer is None:
                 raise BadText(f"{self.transformer.identity.name} has no tokenizer; give token ids")
-            _require_characters(text)
+            try:
+                text.encode("utf8")
+            except UnicodeEncodeError as error:  # half a surrogate pair, which no tokenizer accepts
+                raise BadText(
+                    f"character {error.start} of the text is half a surrogate pair "
+                    f"(U+{ord(text[error.start]):04X}), from wrongly decoded bytes; give valid "
+                    "Unicode"
+                ) from error
             text = tokenizer(text)["input_ids"] if text else []  # not the special tokens alone
         ids = [int(token) for token in text]
         if not ids:
@@ -172,17 +179,6 @@ class Lens:
         return str(token) if tokenizer is None else tokenizer.decode([token])
 
 
-def _require_characters(text: str) -> None:
-    """Refuse half a surrogate pair, which no tokenizer accepts."""
-    try:
-        text.encode("utf8")
-    except UnicodeEncodeError as error:
-        raise BadText(
-            f"character {error.start} of the text is half a surrogate pair "
-            f"(U+{ord(text[error.start]):04X}), from wrongly decoded bytes; give valid Unicode"
-        ) from error
-
-
 @torch.no_grad()
 def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
     """The readings of every layer at the given rows, reduced to the entries of a `Track`."""
@@ -195,8 +191,9 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
             logits = lens.logits(states[layer][rows], layer).float()
             compared = reference.compare(logits.to(reference.p.device))
             require_finite(compared, f"lens {lens.name!r}", layer)
-            best = _top(logits, top_k)
-            layers.append((*best, compared.rank == 0, compared.kl, compared.surprisal))
+            values, ids = top(logits, top_k)
+            probs = (values - logits.logsumexp(-1, keepdim=True)).exp()
+            layers.append((ids, probs, compared.rank == 0, compared.kl, compared.surprisal))
         parts.append(
             [torch.stack([values.cpu() for values in kind]) for kind in zip(*layers, strict=True)]
         )
@@ -211,12 +208,6 @@ def require_finite(compared: Comparison, reader: str, layer: int) -> None:
             f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
             f"{len(bad)} rows; use a wider dtype, or fit the map on more rows"
         )
-
-
-def _top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids and probabilities of the top k; equal logits are ordered by id."""
-    values, ids = top_k(logits, k)
-    return ids, (values - logits.logsumexp(-1, keepdim=True)).exp()
 
 
 def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:

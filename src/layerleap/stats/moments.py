@@ -94,7 +94,11 @@ class Moments:
         for name, h in zip(self.names, states, strict=True):
             if tuple(h.shape) != shape:
                 raise BadSettings(f"states of {name} have shape {tuple(h.shape)}; expected {shape}")
-        self._check_finite(states)
+            if not torch.isfinite(h).all():
+                raise NotFinite(
+                    f"NaN or infinite states at {name} after {self.rows} good rows; run the "
+                    "model in float32 or bfloat16, and check its weights and inputs"
+                )
         start, n_rows = 0, shape[0]
         while start < n_rows:
             count = min(n_rows - start, len(self._buffer) - self._filled)
@@ -117,14 +121,6 @@ class Moments:
         width = (self.n_layers + 1) * self.d_model
         return torch.empty(min(BUFFER, max(64, 2**24 // width)), width, dtype=torch.float64)
 
-    def _check_finite(self, states: Sequence[Tensor]) -> None:
-        for name, h in zip(self.names, states, strict=True):
-            if not torch.isfinite(h).all():
-                raise NotFinite(
-                    f"NaN or infinite states at {name} after {self.rows} good rows; run the "
-                    "model in float32 or bfloat16, and check its weights and inputs"
-                )
-
     def flush(self) -> "Moments":
         """Multiply the rows that are still in the buffer. Returns self."""
         if self._filled == 0:
@@ -140,13 +136,11 @@ class Moments:
             if not self.has_gram(src):
                 self.cross[src] += h.square().sum(0)
             elif self.pairs == "final":
-                self.cross[src].addmm_(h.T, self._with_last(rows, h, src))
+                last = [] if src == self.n_layers else [rows[:, -width:]]
+                self.cross[src].addmm_(h.T, torch.cat([h, *last], dim=1))
             else:  # the targets are adjacent columns: one product, no copy
                 self.cross[src].addmm_(h.T, rows[:, start : start + self.cross[src].shape[1]])
         return self
-
-    def _with_last(self, rows: Tensor, h: Tensor, src: int) -> Tensor:
-        return h if src == self.n_layers else torch.cat([h, rows[:, -self.d_model :]], dim=1)
 
     @property
     def rows(self) -> int:

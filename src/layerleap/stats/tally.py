@@ -131,19 +131,12 @@ class Tally:
             raise BadSettings(f"shard {self.about['shard']} was given twice")
         if (self.held_back is None) != (other.held_back is None):
             raise WrongModel("only one of these tallies has rows held back; collect both again")
+        merged = {name: own.merge(other.sets[name]) for name, own in self.sets.items()}
         return Tally(
-            self.fit.merge(other.fit),
-            _merged(self.held_back, other.held_back),
-            {**self.about, "shard": None},
-            max(self.n_batches, other.n_batches),
-            self.n_texts + other.n_texts,
-            self.digest,
-            _merged(self.parts, other.parts),
-        )
-
-
-def _merged(mine: Moments | None, theirs: Moments | None) -> Moments | None:
-    return None if mine is None or theirs is None else mine.merge(theirs)
+            merged["fit"], merged.get("held_back"), {**self.about, "shard": None},
+            max(self.n_batches, other.n_batches), self.n_texts + other.n_texts, self.digest,
+            merged.get("parts"),
+        )  # fmt: skip
 
 
 def _site_names(parts: Iterable[BlockPart]) -> list[str]:

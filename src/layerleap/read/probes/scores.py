@@ -204,9 +204,9 @@ def score_probe(
     walks = RandomStates.like(states, seed=sampling.seed)
     control = held_out(saturation, walks, sampling, **options)
     null: list[Tensor] = []
-    permuted = _permuted(saturation, sampling.seed)
+    generator = torch.Generator().manual_seed(sampling.seed + 1)
     for number in range(1, permutations + 1):
-        null.append(_null_measures(permuted, states, sampling, options))
+        null.append(_null_measures(generator, saturation, states, sampling, options))
         progress("permuting labels", number, permutations, "times")
     rows = _table(real, control, torch.stack(null), resamples, sampling.seed)
     return ProbeScores(
@@ -217,50 +217,47 @@ def score_probe(
 
 
 def _null_measures(
-    permuted: Iterator[Saturation],
+    generator: torch.Generator,
+    saturation: Saturation,
     states: States,
     sampling: CellSampling,
     options: Mapping[str, Any],
 ) -> Tensor:
-    """The measures of the next permutation whose labels can be balanced; a few cannot."""
+    """The measures of the next permutation whose labels can be balanced; a few cannot.
+
+    Saturation layers are permuted between rows; documents stay.
+    """
     for _ in range(TRIES):
+        order = torch.randperm(len(saturation.layer), generator=generator)
+        permuted = replace(saturation, layer=saturation.layer[order])
         try:
-            return held_out(next(permuted), states, sampling, **options).measures()
+            return held_out(permuted, states, sampling, **options).measures()
         except BadText as error:
             last = error
     raise last
 
 
-def _permuted(saturation: Saturation, seed: int) -> Iterator[Saturation]:
-    """Endless permutations of the saturation layers between rows; documents stay."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    while True:
-        order = torch.randperm(len(saturation.layer), generator=generator)
-        yield replace(saturation, layer=saturation.layer[order])
-
-
 def _table(
     real: HeldOut, control: HeldOut, null: Tensor, resamples: int, seed: int
 ) -> Iterator[Row]:
-    value, value_ends = real.measures(), real.intervals(resamples, seed)
-    walk, walk_ends = control.measures(), control.intervals(resamples, seed)
+    value = real.measures()
     ends = torch.tensor([TAIL, 1 - TAIL], dtype=torch.float64)
-    null_ends = torch.quantile(null, ends, dim=0)
+    columns = {
+        ("value", "low", "high"): [value, *real.intervals(resamples, seed)],
+        ("null", "null_low", "null_high"): [null.mean(0), *torch.quantile(null, ends, dim=0)],
+        ("control", "control_low", "control_high"): [
+            control.measures(), *control.intervals(resamples, seed),
+        ],
+    }  # fmt: skip
     p = ((null >= value).sum(0) + 1).double() / (len(null) + 1)  # 1/20 must be 0.05, not above
     for place in range(len(value)):
-        yield {
-            "measure": "AUC" if place else "balanced accuracy",
-            "task": place or None,
-            "value": value[place].item(),
-            "low": finite(value_ends[0, place].item()),
-            "high": finite(value_ends[1, place].item()),
-            "chance": 0.5 if place else 1 / real.cells.n_tasks,
-            "null": null[:, place].mean().item(),
-            "null_low": null_ends[0, place].item(),
-            "null_high": null_ends[1, place].item(),
-            "p": p[place].item(),
-            "permutations": len(null),
-            "control": walk[place].item(),
-            "control_low": finite(walk_ends[0, place].item()),
-            "control_high": finite(walk_ends[1, place].item()),
+        numbers = {
+            key: finite(column[place].item())
+            for keys, triple in columns.items()
+            for key, column in zip(keys, triple, strict=True)
         }
+        yield {
+            "measure": "AUC" if place else "balanced accuracy", "task": place or None, **numbers,
+            "chance": 0.5 if place else 1 / real.cells.n_tasks, "p": p[place].item(),
+            "permutations": len(null),
+        }  # fmt: skip

@@ -13,7 +13,6 @@ import layerleap
 from layerleap.show.cli import fit, look, tune
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
-from layerleap.show.cli.saturation import saturation
 from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.suitability import suitability
 from layerleap.show.cli.terminal import out
@@ -57,7 +56,7 @@ def _top(
 
 
 LOOKING = (look.models, look.check, look.read, look.card)
-for command in (*LOOKING, fit.fit, fit.merge, saturation, suitability, generate):
+for command in (*LOOKING, fit.fit, fit.merge, look.saturation, suitability, generate):
     app.command()(grouped(command))
 app.command("tune")(grouped(tune.tune_command))
 import_app.command("mat")(fit.import_mat)

@@ -129,8 +129,7 @@ def readings_table(frame: list[Row], n_layers: int | None = None) -> RenderableT
     layers = sorted({layer for _, layer in found})
     last = n_layers if n_layers is not None else max(layers, default=0)
     names = sorted({name for name, _ in found}, key=_column_order)
-    table = new_table()
-    table.add_column("layer", justify="right", no_wrap=True)
+    table = new_table(None, "layer")
     for name in names:
         table.add_column(Text(name), no_wrap=True, overflow="ellipsis", ratio=1)
         table.add_column("=", no_wrap=True)
@@ -166,10 +165,13 @@ def _tokens(top: list[Row]) -> Text:
     return text
 
 
-def new_table(title: Text | None = None) -> Table:
-    """Our look: a rule under the head, no frame, as wide as the terminal."""
+def new_table(title: Text | None = None, *numbers: str) -> Table:
+    """Our look: a rule under the head, no frame, as wide as the terminal; columns of numbers."""
     look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
-    return Table(title=title, title_justify="left", expand=True, **look)
+    table = Table(title=title, title_justify="left", expand=True, **look)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _plain(value: Any) -> Text:
@@ -185,9 +187,8 @@ def _size(size: Any) -> str:
 
 def fits_table(rows: list[Row]) -> RenderableType:
     """How each map to the last layer was fitted."""
-    table = new_table(Text("fits to the last layer"))
-    for name in ("layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of id"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = ("layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of id")
+    table = new_table(Text("fits to the last layer"), *heads)
     for row in rows:
         short = row["rank"] < row["width"]
         table.add_row(
@@ -206,9 +207,9 @@ def fits_table(rows: list[Row]) -> RenderableType:
 
 def tuned_table(rows: list[Row]) -> RenderableType:
     """The closed form beside what tuning made of it, on rows of other documents."""
-    table = new_table(Text("tuned against the closed form (mat), on documents not trained on"))
-    for name in ("layer", "KL mat", "KL tuned", "agreement mat", "tuned", "rows until ahead"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = ("layer", "KL mat", "KL tuned", "agreement mat", "tuned", "rows until ahead")
+    title = "tuned against the closed form (mat), on documents not trained on"
+    table = new_table(Text(title), *heads)
     for row in rows:
         needed = row["rows_needed"]
         table.add_row(
