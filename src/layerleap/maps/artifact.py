@@ -4,8 +4,6 @@ In: plain values and tensors. Out: the folder, written atomically; or its conten
 format, checksums and the model it belongs to. No pickle is ever read.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from torch import Tensor
 from layerleap.errors import BadArtifact, CannotFetch, CannotWrite, WrongModel, first_line
 from layerleap.files import read_json, sha256_of, whole_folder, write_json
 from layerleap.models.transformer import Transformer
+from layerleap.stats.tensor_file import content_hash
 
 
 @dataclass(frozen=True)
@@ -140,11 +139,8 @@ class Artifact:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Hash of the JSON content, independent of its layout; without the hash itself."""
-    content = {key: value for key, value in config.items() if key != "content_sha256"}
-    # A round trip first: JSON has no tuples, and its keys are strings.
-    plain = json.loads(json.dumps(content))
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    """Hash of the JSON content, without the hash itself."""
+    return content_hash({}, config, "content_sha256")
 
 
 def require_identity(model: Mapping[str, Any]) -> None:

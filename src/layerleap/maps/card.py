@@ -1,7 +1,4 @@
-"""The model card of a bank: Markdown with Hugging Face metadata.
-
-In: a bank. Out: the text of its README.md.
-"""
+"""The model card of a bank, its README.md: Markdown with Hugging Face metadata."""
 
 import re
 from collections.abc import Mapping

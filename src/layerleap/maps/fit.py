@@ -20,8 +20,7 @@ from typing import Any
 from layerleap.errors import BadArtifact, BadSettings, CannotWrite, WrongModel
 from layerleap.files import cache_root
 from layerleap.maps.bank import BANK, ShortcutBank
-from layerleap.maps.linear import LinearMap, check_solving, solve
-from layerleap.maps.parts import solve_parts
+from layerleap.maps.linear import LinearMap, check_solving, solve, solve_parts
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.collect import collect, finish, own_checkpoint
@@ -181,12 +180,9 @@ def _default_plan(transformer: Transformer) -> dict[str, Any]:
 
 
 def _fit_in_cache(
-    transformer: Transformer,
-    plan: Mapping[str, Any],
-    folder: Path,
-    checkpoint: Path,
+    transformer: Transformer, plan: Mapping[str, Any], folder: Path, checkpoint: Path,
     tell: Callable[[str], None],
-) -> ShortcutBank:
+) -> ShortcutBank:  # fmt: skip
     """Fit with a checkpoint if possible; a broken or read-only cache must not prevent the fit."""
     own = own_checkpoint(checkpoint)
     try:

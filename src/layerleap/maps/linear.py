@@ -1,6 +1,6 @@
 """Linear shortcuts between layers, solved in closed form from moments.
 
-In: `Moments` of layers. Out: `LinearMap`s, each with a `FitReport`.
+In: `Moments` of layers or of parts of blocks. Out: `LinearMap`s, each with a `FitReport`.
 
     h[dst] ~ h[src] @ W + b        W = argmin  sum |h[src] W + b - h[dst]|^2 + penalty |W|^2
 
@@ -10,13 +10,15 @@ undetermined, it gives the minimum-norm solution.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, NotFinite
+from layerleap.models.discovery.parts import BlockPart
+from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
 
 RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # tried by "auto"
@@ -137,6 +139,35 @@ def solve(
             weight = left @ right
             linear = LinearMap(src, dst, left=_f32(left), right=_f32(right), bias=_f32(bias))
         yield linear, source.report(dst, weight, bias, ridge)
+
+
+def solve_parts(
+    moments: Moments,
+    parts: Sequence[BlockPart],
+    *,
+    intercept: bool = False,
+    ridge: float = 0.0,
+    progress: Progress = silent,
+) -> tuple[dict[tuple[int, str], LinearMap], list[FitReport]]:
+    """Maps that replace parts of blocks, by (block, part), and a report per fit.
+
+    y ~ x @ W + b, from the input of a part (attention, FFN, a norm) to its output at the same
+    position; what attention reads from other positions enters only on average. Maps and reports
+    have src = block - 1 and dst = block; `FitReport.part` names the part.
+    """
+    if moments.pairs != "parts" or moments.n_layers + 1 != 2 * len(parts):
+        raise BadSettings(
+            f"got moments of {moments.n_layers + 1} vectors ({moments.pairs!r}); expected the "
+            f"inputs and outputs of {len(parts)} parts"
+        )
+    maps, fits = {}, []
+    for index, part in enumerate(parts):
+        src, dst = part.block - 1, part.block
+        for linear, fit in solve(moments, 2 * index, intercept=intercept, ridge=ridge):
+            maps[dst, part.part] = replace(linear, src=src, dst=dst)
+            fits.append(replace(fit, src=src, dst=dst, part=part.part))
+        progress("solving parts", index + 1, len(parts), "parts")
+    return maps, fits
 
 
 def check_solving(ridge: float | str, rank: int | None, d_model: int) -> None:

@@ -33,7 +33,7 @@ from layerleap.stats.tally import Saver
 from layerleap.stats.tensor_file import TensorFile
 
 ENTRIES = 2**23  # logits held at a time when readings are measured: 32 MB in float32
-CHECKPOINT = TensorFile("tuning", 2)
+CHECKPOINT = TensorFile("tuning", 3)
 COUNTERS = ("seconds", "best", "misses", "stopped")  # by layer
 
 
@@ -166,14 +166,8 @@ class Training:
             for layer, translator in self.translators.items()
             for name, value in translator.state().items()
         }
-        counters = {
-            name: [[layer, value] for layer, value in getattr(self, name).items()]
-            for name in COUNTERS
-        }
-        header = {
-            "about": about, "step": self.step, "checked": self.checked, "record": self.record,
-            **counters,
-        }  # fmt: skip
+        plain = ("step", "checked", "record", *COUNTERS)
+        header = {"about": about, **{name: getattr(self, name) for name in plain}}
         CHECKPOINT.save(path, tensors, header)
 
     def resume(self, path: Path, about: Mapping[str, Any]) -> None:
@@ -187,10 +181,9 @@ class Training:
                 f"({', '.join(differing)}); delete it to start over, or repeat those settings to "
                 "resume"
             )
-        self.step, self.checked = header["step"], header["checked"]
-        self.record = header["record"]
-        for name in COUNTERS:
-            setattr(self, name, {layer: value for layer, value in header[name]})
+        self.step, self.checked, self.record = (header[k] for k in ("step", "checked", "record"))
+        for name in COUNTERS:  # JSON has no integer keys
+            setattr(self, name, {int(layer): value for layer, value in header[name].items()})
         for layer, translator in self.translators.items():
             translator.restore({n: tensors[f"{layer}.{n}"] for n in translator.state()})
 
@@ -199,14 +192,9 @@ class _Run:
     """The training of all layers together, batch by batch."""
 
     def __init__(
-        self,
-        transformer: Transformer,
-        bank: ShortcutBank,
-        states: SavedStates,
-        held_out: SavedStates,
-        tuning: Tuning,
-        layers: list[int],
-    ) -> None:
+        self, transformer: Transformer, bank: ShortcutBank, states: SavedStates,
+        held_out: SavedStates, tuning: Tuning, layers: list[int],
+    ) -> None:  # fmt: skip
         self.transformer, self.tuning, self.origin = transformer, tuning, bank
         self.states, self.held_out, self.layers = states, held_out, layers
         self.device = transformer.device(transformer.n_layers)

@@ -58,8 +58,7 @@ def collect(
         tokens_per_batch: padded tokens per forward pass; the default suits a CPU.
     """
     tokens = TOKENS_PER_BATCH if tokens_per_batch is None else tokens_per_batch
-    rank, processes = world()
-    own_shard = _check_run(pairs, n_texts, tokens, shard, rank, processes)
+    own_shard = _check_run(pairs, n_texts, tokens, shard)
     file = StateFile(save_states) if isinstance(save_states, Path) else save_states
     if file is not None and own_shard[1] > 1:
         raise BadSettings("a sharded run cannot save states; run without shards or save_states")
@@ -107,14 +106,10 @@ def collect(
 
 
 def _check_run(
-    pairs: str,
-    n_texts: int | None,
-    tokens_per_batch: int,
-    shard: tuple[int, int] | None,
-    rank: int,
-    processes: int,
+    pairs: str, n_texts: int | None, tokens_per_batch: int, shard: tuple[int, int] | None
 ) -> tuple[int, int]:
     """This process's shard; invalid settings are refused."""
+    rank, processes = world()
     if pairs not in ("final", "all"):
         raise BadSettings(f"unknown pairs {pairs!r}; expected 'final' or 'all'")
     if n_texts is not None and n_texts < 1:
@@ -164,17 +159,14 @@ def merge(paths: Sequence[Path]) -> Tally:
     """The sum of all shards of one run, read one file at a time."""
     if not paths:
         raise BadSettings("nothing to merge: name the files of all shards")
-    shards = [_shard_of(path) for path in paths]
-    of = shards[0][1]
-    if any(other != of for _, other in shards):
-        counts = sorted({of for _, of in shards})
+    given, counts = (sorted(side) for side in zip(*map(_shard_of, paths), strict=True))
+    of = counts[0]
+    if of != counts[-1]:
+        counts = sorted(set(counts))
         raise BadSettings(f"these shards come from runs split into {counts} shards; merge one run")
-    if len(shards) != len({which for which, _ in shards}):
-        raise BadSettings(
-            f"a shard was given twice: {sorted(which for which, _ in shards)} of {of}"
-        )
-    missing = set(range(of)) - {which for which, _ in shards}
-    if missing:
+    if len(given) != len(set(given)):
+        raise BadSettings(f"a shard was given twice: {given} of {of}")
+    if missing := set(range(of)) - set(given):
         raise BadSettings(f"shards {sorted(missing)} of {of} are missing")
     total = Tally.load(paths[0])
     for path in paths[1:]:

@@ -44,11 +44,7 @@ class Moments:
     """
 
     def __init__(
-        self,
-        n_layers: int,
-        d_model: int,
-        pairs: Pairs = "final",
-        names: Sequence[str] | None = None,
+        self, n_layers: int, d_model: int, pairs: Pairs = "final", names: Sequence[str] = ()
     ) -> None:
         """Start with no rows.
 

@@ -54,12 +54,7 @@ class Tally:
 
     @classmethod
     def empty(
-        cls,
-        transformer: Transformer,
-        pairs: Pairs,
-        about: dict[str, Any],
-        *,
-        hold_back: bool = False,
+        cls, transformer: Transformer, pairs: Pairs, about: dict[str, Any], hold_back: bool = False
     ) -> "Tally":
         """A tally without rows; about["parts"] lists the parts of blocks to include."""
         shape = (transformer.n_layers, transformer.d_model)
@@ -71,11 +66,6 @@ class Tally:
     def __repr__(self) -> str:
         model, text = self.about.get("model", {}).get("name"), self.about.get("text")
         return f"Tally({self.fit.rows} rows from {self.n_texts} texts of {text}, {model})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Settings and counts, as plain JSON types."""
-        rows = {name: moments.rows for name, moments in self.sets.items()}
-        return {**self.about, "n_texts": self.n_texts, "n_batches": self.n_batches, "rows": rows}
 
     @property
     def block_parts(self) -> list[BlockPart]:
@@ -254,12 +244,9 @@ def _states(
 
 
 def _add(
-    tally: Tally,
-    batch: Batch,
-    states: list[Tensor],
-    part_states: list[Tensor],
+    tally: Tally, batch: Batch, states: list[Tensor], part_states: list[Tensor],
     writer: StateWriter | None,
-) -> None:
+) -> None:  # fmt: skip
     back = batch.held_back
     if back.any():
         assert tally.held_back is not None, "the batch holds rows back, but the tally does not"

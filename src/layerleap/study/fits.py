@@ -19,7 +19,7 @@ import layerleap
 from layerleap.errors import BadText, LayerleapError
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import solve_bank
-from layerleap.maps.parts import solve_parts
+from layerleap.maps.linear import solve_parts
 from layerleap.memory import give_back
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens

@@ -217,12 +217,9 @@ def score_probe(
 
 
 def _null_measures(
-    generator: torch.Generator,
-    saturation: Saturation,
-    states: States,
-    sampling: CellSampling,
+    generator: torch.Generator, saturation: Saturation, states: States, sampling: CellSampling,
     options: Mapping[str, Any],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The measures of the next permutation whose labels can be balanced; a few cannot.
 
     Saturation layers are permuted between rows; documents stay.

@@ -158,7 +158,7 @@ def saturation(
         if json:
             print_json(strip.to_dict())
             return
-        from layerleap.show.cli.strips import strip_table
+        from layerleap.show.cli.tables import strip_table
 
         out.print(strip_table(strip))
 

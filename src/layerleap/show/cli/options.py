@@ -111,14 +111,11 @@ def with_signature(
     function: Callable[..., None], parameters: dict[str, tuple[Any, Any]]
 ) -> Callable[..., None]:
     """Show the function to typer with these parameters: (annotation, default) by name."""
+    named = inspect.Parameter.KEYWORD_ONLY
     function.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
-            )
-            for name, (kind, default) in parameters.items()
-        ]
+        inspect.Parameter(name, named, default=default, annotation=kind)
+        for name, (kind, default) in parameters.items()
     )
     return function
 

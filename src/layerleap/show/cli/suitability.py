@@ -1,7 +1,4 @@
-"""`layerleap suitability`: does early exit pay off for a model, on a text, on this machine?
-
-In: arguments. Out: an answer with its reasons.
-"""
+"""`layerleap suitability`: does early exit pay off for a model, on a text, on this machine?"""
 
 from pathlib import Path
 from typing import Annotated

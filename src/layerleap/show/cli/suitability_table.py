@@ -1,7 +1,4 @@
-"""The answer to "does early exit pay off?" for the terminal, readable at 80 columns.
-
-In: a `Suitability`. Out: a rich renderable.
-"""
+"""The answer to "does early exit pay off?" for the terminal, readable at 80 columns."""
 
 from dataclasses import asdict
 

@@ -5,13 +5,18 @@ Everything that comes from data is put in as `Text`, so that "[red]" in a name s
 """
 
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from layerleap.read.strip import Strip
+from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
+from layerleap.show.html.style import LENS_TITLES
 from layerleap.show.report.cells import cells_of
 from layerleap.study.result import Row, StudyResult
 from layerleap.study.tables import GOOD_OR_BAD
@@ -218,3 +223,51 @@ def tuned_table(rows: list[Row]) -> RenderableType:
             Text("never", style="yellow") if needed is None else f"{needed:,}",
         )  # fmt: skip
     return table
+
+
+def strip_table(strip: Strip) -> RenderableType:
+    """A line per position: its token, then ranks 1 to k, each with its layer and in its colour."""
+    rows = list(strip.rows())
+    tables = [
+        _strip_rows(strip, LENS_TITLES.get(name, name), [row for row in rows if row["map"] == name])
+        for name in strip.tracks
+    ]
+    return Group(*tables, _strip_legend(strip))
+
+
+def _strip_rows(strip: Strip, title: str, rows: Sequence[Row]) -> Table:
+    table = new_table(Text(title))
+    table.add_column("token", no_wrap=True, overflow="ellipsis", ratio=3)
+    for rank in range(1, strip.k + 1):
+        table.add_column(f"rank {rank}", no_wrap=True, overflow="ellipsis", ratio=3)
+    for row in rows:
+        cells = [_strip_cell(rank, strip.n_layers) for rank in row["ranks"]]
+        table.add_row(Text(visible(row["token"]), style="bold"), *cells)
+    return table
+
+
+def _strip_cell(rank: Row, n_layers: int) -> RenderableType:
+    style = _layer_style(rank["layer"], n_layers)
+    # The layer comes first: it is the point of the strip, and a narrow column cuts the end off.
+    text = Text(f"{rank['layer']:>2} ", style=style, no_wrap=True, overflow="ellipsis")
+    text.append(visible(rank["token"]), style="bold underline" if rank["is_next"] else "")
+    return Padding(text, (0, 0), style=style)  # fills the cell, so that cells form a strip
+
+
+def _layer_style(layer: int, n_layers: int) -> str:
+    colour = saturation_colour(layer, n_layers)
+    if colour is None:
+        return "dim"
+    red, green, blue = colour
+    return f"{text_colour(colour)} on #{red:02x}{green:02x}{blue:02x}"
+
+
+def _strip_legend(strip: Strip) -> Text:
+    legend = Text().append("keeps its rank from layer ", style="dim")
+    for layer in legend_layers(strip.n_layers):
+        legend.append(f" {layer} ", style=_layer_style(layer, strip.n_layers))
+    return legend.append(
+        f" on; no colour: only the last layer, {strip.n_layers}, put it there; "
+        "underlined: the token that actually comes next",
+        style="dim",
+    )
