@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.models.discovery.parts import BlockPart
 from layerleap.progress import Progress, silent
@@ -49,8 +50,8 @@ class FitReport:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-@dataclass(frozen=True, eq=False)
-class LinearMap:
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearMap(Brief):
     """h[dst] ~ h[src] @ weight + bias, or h[src] @ left @ right + bias at low rank.
 
     Created by `solve` or loaded, so always fitted. Stored in float32 whatever the model's dtype.

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from layerleap.brief import Brief
 from layerleap.extras import report_library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.tuned import Tuning, summary, tune_maps
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True, eq=False)
-class Tuned:
+@dataclass(frozen=True, eq=False, repr=False)
+class Tuned(Brief):
     """A fine-tuned bank, and the record of its training: a row per layer and check."""
 
     bank: ShortcutBank

@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings
 
 
-@dataclass(frozen=True, eq=False)
-class Track:
+@dataclass(frozen=True, eq=False, repr=False)
+class Track(Brief):
     """The readings of one lens; the first axis is the layer, the second the position."""
 
     ids: Tensor  # (layer, row, k)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadText, ModelRefused
 from layerleap.memory import give_back
 from layerleap.models.hooks.recording import Recording, record
@@ -73,8 +74,8 @@ class TailCheck:
 ROWS = ("documents", "positions", "cosine")  # the same for every lens
 
 
-@dataclass
-class Scores:
+@dataclass(repr=False)
+class Scores(Brief):
     """The measures of all readings: (row, layer) by lens; see `metrics.Comparison`."""
 
     documents: Tensor  # (row,)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.saturation import Saturation
 
@@ -46,8 +47,8 @@ class CellSampling:
                 )
 
 
-@dataclass(frozen=True, eq=False)
-class Cells:
+@dataclass(frozen=True, eq=False, repr=False)
+class Cells(Brief):
     """Pairs (row, layer) in ascending order, with task (from 1) and fold: (cell,) each."""
 
     row: Tensor

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import finite, resample
@@ -33,8 +34,8 @@ TAIL = 0.025  # of 95 % intervals
 TRIES = 20  # permutations tried until one can be balanced
 
 
-@dataclass(frozen=True, eq=False)
-class HeldOut:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeldOut(Brief):
     """Predictions for cells whose fold the probe was not trained on."""
 
     cells: Cells
@@ -124,8 +125,8 @@ def _auc(held: HeldOut, task: int, weights: Tensor) -> Tensor:
     return better / pairs
 
 
-@dataclass(frozen=True)
-class ProbeScores:
+@dataclass(frozen=True, repr=False)
+class ProbeScores(Brief):
     """The scores as plain values; `rows[0]` is the balanced accuracy, then one row per task."""
 
     rows: tuple[Row, ...]
