@@ -16,8 +16,10 @@ from layerleap.maps.artifact import Artifact, require_identity
 from layerleap.maps.card import model_card
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
+from layerleap.stream.split import pack_fingerprints, unpack_fingerprints
 
 if TYPE_CHECKING:
+    from layerleap.read.evaluate import Evaluation
     from layerleap.read.lens import Lens
 
 FORMAT = 1
@@ -30,7 +32,8 @@ class ShortcutBank:
     """Maps by (src, dst), the model they belong to, and their card. Immutable, always fitted.
 
     `parts` holds maps that replace parts of blocks, by (block, part): (3, "attn"), (3, "ffn"),
-    (3, "attn_norm"), ...; their reports are in `part_fits`.
+    (3, "attn_norm"), ...; their reports are in `part_fits`. `documents` holds fingerprints of the
+    documents that the maps were fitted or tuned on; None if they are not known.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class ShortcutBank:
         data: Mapping[str, Any] | None = None,
         quality: Iterable[Mapping[str, Any]] = (),
         source: str = "layerleap",
+        documents: Iterable[int] | None = None,
     ) -> None:
         self.maps = {(m.src, m.dst): m for m in maps}
         self.model = dict(model)  # the identity of the model, as JSON types
@@ -57,6 +61,7 @@ class ShortcutBank:
         self.settings, self.data = dict(settings or {}), dict(data or {})
         self.quality = [dict(row) for row in quality]  # held-out scores, if measured
         self.source = source  # the program that fitted it
+        self.documents = None if documents is None else frozenset(documents)
 
     def __getitem__(self, pair: tuple[int, int]) -> LinearMap | IdentityMap:
         """The map from src to dst; the identity if both are the same layer."""
@@ -88,9 +93,17 @@ class ShortcutBank:
 
     def lens(self, transformer: Transformer) -> "Lens":
         """A lens that reads `transformer` through these maps."""
-        from layerleap.read.lens import Lens  # the only rightward import, for convenience
+        from layerleap.read.lens import Lens  # imported on demand, for convenience
 
         return Lens(transformer, self)
+
+    def evaluate(
+        self, transformer: Transformer, text: Any = None, *args: Any, **options: Any
+    ) -> "Evaluation":
+        """The scores of this bank on a text; see `layerleap.evaluate`."""
+        from layerleap.read.evaluate import evaluate
+
+        return evaluate(transformer, self, text, *args, **options)
 
     def to(self, devices: Callable[[int], Any] | Mapping[int, Any]) -> "ShortcutBank":
         """The bank with each map on the device of its source layer.
@@ -115,7 +128,8 @@ class ShortcutBank:
         """A copy of the bank with some arguments of the constructor changed."""
         arguments: dict[str, Any] = {key: getattr(self, key) for key in FIELDS}
         fits = [*self.fits.values(), *self.part_fits.values()]
-        arguments |= {"maps": self.maps.values(), "parts": self.parts, "fits": fits, **changes}
+        arguments |= {"maps": self.maps.values(), "parts": self.parts, "fits": fits}
+        arguments |= {"documents": self.documents, **changes}
         return ShortcutBank(arguments.pop("maps"), **arguments)
 
     def card(self) -> str:
@@ -140,7 +154,9 @@ class ShortcutBank:
 
     def _config(self) -> dict[str, Any]:
         fits = [fit.to_dict() for fit in (*self.fits.values(), *self.part_fits.values())]
-        return {**{key: getattr(self, key) for key in FIELDS}, "fits": fits}
+        documents = None if self.documents is None else pack_fingerprints(self.documents)
+        own = {key: getattr(self, key) for key in FIELDS}
+        return {**own, "fits": fits, "documents": documents}
 
     @classmethod
     def from_pretrained(
@@ -152,7 +168,10 @@ class ShortcutBank:
             require_identity(config["model"])
             maps, parts = _grouped(tensors)
             fits = [FitReport(**fit) for fit in config["fits"]]
-            return cls(maps, parts=parts, fits=fits, **{key: config[key] for key in FIELDS})
+            packed = config.get("documents")  # banks of older versions do not have it
+            documents = None if packed is None else unpack_fingerprints(packed)
+            own = {key: config[key] for key in FIELDS}
+            return cls(maps, parts=parts, fits=fits, documents=documents, **own)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadArtifact(f"{path} does not describe a bank ({error})") from error
 

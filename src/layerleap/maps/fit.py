@@ -64,7 +64,7 @@ def solve_bank(
     return ShortcutBank(
         maps, model=tally.about["model"], n_layers=moments.n_layers, d_model=moments.d_model,
         parts=parts, fits=fits, settings={**options, **tally.about["sampling"]},
-        data={**data, "rows_held_back": n_unused},
+        data={**data, "rows_held_back": n_unused}, documents=tally.documents,
     )  # fmt: skip
 
 

@@ -88,12 +88,15 @@ def tune(
         work = Path(name)
         work.mkdir(parents=True, exist_ok=True)
         file = StateFile(work / "states", limit=max_states, seed=tuning.seed)
-        collect(
+        tally = collect(
             transformer, text, sampling, starts=starts, n_texts=n_texts, save_states=file,
             checkpoint=work / "pass.safetensors", progress=progress,
         )  # fmt: skip
         sides = file.open().split(stop_share, tuning.seed)
         checkpoint = work / "training.safetensors"
-        return Tuned(*tune_maps(
+        tuned, record = tune_maps(
             transformer, bank, *sides, tuning, checkpoint=checkpoint, progress=progress
-        ))  # fmt: skip
+        )
+        if bank.documents is not None:
+            tuned = tuned.changed(documents=bank.documents | (tally.documents or set()))
+        return Tuned(tuned, record)

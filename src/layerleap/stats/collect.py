@@ -18,6 +18,7 @@ from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, 
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
+from layerleap.stream.split import pack_fingerprints
 
 TOKENS_PER_BATCH = 1024
 RIDGE_SHARE = 0.1  # share of the fitting documents held back to choose a ridge
@@ -93,7 +94,8 @@ def collect(
             shard=own_shard, checkpoint=own, writer=writer, progress=progress,
             total=None if n_texts is None else -(-n_texts // own_shard[1]),
         )  # fmt: skip
-    tally.about = {**about, "data": census.to_dict()}
+    documents = pack_fingerprints(census.used)
+    tally.about = {**about, "data": census.to_dict(), "documents": documents}
     reduce_tally(tally)
     if tally.fit.n == 0 and not shard:
         raise NothingToFit(

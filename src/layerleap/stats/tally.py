@@ -26,6 +26,7 @@ from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments
 from layerleap.stats.saved_states import StateWriter
 from layerleap.stream.examples import Batch
+from layerleap.stream.split import unpack_fingerprints
 
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 30.0, 55.0
 MEDIA = ("pixel_values", "input_features", "decoder_input_ids")  # inputs of models without text
@@ -71,6 +72,12 @@ class Tally:
     def block_parts(self) -> list[BlockPart]:
         """The parts of blocks with moments, in the order of those moments."""
         return [BlockPart(block, part) for block, part in self.about.get("parts") or ()]
+
+    @property
+    def documents(self) -> frozenset[int] | None:
+        """Fingerprints of the documents read; None before the end of a run."""
+        packed = self.about.get("documents")
+        return None if packed is None else unpack_fingerprints(packed)
 
     @property
     def sets(self) -> dict[str, Moments]:
