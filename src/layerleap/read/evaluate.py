@@ -1,4 +1,4 @@
-"""Evaluate banks on text they were not fitted on: how well do their maps predict the model's output?
+"""Evaluate banks on text they were not fitted on: how well do they predict the model's output?
 
 In: a wrapped model, one or several of its banks, and a text.
 Out: an `Evaluation`: Precision@k, surprisal, KL and R2 of each layer's map to the last layer, next
@@ -172,9 +172,7 @@ def evaluate(
         first = next(iter(banks.values()))
         sampling = sampling or sampling_of(first)
         side = side or ("held-out" if sampling.held_out else "both")
-        name, source, sampling = _source(
-            transformer, text, sampling, side, starts, n_texts, report
-        )
+        name, source, sampling = _source(transformer, text, sampling, side, starts, n_texts, report)
         keep = side == "fit" if keep_fitted is None else keep_fitted
         fitted = frozenset[int]().union(*(one.documents or () for one in banks.values()))
         census = Census(leave_out=frozenset() if keep else fitted)

@@ -20,6 +20,9 @@ GROUPS = 32  # documents are dealt into at most this many groups for the interva
 class MapErrors:
     """Squared errors of the bank's maps and of the identity, per coordinate and document group.
 
+    Intervals are from resampled documents, or from resampled groups of them where there are more
+    than GROUPS documents: sums by document, pair and coordinate would not fit into memory.
+
     R2(src, dst) is the plain average over coordinates of 1 - error / spread, as in the paper;
     `weighted` weights each coordinate by its spread. Coordinates that never vary are left out of
     both. First positions are also counted separately, because their states are often outliers of
@@ -132,6 +135,7 @@ class MapErrors:
         return {
             key: finite(values[0].item()), "low": finite(low), "high": finite(high),
             "rows": int(n[0]), "documents": len(self.group_of),
+            "groups": min(GROUPS, len(self.group_of)),
         }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import typer
 
 import layerleap
 from layerleap.show.cli import fit, look, tune
+from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
 from layerleap.show.cli.study import StudyGroup
@@ -29,6 +30,7 @@ app = typer.Typer(
       layerleap models                                     list the bundled models
       layerleap check smollm2                              verify that a model can be read
       layerleap read smollm2 "The capital of France is"    each layer's prediction
+      layerleap evaluate smollm2 --text news               how good shortcuts are on a text
       layerleap saturation smollm2 "Once upon a time"      when each prediction saturates
       layerleap study shortcuts smollm2 --quick -o report  a report on linear shortcuts
       layerleap study saturation smollm2 --quick -o report a report on saturation
@@ -56,7 +58,7 @@ def _top(
 
 
 LOOKING = (look.models, look.check, look.read, look.card)
-for command in (*LOOKING, fit.fit, fit.merge, look.saturation, suitability, generate):
+for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
 app.command("tune")(grouped(tune.tune_command))
 import_app.command("mat")(fit.import_mat)

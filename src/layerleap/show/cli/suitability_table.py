@@ -48,7 +48,7 @@ def _rules(result: Suitability) -> RenderableType:
     for head in ("layers saved", "disagree", "FLOPs", "time"):
         table.add_column(head, justify="right", no_wrap=True)
     chosen = result.chosen
-    for row in [*result.rules, *([] if chosen is None else [chosen])]:
+    for row in result.outcomes:
         table.add_row(*_cells(row, result.n_layers), style="bold" if row is chosen else "")
     size = sample_size([row.verified.to_dict() for row in result.rules])
     note = (

@@ -14,9 +14,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from layerleap.read.evaluate import METRICS, Evaluation
 from layerleap.read.strip import Strip
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
-from layerleap.show.html.style import LENS_TITLES
+from layerleap.show.html.page import lens_title
 from layerleap.show.report.cells import cells_of
 from layerleap.study.result import Row, StudyResult
 from layerleap.study.tables import GOOD_OR_BAD
@@ -54,9 +55,13 @@ def terminal_table(table: TableSpec, result: StudyResult) -> RenderableType | No
     if not rows:
         return None
     shown = new_table(Text(table.caption))
+    if table.dense:  # heads of one word per line leave room for names
+        shown.padding = 0
+        head = [title.replace(" ", "\n").replace("\n%", " %") for title in head]
     for number, title in enumerate(head):
         is_number = any(row[number].sort is not None for row in rows)
-        shown.add_column(Text(title), justify="right" if is_number else "left")
+        # Names are folded where there is no room, never cut.
+        shown.add_column(Text(title), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         cells = [Text(cell.text, style=COLOURS.get(cell.verdict, "")) for cell in row]
         for text, cell in zip(cells, row, strict=True):
@@ -210,6 +215,34 @@ def fits_table(rows: list[Row]) -> RenderableType:
     return Group(table, Text(note, style="yellow")) if short else table
 
 
+def evaluation_table(evaluation: Evaluation) -> RenderableType:
+    """The scores of every map at every layer; the best of a layer is bold."""
+    heads = ("P@1", "P@5", "P@10", "surprisal", "KL", "R2")
+    table = new_table(Text(evaluation.headline()), "layer")
+    table.add_column("map", no_wrap=True, overflow="ellipsis", ratio=1)
+    for name in heads:
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in range(evaluation.n_layers):
+        rows = {(row["map"], row["metric"]): row["value"] for row in evaluation.at(layer)}
+        for number, name in enumerate(evaluation.maps):
+            cells = [_score(rows, metric, name, evaluation.maps) for metric in METRICS]
+            is_end = number == len(evaluation.maps) - 1
+            table.add_row("" if number else str(layer), name, *cells, end_section=is_end)
+    legend = "bold: best of the layer; surprisal and KL in nats; intervals: --json or -o"
+    notes = [Text(note, style="yellow") for note in evaluation.notes()]
+    return Group(table, *notes, Text(legend, style="dim"))
+
+
+def _score(rows: dict[tuple[str, str], float], metric: str, name: str, maps: list[str]) -> Text:
+    value, others = rows[name, metric], [rows[one, metric] for one in maps]
+    if value is None:
+        return Text("-")
+    known = [other for other in others if other is not None]
+    best = (min if metric in ("surprisal", "kl") else max)(known)
+    form = f"{100 * value:.1f} %" if metric.startswith("precision") else f"{value:.2f}"
+    return Text(form, style="bold" if value == best else "")
+
+
 def tuned_table(rows: list[Row]) -> RenderableType:
     """The closed form beside what tuning made of it, on rows of other documents."""
     heads = ("layer", "KL mat", "KL tuned", "agreement mat", "tuned", "rows until ahead")
@@ -229,7 +262,7 @@ def strip_table(strip: Strip) -> RenderableType:
     """A line per position: its token, then ranks 1 to k, each with its layer and in its colour."""
     rows = list(strip.rows())
     tables = [
-        _strip_rows(strip, LENS_TITLES.get(name, name), [row for row in rows if row["map"] == name])
+        _strip_rows(strip, lens_title(name), [row for row in rows if row["map"] == name])
         for name in strip.tracks
     ]
     return Group(*tables, _strip_legend(strip))
