@@ -97,7 +97,8 @@ def _evaluation(bank: "ShortcutBank") -> list[str]:
     if bank.quality:
         columns = list(bank.quality[0])
         rows = [[_cell(row.get(column)) for column in columns] for row in bank.quality]
-        lines += ["Scores on held-out text:", "", *_table(columns, rows), ""]
+        on = bank.data.get("evaluated_on", "the rows that decided when training stopped")
+        lines += [f"Scores on {on}:", "", *_table(columns, rows), ""]
     deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
     if deficient:
         worst = min(deficient, key=lambda fit: fit.rank)

@@ -22,7 +22,8 @@ from layerleap.models.discovery.parts import BlockPart
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
 
-RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # tried by "auto"
+RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # those to choose from
+CHOOSERS = ("auto", "gcv")
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def solve(
 
     Args:
         targets: the target layers; by default all that the moments hold.
-        ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto".
+        ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix; "auto" chooses it
+            on `held_back`, "gcv" by generalised cross-validation on the rows fitted on.
         rank: keep only the best `rank` directions of the prediction.
         held_back: moments of other documents, to choose the ridge.
     """
@@ -131,6 +133,8 @@ def solve(
     source = _Source(moments, src, intercept)
     if ridge == "auto":
         ridge = source.best_ridge(held_back)
+    elif ridge == "gcv":
+        ridge = source.cross_validated_ridge()
     assert isinstance(ridge, float | int)
     for dst in moments.targets(src) if targets is None else targets:
         weight, bias = source.solve(dst, ridge)
@@ -171,12 +175,14 @@ def solve_parts(
     return maps, fits
 
 
-def check_solving(ridge: float | str, rank: int | None, d_model: int) -> None:
+def check_solving(ridge: float | str | None, rank: int | None, d_model: int) -> None:
     """Refuse an invalid ridge or rank; call it before spending a pass over the text."""
     if rank is not None and not 1 <= rank <= d_model:
         raise BadSettings(f"rank {rank} is out of range; expected 1 to {d_model}")
-    if ridge != "auto" and (isinstance(ridge, str) or not 0 <= ridge < torch.inf):
-        raise BadSettings(f"ridge {ridge!r} is invalid; expected 'auto' or a number of at least 0")
+    is_number = isinstance(ridge, float | int) and 0 <= ridge < torch.inf
+    if ridge not in (None, *CHOOSERS) and not is_number:
+        expected = " or ".join(map(repr, CHOOSERS))
+        raise BadSettings(f"ridge {ridge!r} is invalid; expected {expected}, or 0 or more")
 
 
 def _f32(value: Tensor | None) -> Tensor | None:
@@ -248,6 +254,26 @@ class _Source:
             ridge, moments_r2(self.moments, self.src, dst, weight, bias),
             moments_r2(self.moments, self.src, dst, None, None),
         )  # fmt: skip
+
+    def cross_validated_ridge(self) -> float:
+        """The penalty with the least generalised cross-validation error to the last layer.
+
+        GCV(ridge) = error on the rows fitted on / (1 - degrees of freedom / rows)^2, with the
+        coordinates weighted as in R2 (Golub, Heath and Wahba 1979). No row has to be held back.
+        """
+        dst, n = self.moments.n_layers, self.moments.n
+        spread = _spread(self.moments, dst)
+        weights = torch.where(spread > 0, spread.rsqrt(), 0.0)
+        fitted = (self.vectors.T @ self._xy(dst) * weights).square().sum(1)
+        total = (spread if self.intercept else self.moments.squares(dst)) @ weights.square()
+
+        def error(ridge: float) -> float:
+            inverse = self._inverse(ridge)
+            rest = total - ((2 - inverse * self.values) * inverse) @ fitted
+            free = 1 - ((self.values @ inverse) + self.intercept) / n
+            return (rest / free.square()).item() if free > 1e-9 else torch.inf
+
+        return min(RIDGES, key=error)
 
     def best_ridge(self, held_back: Moments | None) -> float:
         """The penalty with the least error to the last layer on the rows held back.

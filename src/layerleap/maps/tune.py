@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from layerleap.brief import Brief
 from layerleap.extras import report_library
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import with_scores
 from layerleap.maps.tuned import Tuning, summary, tune_maps
 from layerleap.models.transformer import Transformer
-from layerleap.progress import Progress, silent
+from layerleap.progress import Progress, reporting
 from layerleap.stats.collect import collect
 from layerleap.stats.saved_states import StateFile
 from layerleap.stream.examples import Sampling
@@ -59,7 +60,8 @@ def tune(
     stop_share: float = 0.05,
     tuning: Tuning | None = None,
     folder: str | Path | None = None,
-    progress: Progress = silent,
+    evaluate: bool = True,
+    progress: Progress | bool = True,
 ) -> Tuned:
     """Train the maps of a bank until their readings come close to the model's own output.
 
@@ -78,25 +80,30 @@ def tune(
         stop_share: share of the documents that decide when a layer stops.
         folder: where states and checkpoints are kept, to continue after an interruption. Delete
             it once the bank is saved.
+        evaluate: score the tuned bank on a few held-out documents, for its card.
+        progress: a function to call, True for bars on a terminal or in a notebook, or False.
     """
     tuning = tuning or Tuning()
     bank.check_model(transformer)
     sampling = sampling or Sampling(
         unit="paragraph", positions="one" if transformer.kind == "masked-token" else "every:4"
     )
-    with TemporaryDirectory(prefix="layerleap-") if folder is None else nullcontext(folder) as name:
+    place = TemporaryDirectory(prefix="layerleap-") if folder is None else nullcontext(folder)
+    with place as name, reporting(progress) as report:
         work = Path(name)
         work.mkdir(parents=True, exist_ok=True)
         file = StateFile(work / "states", limit=max_states, seed=tuning.seed)
         tally = collect(
             transformer, text, sampling, starts=starts, n_texts=n_texts, save_states=file,
-            checkpoint=work / "pass.safetensors", progress=progress,
+            checkpoint=work / "pass.safetensors", progress=report,
         )  # fmt: skip
         sides = file.open().split(stop_share, tuning.seed)
         checkpoint = work / "training.safetensors"
         tuned, record = tune_maps(
-            transformer, bank, *sides, tuning, checkpoint=checkpoint, progress=progress
+            transformer, bank, *sides, tuning, checkpoint=checkpoint, progress=report
         )
         if bank.documents is not None:
             tuned = tuned.changed(documents=bank.documents | (tally.documents or set()))
+        if evaluate:
+            tuned = with_scores(transformer, tuned, text, progress=report)
         return Tuned(tuned, record)

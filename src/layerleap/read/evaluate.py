@@ -64,6 +64,19 @@ class Evaluation:
         layer %= self.n_layers + 1
         return [row for row in self.scores if row["layer"] == layer]
 
+    def by_layer(self) -> list[dict[str, Any]]:
+        """One row per layer below the last: the first bank beside the logit lens, for a card."""
+        name = self.maps[1]
+        table = []
+        for layer in range(self.n_layers):
+            row: dict[str, Any] = {"layer": layer, "rows": self.n_rows}
+            for metric in ("precision@1", "kl", "r2"):
+                for one in self.at(layer):
+                    if one["metric"] == metric and one["map"] in ("id", name):
+                        row[metric if one["map"] == name else f"{metric} of id"] = one["value"]
+            table.append(row)
+        return table
+
     def notes(self) -> list[str]:
         """What limits these scores, a sentence each."""
         notes = []

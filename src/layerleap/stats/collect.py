@@ -20,6 +20,7 @@ from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
 from layerleap.stream.split import pack_fingerprints
 
+METHOD = 1  # raise it when a pass over the same text would give other sums: old ones are refused
 TOKENS_PER_BATCH = 1024
 RIDGE_SHARE = 0.1  # share of the fitting documents held back to choose a ridge
 
@@ -70,7 +71,7 @@ def collect(
     source, sampling = resolve_text(transformer, text, sampling, progress, starts, n_generated)
     kinds = KINDS if parts is True else parts or ()
     about = {
-        "model": transformer.identity.to_dict(),
+        "method": METHOD, "model": transformer.identity.to_dict(),
         "text": str(text) if isinstance(text, str | Path) else "given texts",
         "sampling": sampling.to_dict(), "solve": dict(solving or {}),
         "n_texts": n_texts, "pairs": pairs, "parts": block_parts(transformer, kinds) or None,

@@ -40,9 +40,16 @@ def fit(
     starts: Starts = None,
     intercept: Annotated[bool, typer.Option("--intercept", help="Fit a bias too.")] = False,
     ridge: Annotated[
-        str, typer.Option(help="Penalty as a fraction of the mean eigenvalue, or 'auto'.")
-    ] = "0",
+        str | None,
+        typer.Option(
+            help="Penalty as a fraction of the mean eigenvalue, 'gcv' (cross-validation) or 'auto' "
+            "(on a tenth of the documents). Default: 0, or gcv if rows are few."
+        ),
+    ] = None,
     rank: Rank = None,
+    evaluate: Annotated[
+        bool, typer.Option(help="Score the bank on a few held-out documents, for its card.")
+    ] = True,
     shard: Annotated[
         str | None,
         typer.Option(help="'0/4': do the first of four parts and save its statistics for merge."),
@@ -58,12 +65,12 @@ def fit(
     Example: layerleap fit smollm2 --text news --positions every:4 --unit paragraph -o bank
     """
     with clean_errors(), TerminalProgress() as progress:
-        from layerleap.maps.fit import solve_bank
+        from layerleap.maps.fit import fit
         from layerleap.maps.linear import check_solving
         from layerleap.stats import collect, finish
         from layerleap.stats.tally import world
 
-        number = parse_ridge(ridge)
+        number = None if ridge is None else parse_ridge(ridge)
         sampling = cutting.sampling()
         part = _shard(shard)
         _check_out(out_folder, is_shard=part is not None)
@@ -73,24 +80,25 @@ def fit(
         work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
         if work.exists():
             tell(f"continuing from the checkpoint {work}")
-        tally = collect(
-            transformer, text, sampling, starts=starts, n_texts=texts,
-            pairs=pairs,  # type: ignore[arg-type]  # checked there
-            parts=parts,
-            shard=part, choose_ridge=number == "auto", solving=solving, checkpoint=work,
-            progress=progress,
-        )  # fmt: skip
+        how: dict[str, Any] = {
+            "starts": starts, "n_texts": texts, "pairs": pairs, "parts": parts, "checkpoint": work,
+            "progress": progress,
+        }  # fmt: skip
         if part:
+            tally = collect(
+                transformer, text, sampling, shard=part, choose_ridge=number == "auto",
+                solving=solving, **how,
+            )  # fmt: skip
             tally.save(out_folder)
             finish(work)
             out.print(f"statistics of shard {shard} ({tally.fit.n} rows): {out_folder}")
             return
-        if world()[0] != 0:
-            finish(work)
-            return
-        bank = solve_bank(tally, progress=progress)
-        bank.save_pretrained(out_folder)
+        bank = fit(transformer, text, sampling, **solving, evaluate=evaluate, **how)
+        if world()[0] == 0:
+            bank.save_pretrained(out_folder)
         finish(work)
+        if world()[0] != 0:
+            return
     _show_bank(bank, out_folder, json)
 
 

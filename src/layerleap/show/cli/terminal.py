@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from layerleap.errors import LayerleapError
+from layerleap.errors import FewRowsWarning, LayerleapError
 from layerleap.progress import Bars
 
 out = Console()
@@ -22,7 +23,10 @@ err = Console(stderr=True)
 def clean_errors() -> Iterator[None]:
     """Print expected errors as one red line (exit code 2); after Ctrl-C, say what was kept."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", FewRowsWarning)
+            warnings.showwarning = partial(_show_warning, warnings.showwarning)
+            yield
     except LayerleapError as error:
         err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(2) from error
@@ -37,6 +41,14 @@ def clean_errors() -> Iterator[None]:
         # The reader of our output has gone (`| head`); closing stderr stops Python's complaint.
         sys.stderr.close()
         raise typer.Exit(0) from None
+
+
+def _show_warning(otherwise: Any, message: Any, category: type[Warning], *where: Any) -> None:
+    """Print our own warnings as one line, without the place in the code."""
+    if issubclass(category, FewRowsWarning):
+        err.print(f"[yellow]warning:[/] {escape(str(message))}", soft_wrap=True, highlight=False)
+    else:
+        otherwise(message, category, *where)
 
 
 def tell(message: str) -> None:

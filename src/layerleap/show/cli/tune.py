@@ -38,13 +38,13 @@ def tune_command(
         str, typer.Option(help="'mat': from the bank's maps; 'identity': from the logit lens.")
     ] = "mat",
     texts: Annotated[int | None, typer.Option(help="Texts to take states from.")] = 1500,
-    rows: Annotated[
+    max_states: Annotated[
         int, typer.Option(help="States kept on disk, a random sample of all.")
     ] = 24_000,
-    judged: Annotated[
+    stop_share: Annotated[
         float, typer.Option(help="Share of the documents that decide when a layer stops.")
     ] = 0.05,
-    most_rows: Annotated[int, typer.Option(help="Rows per layer, at most.")] = 23_040,
+    max_rows: Annotated[int, typer.Option(help="Rows to train each layer on, at most.")] = 23_040,
     rows_per_step: Annotated[int, typer.Option(help="Rows per step.")] = 256,
     lr: Annotated[float, typer.Option(help="Initial step size; it decays to 0.")] = 1e-3,
     check_every: Annotated[int, typer.Option(help="Steps between checks.")] = 15,
@@ -53,6 +53,9 @@ def tune_command(
     ] = 3,
     cutting: TuneCutting = TuneCutting(),
     starts: Starts = None,
+    evaluate: Annotated[
+        bool, typer.Option(help="Score the bank on a few held-out documents, for its card.")
+    ] = True,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
@@ -73,7 +76,7 @@ def tune_command(
 
         tuning = Tuning(
             start=start,  # type: ignore[arg-type]  # checked there
-            max_rows=most_rows, rows_per_step=rows_per_step, lr=lr, check_every=check_every,
+            max_rows=max_rows, rows_per_step=rows_per_step, lr=lr, check_every=check_every,
             patience=patience, seed=cutting.seed,
         )  # fmt: skip
         sampling = cutting.sampling()
@@ -84,8 +87,8 @@ def tune_command(
             tell(f"continuing from {work}")
         tuned = tune(
             transformer, ShortcutBank.from_pretrained(bank), text, sampling, starts=starts,
-            n_texts=texts, max_states=rows, stop_share=judged, tuning=tuning, folder=work,
-            progress=progress,
+            n_texts=texts, max_states=max_states, stop_share=stop_share, tuning=tuning,
+            folder=work, evaluate=evaluate, progress=progress,
         )  # fmt: skip
         tuned.bank.save_pretrained(out_folder)
         shutil.rmtree(work, ignore_errors=True)
