@@ -278,24 +278,30 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
+def cpu_group() -> Any:
+    """The process group that can add up CPU tensors; None is the default one.
+
+    A script that trains on GPUs has started NCCL, which cannot. All processes must call this.
+    """
+    return None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
+
+
 def wait_for_all() -> None:
     """Wait until every torchrun process gets here."""
     if world()[1] > 1:
-        dist.barrier()
+        dist.barrier(group=cpu_group())
 
 
 def reduce_tally(tally: Tally) -> Tally:
     """Add up the tallies of all processes; each then holds the total."""
     if world()[1] == 1:
         return tally
-    for moments in tally.sets.values():
-        moments.flush()
-        count = torch.tensor([moments.n])
-        dist.all_reduce(count)
-        moments.n = int(count)
+    group, sets = cpu_group(), tally.sets.values()
+    counts = torch.tensor([tally.n_texts, *(moments.flush().n for moments in sets)])
+    dist.all_reduce(counts, group=group)
+    tally.n_texts, *rows = counts.tolist()
+    for moments, n in zip(sets, rows, strict=True):
+        moments.n = n
         for tensor in (moments.sums, *moments.cross):
-            dist.all_reduce(tensor)
-    texts = torch.tensor([tally.n_texts])
-    dist.all_reduce(texts)
-    tally.n_texts = int(texts)
+            dist.all_reduce(tensor, group=group)
     return tally

@@ -62,6 +62,7 @@ def test_every_map_layer_and_metric_has_a_row_with_interval_and_sizes(evaluation
         assert (row["rows"], row["documents"]) == (evaluation.n_rows, evaluation.n_documents)
 
 
+@torch.no_grad()
 def reference(model: Transformer, maps: list[torch.Tensor | None]) -> list[dict[str, float]]:
     """All metrics of one map per layer, written out row by row."""
     rows: list[list[torch.Tensor]] = []
