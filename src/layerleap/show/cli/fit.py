@@ -12,6 +12,7 @@ from layerleap.show.cli.options import (
     Json,
     Loading,
     Model,
+    NoEvaluate,
     Out,
     Rank,
     Starts,
@@ -47,9 +48,7 @@ def fit(
         ),
     ] = None,
     rank: Rank = None,
-    evaluate: Annotated[
-        bool, typer.Option(help="Score the bank on a few held-out documents, for its card.")
-    ] = True,
+    no_evaluate: NoEvaluate = False,
     shard: Annotated[
         str | None,
         typer.Option(help="'0/4': do the first of four parts and save its statistics for merge."),
@@ -93,7 +92,7 @@ def fit(
             finish(work)
             out.print(f"statistics of shard {shard} ({tally.fit.n} rows): {out_folder}")
             return
-        bank = fit(transformer, text, sampling, **solving, evaluate=evaluate, **how)
+        bank = fit(transformer, text, sampling, **solving, evaluate=not no_evaluate, **how)
         if world()[0] == 0:
             bank.save_pretrained(out_folder)
         finish(work)

@@ -4,6 +4,7 @@ In: what was typed. Out: loaded models and plain values.
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -48,6 +49,10 @@ Starts = Annotated[
     typer.Option(help="File of real sequences from which a masked model draws its texts."),
 ]
 Rank = Annotated[int | None, typer.Option(help="Keep only this many directions of each map.")]
+NoEvaluate = Annotated[
+    bool,
+    typer.Option("--no-evaluate", help="Leave out the scores on held-out documents in the card."),
+]
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,14 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
         command(**values)
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__name__, run.__doc__ = command.__name__, unwrapped(command.__doc__ or "")
     return with_signature(run, parameters)
+
+
+def unwrapped(text: str) -> str:
+    """Each paragraph on one line, because typer keeps line breaks; indented lines stay."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(re.sub(r"\n(?! )", " ", paragraph) for paragraph in paragraphs)
 
 
 def with_signature(

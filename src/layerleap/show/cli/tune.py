@@ -12,6 +12,7 @@ from layerleap.show.cli.options import (
     Json,
     Loading,
     Model,
+    NoEvaluate,
     Out,
     Positions,
     Starts,
@@ -53,9 +54,7 @@ def tune_command(
     ] = 3,
     cutting: TuneCutting = TuneCutting(),
     starts: Starts = None,
-    evaluate: Annotated[
-        bool, typer.Option(help="Score the bank on a few held-out documents, for its card.")
-    ] = True,
+    no_evaluate: NoEvaluate = False,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
@@ -88,7 +87,7 @@ def tune_command(
         tuned = tune(
             transformer, ShortcutBank.from_pretrained(bank), text, sampling, starts=starts,
             n_texts=texts, max_states=max_states, stop_share=stop_share, tuning=tuning,
-            folder=work, evaluate=evaluate, progress=progress,
+            folder=work, evaluate=not no_evaluate, progress=progress,
         )  # fmt: skip
         tuned.bank.save_pretrained(out_folder)
         shutil.rmtree(work, ignore_errors=True)
