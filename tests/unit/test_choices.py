@@ -29,7 +29,10 @@ def evaluate(**choice: str) -> object:
         (lambda: collect(tiny("llama"), TEXTS, pairs="last"), "pairs 'last'; expected"),
         (lambda: collect(tiny("llama"), TEXTS, parts=["mlp"]), "'mlp'; expected attn"),
         (lambda: Moments(3, 8, "every"), "pairs 'every'; expected one of: final, all, parts"),
-        (lambda: ll.fit(tiny("llama"), TEXTS, ridge="best"), "ridge 'best' .* 'auto' or 'gcv'"),
+        (
+            lambda: ll.fit(tiny("llama"), TEXTS, ridge="best"),
+            "ridge 'best' .* 'auto', 'gcv' or a number",
+        ),
         (lambda: Tuning(start="zero"), "start 'zero'; expected 'mat' or 'identity'"),
         (
             lambda: folds_of(torch.arange(9), (9, 2), 3, "layer", 0),

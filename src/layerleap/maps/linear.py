@@ -181,8 +181,10 @@ def check_solving(ridge: float | str | None, rank: int | None, d_model: int) -> 
         raise BadSettings(f"rank {rank} is out of range; expected 1 to {d_model}")
     is_number = isinstance(ridge, float | int) and 0 <= ridge < torch.inf
     if ridge not in (None, *CHOOSERS) and not is_number:
-        expected = " or ".join(map(repr, CHOOSERS))
-        raise BadSettings(f"ridge {ridge!r} is invalid; expected {expected}, or 0 or more")
+        choices = ", ".join(map(repr, CHOOSERS))
+        raise BadSettings(
+            f"ridge {ridge!r} is invalid; expected {choices} or a number of at least 0"
+        )
 
 
 def _f32(value: Tensor | None) -> Tensor | None:
