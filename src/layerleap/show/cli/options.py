@@ -124,10 +124,11 @@ def with_signature(
     """Show the function to typer with these parameters: (annotation, default) by name."""
     named = inspect.Parameter.KEYWORD_ONLY
     function.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    shown = [
         inspect.Parameter(name, named, default=default, annotation=kind)
         for name, (kind, default) in parameters.items()
-    )
+    ]
+    function.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return function
 
 
