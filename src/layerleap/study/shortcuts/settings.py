@@ -27,8 +27,8 @@ class ShortcutSettings(FitSettings):
     n_read: int | None = option(3000, "Held-out texts to read.", flags=("--read-texts",))
     positions: str | None = option(
         "one",
-        "'one' random position per text, 'all', or 'every:N'. With --quick, every 4th, or as many "
-        "as a masked model can bear.",
+        "'one' random position per text, 'all', or 'every:N'. With --quick every 4th, or every "
+        f"{DENSEST_MASKS}th of a masked model.",
     )
     other: str | None = option(
         DEFAULT_OTHER,
