@@ -405,7 +405,7 @@ def test_missing_bank(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--ridge", "lots", "expected a number, 'auto' or 'gcv'"),
+        ("--ridge", "lots", "expected a number or 'auto'"),
         ("--ridge", "-1", "at least 0"),
         ("--rank", "99", "rank 99"),
         ("--positions", "some", "'some'"),

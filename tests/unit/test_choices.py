@@ -31,7 +31,7 @@ def evaluate(**choice: str) -> object:
         (lambda: Moments(3, 8, "every"), "pairs 'every'; expected one of: final, all, parts"),
         (
             lambda: ll.fit(tiny("llama"), TEXTS, ridge="best"),
-            "ridge 'best' .* 'auto', 'gcv' or a number",
+            "ridge 'best' .* 'auto' or a number",
         ),
         (lambda: Tuning(start="zero"), "start 'zero'; expected 'mat' or 'identity'"),
         (

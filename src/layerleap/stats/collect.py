@@ -35,6 +35,7 @@ def collect(
     pairs: Pairs = "final",
     parts: bool | Sequence[str] = False,
     choose_ridge: bool = False,
+    keep_sample: bool = False,
     solving: Mapping[str, Any] | None = None,
     shard: tuple[int, int] | None = None,
     checkpoint: Path | None = None,
@@ -52,6 +53,7 @@ def collect(
         parts: also collect the inputs and outputs of attention, FFN and norms of every block; or
             name some of these kinds. Rows held back for the ridge are not included.
         choose_ridge: hold back a tenth of the documents to choose a ridge.
+        keep_sample: keep some rows of that tenth, which are fitted on unless they are held back.
         solving: default options for `solve_bank`, stored with the result.
         shard: (index, number of shards) if several runs share the work.
         checkpoint: a file to save to about every half minute, and to resume from. The finished
@@ -75,7 +77,8 @@ def collect(
         "text": str(text) if isinstance(text, str | Path) else "given texts",
         "sampling": sampling.to_dict(), "solve": dict(solving or {}),
         "n_texts": n_texts, "pairs": pairs, "parts": block_parts(transformer, kinds) or None,
-        "choose_ridge": choose_ridge, "save_states": file.settings() if file else None,
+        "choose_ridge": choose_ridge, "keep_sample": keep_sample,
+        "save_states": file.settings() if file else None,
         "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
     }  # fmt: skip
     own = own_checkpoint(checkpoint)
@@ -85,7 +88,7 @@ def collect(
     census = Census()
     batches = batches_of(
         transformer, source, sampling, n_texts=n_texts, census=census, tokens_per_batch=tokens,
-        ridge_share=RIDGE_SHARE if choose_ridge else 0.0,
+        ridge_share=RIDGE_SHARE if choose_ridge or keep_sample else 0.0,
     )  # fmt: skip
     with (
         closing(StateWriter(file, transformer, tally.fit.rows)) if file else nullcontext()
