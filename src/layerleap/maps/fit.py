@@ -183,7 +183,8 @@ def with_scores(
         )
     except BadText:
         return bank
-    data = {**bank.data, "evaluated_on": scores.headline()}
+    size = f"{scores.n_rows} rows from {scores.n_documents} held-out documents"
+    data = {**bank.data, "evaluated_on": f"{size} of {scores.text}"}
     return bank.changed(quality=scores.by_layer(), data=data)
 
 
@@ -246,8 +247,9 @@ def _default_plan(transformer: Transformer) -> dict[str, Any]:
         return {"sampling": Sampling(), "n_texts": None}
     if transformer.kind == "masked-token":
         return {"sampling": Sampling(positions="one"), "n_texts": 4000}
-    sampling = Sampling(unit="paragraph", positions="every:2")
-    return {"sampling": sampling, "n_texts": 500}
+    # Every position: the forward pass costs far more than its rows.
+    sampling = Sampling(unit="paragraph", positions="all")
+    return {"sampling": sampling, "n_texts": 200}
 
 
 def _fit_in_cache(
