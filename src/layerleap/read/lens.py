@@ -4,7 +4,8 @@ In: a wrapped model, and a bank of shortcuts or none (the logit lens).
 Out: logits for states of any layer, and `Readings` of texts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import find_bank
 from layerleap.maps.linear import IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, silent
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
-from layerleap.read.top import top_k
+from layerleap.read.top import top_k as top
 from layerleap.stream.examples import Batch, Example, collate, longest_input, require_text
 
 if TYPE_CHECKING:
@@ -64,7 +67,6 @@ class Lens:
             text: a string or token ids. For masked models it should contain the mask token.
             positions: which tokens to read; negative ones count from the end. By default all, or
                 only the masked ones if there are any.
-            top_k: how many tokens to keep per reading.
         """
         return self.read_batch([text], positions=positions, top_k=top_k)[0]
 
@@ -87,9 +89,8 @@ class Lens:
         for number, (ids, keep) in enumerate(zip(encoded, chosen, strict=True)):
             rows = batch.documents == number
             own = {name: value.rows(rows) for name, value in tracks.items()}
-            readings.append(
-                Readings(self._tokens(ids), keep, self.transformer.n_layers, own, self._token)
-            )
+            tokens = [self._token(token) for token in ids]
+            readings.append(Readings(tokens, keep, self.transformer.n_layers, own, self._token))
         return readings
 
     def saturation(
@@ -100,15 +101,14 @@ class Lens:
         Args:
             text: a string or token ids. For masked models it should contain the mask token.
             positions: which tokens to read, as in `read`.
-            k: how many ranks.
         """
         from layerleap.read.saturation import saturate  # imported here: both import this module
         from layerleap.read.strip import Strip
 
         encoded, chosen, batch = self._batch([text], positions)
         tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
-        tokens, last = self._tokens(encoded[0]), self.transformer.n_layers
-        return Strip(tokens, chosen[0], last, k, tracks, self._token)
+        tokens = [self._token(token) for token in encoded[0]]
+        return Strip(tokens, chosen[0], self.transformer.n_layers, k, tracks, self._token)
 
     def _lenses(self) -> dict[str, "Lens"]:
         """The logit lens, and this lens if it has a bank."""
@@ -139,7 +139,14 @@ class Lens:
         if isinstance(text, str):
             if tokenizer is None:
                 raise BadText(f"{self.transformer.identity.name} has no tokenizer; give token ids")
-            _require_characters(text)
+            try:
+                text.encode("utf8")
+            except UnicodeEncodeError as error:  # half a surrogate pair, which no tokenizer accepts
+                raise BadText(
+                    f"character {error.start} of the text is half a surrogate pair "
+                    f"(U+{ord(text[error.start]):04X}), from wrongly decoded bytes; give valid "
+                    "Unicode"
+                ) from error
             text = tokenizer(text)["input_ids"] if text else []  # not the special tokens alone
         ids = [int(token) for token in text]
         if not ids:
@@ -166,23 +173,9 @@ class Lens:
                 )
         return sorted({position % len(ids) for position in positions})
 
-    def _tokens(self, ids: list[int]) -> list[str]:
-        return [self._token(token) for token in ids]
-
     def _token(self, token: int) -> str:
         tokenizer: Any = self.transformer.tokenizer
         return str(token) if tokenizer is None else tokenizer.decode([token])
-
-
-def _require_characters(text: str) -> None:
-    """Refuse half a surrogate pair, which no tokenizer accepts."""
-    try:
-        text.encode("utf8")
-    except UnicodeEncodeError as error:
-        raise BadText(
-            f"character {error.start} of the text is half a surrogate pair "
-            f"(U+{ord(text[error.start]):04X}), from wrongly decoded bytes; give valid Unicode"
-        ) from error
 
 
 @torch.no_grad()
@@ -197,12 +190,39 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
             logits = lens.logits(states[layer][rows], layer).float()
             compared = reference.compare(logits.to(reference.p.device))
             require_finite(compared, f"lens {lens.name!r}", layer)
-            best = _top(logits, top_k)
-            layers.append((*best, compared.rank == 0, compared.kl, compared.surprisal))
+            values, ids = top(logits, top_k)
+            probs = (values - logits.logsumexp(-1, keepdim=True)).exp()
+            layers.append((ids, probs, compared.rank == 0, compared.kl, compared.surprisal))
         parts.append(
             [torch.stack([values.cpu() for values in kind]) for kind in zip(*layers, strict=True)]
         )
     return Track(*(torch.cat(kind, dim=1) for kind in zip(*parts, strict=True)))
+
+
+def read_text(
+    transformer: Transformer,
+    text: str,
+    *,
+    bank: ShortcutBank | str | Path | None = "default",
+    positions: Sequence[int] | None = None,
+    top_k: int = 5,
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
+) -> Readings:
+    """What every layer would say at every position of a text: logit lens and shortcuts.
+
+        readings = ll.read(model, "The capital of France is")
+        readings.to_pandas()
+
+    Args:
+        text: what to read; for a masked model, with its mask token.
+        bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
+            cache, fitted on first use; None reads through the logit lens alone.
+        positions: which tokens to read, negative from the end; all of them when None.
+        tell: called with a message before something slow starts.
+    """
+    found = find_bank(transformer, bank, tell=tell, progress=progress)
+    return Lens(transformer, found).read(text, positions=positions, top_k=top_k)
 
 
 def require_finite(compared: Comparison, reader: str, layer: int) -> None:
@@ -213,12 +233,6 @@ def require_finite(compared: Comparison, reader: str, layer: int) -> None:
             f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
             f"{len(bad)} rows; use a wider dtype, or fit the map on more rows"
         )
-
-
-def _top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids and probabilities of the top k; equal logits are ordered by id."""
-    values, ids = top_k(logits, k)
-    return ids, (values - logits.logsumexp(-1, keepdim=True)).exp()
 
 
 def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:
