@@ -4,7 +4,8 @@ In: a Hugging Face model, loaded and placed as its owner wants it.
 Out: blocks, tail and sites under one contract, or `ModelRefused`; never a half-working object.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -24,39 +25,25 @@ from layerleap.models.identity import ModelIdentity, identify
 Kind = Literal["next-token", "masked-token", "class"]
 
 
+@dataclass(eq=False, repr=False)
 class Transformer:
-    """A model, and how to read and edit it.
+    """A model, and how to read and edit it."""
 
-    blocks[l]   path of the block that turns h[l] into h[l + 1]
-    tail        the steps that turn h[n_layers] into logits
-    anatomy[l]  the parts of that block, or the reason why they are not known
-    kind        what the logits of a position predict: the next token, a masked token, or a class
-    """
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    identity: ModelIdentity
+    blocks: tuple[str, ...]  # by layer l, the path of the block that turns h[l] into h[l + 1]
+    tail: tuple[Step, ...]  # turns h[n_layers] into logits
+    anatomy: tuple[Anatomy | str, ...]  # the parts of each block, or why they are not known
+    kind: Kind  # what the logits of a position predict
+    d_model: int
+    d_vocab: int
+    processor: Any = None
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        identity: ModelIdentity,
-        blocks: tuple[str, ...],
-        tail: tuple[Step, ...],
-        anatomy: tuple[Anatomy | str, ...],
-        kind: Kind,
-        d_model: int,
-        d_vocab: int,
-        processor: Any = None,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.processor = processor
-        self.identity = identity
-        self.blocks = blocks
-        self.tail = tail
-        self.anatomy = anatomy
-        self.kind = kind
-        self.n_layers = len(blocks)
-        self.d_model = d_model
-        self.d_vocab = d_vocab
+    @property
+    def n_layers(self) -> int:
+        """How many blocks there are; h[0] to h[n_layers] can be read."""
+        return len(self.blocks)
 
     @classmethod
     def wrap(
@@ -73,18 +60,14 @@ class Transformer:
     ) -> "Transformer":
         """Adapt a loaded model as it is: it is neither moved nor cast nor put into eval mode.
 
-        Args:
-            model: any `PreTrainedModel` with logits, quantised or placed by `device_map` or not.
-            tokenizer: needed only for text.
-            processor: needed only for images and sound; transformers' own.
-            name: what to call it; the folder or hub name it came from when None.
-            revision: the hub revision it came from.
-            blocks: path of the list of blocks, when discovery fails.
-            tail: paths of the modules after the last block, when discovery fails.
-            check: refuse the model if a law fails. `laws.check` passes False.
+        The model may be quantised or placed by `device_map`. Its name and revision default to
+        where it was loaded from. The other arguments are those of `load`.
         """
         with unedited(model):
-            wrapped = cls._discover(model, tokenizer, processor, name, revision, blocks, tail)
+            wrapped = cls._discover(
+                model, blocks, tail, tokenizer=tokenizer, processor=processor,
+                identity=identify(model, name, revision),
+            )  # fmt: skip
             if check:
                 from layerleap.models.discovery.laws import require  # laws check a wrapped model
 
@@ -93,14 +76,7 @@ class Transformer:
 
     @classmethod
     def _discover(
-        cls,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        processor: Any,
-        name: str | None,
-        revision: str | None,
-        blocks: str | None,
-        tail: Sequence[str] | None,
+        cls, model: PreTrainedModel, blocks: str | None, tail: Sequence[str] | None, **given: Any
     ) -> "Transformer":
         inputs = probe(model)
         calls, output = trace(model, inputs)
@@ -120,15 +96,13 @@ class Transformer:
         assert first is not None
         return cls(
             model,
-            tokenizer,
-            identify(model, name, revision),
-            tuple(call.path for call in chain),
-            find_tail(model, calls, chain[-1], logits, tail),
-            tuple(find_anatomy(call, calls) for call in chain),
-            _kind(model, inputs, logits),
-            first.shape[-1],
-            logits.shape[-1],
-            processor,
+            blocks=tuple(call.path for call in chain),
+            tail=find_tail(model, calls, chain[-1], logits, tail),
+            anatomy=tuple(find_anatomy(call, calls) for call in chain),
+            kind=_kind(model, inputs, logits),
+            d_model=first.shape[-1],
+            d_vocab=logits.shape[-1],
+            **given,
         )
 
     def __repr__(self) -> str:
@@ -188,16 +162,19 @@ class Transformer:
         anatomy = self.anatomy[block - 1]
         return {} if isinstance(anatomy, str) else anatomy.sites
 
-    def site_modules(
-        self, sites: Collection[tuple[int, str]]
-    ) -> Iterator[tuple[str, str, nn.Module]]:
-        """Each (name, side, module) behind `sites` once: a shared block serves many layers."""
-        places: dict[tuple[str, str, str], None] = {}
-        for block, name in sites:
-            site = self.sites(block)[name]
-            places[name, site.side, f"{self.blocks[block - 1]}.{site.path}"] = None
-        for name, side, path in places:
-            yield name, side, self.model.get_submodule(path)
+    def known_anatomy(self, block: int, consequence: str) -> Anatomy:
+        """The parts of block `block`, or `ModelRefused` with the reason and its consequence."""
+        anatomy = self.anatomy[block - 1]
+        if isinstance(anatomy, str):
+            raise ModelRefused(
+                f"the parts of block {block} of {self.identity.name} are not known ({anatomy}), "
+                f"so {consequence}"
+            )
+        return anatomy
+
+    def site_module(self, block: int, site: Site) -> nn.Module:
+        """The module whose input or output is a site of block `block`."""
+        return self.model.get_submodule(f"{self.blocks[block - 1]}.{site.path}")
 
 
 def _device_of(module: nn.Module, value: Tensor) -> torch.device:

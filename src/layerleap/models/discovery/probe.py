@@ -73,12 +73,15 @@ def _encoded_sound(model: PreTrainedModel, sound: Tensor, rows: int) -> Any:
     return BaseModelOutput(states.expand(rows, -1, -1))
 
 
+def entry_device(model: PreTrainedModel) -> torch.device:
+    """Where inputs go. Offloaded weights appear to be on "meta"; accelerate moves the inputs."""
+    return torch.device("cpu") if model.device.type == "meta" else model.device
+
+
 def prepare(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs on the model's device, in its dtype unless they are integers, and without a cache."""
-    # Offloaded weights appear to be on "meta"; accelerate's hooks move the inputs.
-    device = torch.device("cpu") if model.device.type == "meta" else model.device
     placed = {
-        name: value.to(device, model.dtype if value.is_floating_point() else None)
+        name: value.to(entry_device(model), model.dtype if value.is_floating_point() else None)
         if isinstance(value, Tensor)
         else value
         for name, value in inputs.items()

@@ -38,14 +38,9 @@ def find_tail(
     logits: Tensor,
     paths: Sequence[str] | None = None,
 ) -> tuple[Step, ...]:
-    """The steps that turn the last block's output into `logits`.
+    """The steps that turn the last block's output into `logits`, the model's own output.
 
-    Args:
-        model: the model.
-        calls: the trace of one forward pass.
-        last_block: the call of the last block.
-        logits: the model's own output.
-        paths: the paths of the modules after the last block; None to discover them.
+    `paths` are those of the modules after the last block; None to discover them.
     """
     config = getattr(model, "config", None)
     value, steps = last_block.gives, []

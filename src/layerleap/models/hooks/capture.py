@@ -56,8 +56,14 @@ def capture(
         logits: also run the tail. Without it the pass ends after the last block needed.
     """
     chosen = set(range(transformer.n_layers + 1)) if layers is None else set(layers)
-    _check(transformer, chosen, sites)
-    reader = _Reader(chosen, frozenset(sites), keep, stop=not logits)
+    for layer in chosen:
+        check_layer(transformer, layer)
+    for block, name in sites:
+        check_block(transformer, block)
+        if name not in transformer.sites(block):
+            known = ", ".join(transformer.sites(block)) or "none"
+            raise BadSettings(f"no site {name!r} in block {block}; expected one of: {known}")
+    reader = _Reader(chosen, set(sites), keep, stop=not logits)
     with tapped(transformer.model, reader.taps(transformer)), suppress(StopPass):
         output = transformer.model(**prepare(transformer.model, inputs))
         reader.captured.logits = output.logits if logits else None
@@ -70,11 +76,7 @@ class _Reader:
     """The taps of one forward pass, and what they read."""
 
     def __init__(
-        self,
-        layers: set[int],
-        sites: frozenset[tuple[int, str]],
-        keep: Tensor | None,
-        stop: bool,
+        self, layers: set[int], sites: set[tuple[int, str]], keep: Tensor | None, stop: bool
     ) -> None:
         self.layers, self.sites, self.keep = layers, sites, keep
         # The layer after which the pass can stop; None if the tail has to run as well.
@@ -88,9 +90,14 @@ class _Reader:
         blocks = transformer.block_modules()
         taps = [(blocks[0], Tap(see_input=self.before_first_block))]
         taps += [(block, Tap(see_output=self.after_block)) for block in blocks]
-        for name, side, module in transformer.site_modules(self.sites):
-            taps.append((module, self._site_tap(name, side)))
-        return taps
+        sites = {  # a shared block (ALBERT) has the same module in many layers
+            (name, transformer.site_module(block, site)): site.side
+            for block, name in self.sites
+            for site in [transformer.sites(block)[name]]
+        }
+        return taps + [
+            (module, self._site_tap(name, side)) for (name, module), side in sites.items()
+        ]
 
     def _site_tap(self, name: str, side: str) -> Tap:
         if side == "in":
@@ -125,29 +132,19 @@ class _Reader:
         return value.clone() if self.keep is None else value[self.keep.to(value.device)]
 
 
-def _check(
-    transformer: "Transformer", layers: set[int], sites: Collection[tuple[int, str]]
-) -> None:
-    for layer in layers:
-        check_layer(transformer, layer)
-    for block, name in sites:
-        check_block(transformer, block)
-        if name not in transformer.sites(block):
-            known = ", ".join(transformer.sites(block)) or "none"
-            raise BadSettings(f"no site {name!r} in block {block}; expected one of: {known}")
+def _check_number(transformer: "Transformer", noun: str, number: int, low: int) -> None:
+    if not low <= number <= transformer.n_layers:
+        raise BadSettings(
+            f"{noun} {number} does not exist: this model has {noun}s {low} to "
+            f"{transformer.n_layers}"
+        )
 
 
 def check_layer(transformer: "Transformer", layer: int) -> None:
     """Refuse a layer that the model does not have."""
-    if not 0 <= layer <= transformer.n_layers:
-        raise BadSettings(
-            f"layer {layer} does not exist: this model has layers 0 to {transformer.n_layers}"
-        )
+    _check_number(transformer, "layer", layer, 0)
 
 
 def check_block(transformer: "Transformer", block: int) -> None:
     """Refuse a block that the model does not have; block b makes h[b]."""
-    if not 1 <= block <= transformer.n_layers:
-        raise BadSettings(
-            f"block {block} does not exist: this model has blocks 1 to {transformer.n_layers}"
-        )
+    _check_number(transformer, "block", block, 1)
