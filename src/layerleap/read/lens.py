@@ -13,6 +13,7 @@ from torch import Tensor
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import IdentityMap, LinearMap
+from layerleap.models.inputs import encode, without_padding
 from layerleap.models.transformer import Transformer
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
@@ -87,9 +88,8 @@ class Lens:
         for number, (ids, keep) in enumerate(zip(encoded, chosen, strict=True)):
             rows = batch.documents == number
             own = {name: value.rows(rows) for name, value in tracks.items()}
-            readings.append(
-                Readings(self._tokens(ids), keep, self.transformer.n_layers, own, self._token)
-            )
+            name = self.transformer.output_name
+            readings.append(Readings(self._tokens(ids), keep, self.transformer.n_layers, own, name))
         return readings
 
     def saturation(
@@ -108,7 +108,7 @@ class Lens:
         encoded, chosen, batch = self._batch([text], positions)
         tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
         tokens, last = self._tokens(encoded[0]), self.transformer.n_layers
-        return Strip(tokens, chosen[0], last, k, tracks, self._token)
+        return Strip(tokens, chosen[0], last, k, tracks, self.transformer.output_name)
 
     def _lenses(self) -> dict[str, "Lens"]:
         """The logit lens, and this lens if it has a bank."""
@@ -135,23 +135,18 @@ class Lens:
         return self._positions(self._encode(text), None)[-1]
 
     def _encode(self, text: str | Sequence[int]) -> list[int]:
-        tokenizer = self.transformer.tokenizer
-        if isinstance(text, str):
-            if tokenizer is None:
-                raise BadText(f"{self.transformer.identity.name} has no tokenizer; give token ids")
-            _require_characters(text)
-            text = tokenizer(text)["input_ids"] if text else []  # not the special tokens alone
-        ids = [int(token) for token in text]
-        if not ids:
-            raise BadText("the text is empty; expected at least one token")
+        ids = without_padding(self.transformer, encode(self.transformer, text))
         if len(ids) > (limit := longest_input(self.transformer)):
             raise BadText(f"the text has {len(ids)} tokens; this model reads at most {limit}")
-        known = getattr(self.transformer.model.get_input_embeddings(), "num_embeddings", None)
-        if known and not all(0 <= token < known for token in ids):
-            raise BadText(f"a token id is out of range; this model knows 0 to {known - 1}")
         return ids
 
     def _positions(self, ids: list[int], positions: Sequence[int] | None) -> list[int]:
+        if self.transformer.pooling is not None:
+            if positions is not None:
+                raise BadSettings(
+                    f"{self.transformer.identity.name} classifies whole texts: omit positions"
+                )
+            return self.transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
         if positions is None:
             mask = getattr(self.transformer.tokenizer, "mask_token_id", None)
             is_masked = self.transformer.kind == "masked-token" and mask is not None
@@ -167,22 +162,8 @@ class Lens:
         return sorted({position % len(ids) for position in positions})
 
     def _tokens(self, ids: list[int]) -> list[str]:
-        return [self._token(token) for token in ids]
-
-    def _token(self, token: int) -> str:
         tokenizer: Any = self.transformer.tokenizer
-        return str(token) if tokenizer is None else tokenizer.decode([token])
-
-
-def _require_characters(text: str) -> None:
-    """Refuse half a surrogate pair, which no tokenizer accepts."""
-    try:
-        text.encode("utf8")
-    except UnicodeEncodeError as error:
-        raise BadText(
-            f"character {error.start} of the text is half a surrogate pair "
-            f"(U+{ord(text[error.start]):04X}), from wrongly decoded bytes; give valid Unicode"
-        ) from error
+        return [str(token) if tokenizer is None else tokenizer.decode([token]) for token in ids]
 
 
 @torch.no_grad()

@@ -149,7 +149,7 @@ def _size(state: Tensor) -> Tensor:
 
     A fitted map carries an unfamiliar state to near the mean, so its prediction is short.
     """
-    return state.float().norm(dim=-1).cpu()
+    return state.flatten(1).float().norm(dim=-1).cpu()
 
 
 def _failures_marked(compared: Comparison) -> Comparison:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.models.discovery.probe import prepare, vocabulary_size
+from layerleap.models.discovery.probe import prepare
+from layerleap.models.inputs import padded, without_padding
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
@@ -92,7 +93,7 @@ class Batch:
             name: value[chosen] if isinstance(value, Tensor) else value
             for name, value in self.cut(width).items()
         }
-        rows = chosen[self.keep.nonzero()[:, 0]]
+        rows = chosen[self.text_of_row]
         return Batch(
             self.index, inputs, self.keep[chosen][:, :width], self.documents[rows],
             self.positions[rows], self.held_back[rows], int(chosen.sum()), int(mask.sum()),
@@ -115,6 +116,15 @@ class Batch:
             name: value[:, :width] if has_positions(name, value) else value
             for name, value in self.inputs.items()
         }
+
+    @property
+    def text_of_row(self) -> Tensor:
+        """The text that each row comes from: (row,).
+
+        A head that pools positions makes one row of all kept positions of a text.
+        """
+        texts = self.keep.nonzero()[:, 0]
+        return texts if len(texts) == len(self.documents) else texts.unique()
 
     @property
     def mask(self) -> Tensor:
@@ -217,23 +227,21 @@ def _turn(pool: deque[tuple[int, Iterator[Example]]]) -> Generator[Example, None
 
 def require_text(transformer: Transformer) -> None:
     """Raise an error if the model's input is not a single text."""
-    if transformer.kind == "class" or transformer.model.config.is_encoder_decoder:
+    if transformer.kind == "image-class" or transformer.model.config.is_encoder_decoder:
         raise BadSettings(
             f"{transformer.identity.name} reads images, sound or two texts at once; expected a "
-            "causal or masked language model, which reads one text"
+            "language model or text classifier, which reads one text"
         )
 
 
 def _require_stream(transformer: Transformer, sampling: Sampling) -> None:
-    name = transformer.identity.name
-    if transformer.tokenizer is None:
-        raise BadText(f"{name} has no tokenizer, so it cannot read text; pass tokenizer=...")
+    name, tokenizer = transformer.identity.name, transformer.need_tokenizer()
     require_text(transformer)
     if transformer.kind == "masked-token":
-        if transformer.tokenizer.mask_token_id is None:
+        if tokenizer.mask_token_id is None:
             raise BadText(f"the tokenizer of {name} has no mask token; pass tokenizer=...")
         _require_few_masks(parse_positions(sampling.positions))
-    special = transformer.tokenizer.num_special_tokens_to_add()
+    special = tokenizer.num_special_tokens_to_add()
     if sampling.max_tokens <= special:  # the tokenizer would then not cut at all
         raise BadSettings(
             f"max_tokens is {sampling.max_tokens}, but the tokenizer adds {special} special "
@@ -287,11 +295,18 @@ def _example(
     held_back: bool,
 ) -> Example | None:
     masked = transformer.kind == "masked-token"
-    special = set(transformer.tokenizer.all_special_ids) if masked else set()  # type: ignore[union-attr]
+    if transformer.pooling is not None:  # the head decides which positions it reads
+        ids = without_padding(transformer, ids)
+        keep = transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
+        return Example(number, tuple(ids), tuple(keep), held_back) if keep else None
+    both_ways = masked or transformer.kind == "token-class"
+    special = set(transformer.tokenizer.all_special_ids) if both_ways else set()  # type: ignore[union-attr]
     skip = set() if sampling.include_special else special
     keep = policy.choose([p for p, token in enumerate(ids) if token not in skip], text)
     if not keep:
         return None
+    if transformer.kind == "token-class":
+        return Example(number, tuple(ids), tuple(keep), held_back)
     # The masked token or the next one; read before the ids are masked or truncated.
     gold = [ids[p] if masked else ids[p + 1] if p + 1 < len(ids) else -1 for p in keep]
     if masked:
@@ -339,23 +354,17 @@ def _padded(window: list[Example], start: int, stop: int) -> int:
 
 def collate(transformer: Transformer, examples: list[Example], index: int = 0) -> Batch:
     """A batch of these examples, padded on the right, with the padding masked."""
-    width = max(len(example.ids) for example in examples)
-    tokenizer = transformer.tokenizer
-    pad = tokenizer.pad_token_id if tokenizer is not None else None
-    # Some tokenizers have a padding token for which the model has no embedding.
-    if pad is None or pad >= vocabulary_size(transformer.model):
-        pad = 0  # masked, so any id works
-    ids = torch.full((len(examples), width), pad)
-    mask = torch.zeros_like(ids)
-    keep = torch.zeros_like(ids, dtype=torch.bool)
+    inputs = padded(transformer, [example.ids for example in examples])
+    mask = inputs["attention_mask"]
+    keep = torch.zeros_like(mask, dtype=torch.bool)
     for row, example in enumerate(examples):
-        ids[row, : len(example.ids)] = torch.tensor(example.ids)
-        mask[row, : len(example.ids)] = 1
         keep[row, list(example.keep)] = True
     rows, positions = keep.nonzero(as_tuple=True)
+    if transformer.row_kind != "position":  # one row per text
+        rows, positions = torch.arange(len(examples)), keep.int().argmax(1)
     return Batch(
         index,
-        prepare(transformer.model, {"input_ids": ids, "attention_mask": mask}),
+        prepare(transformer.model, inputs),
         keep,
         torch.tensor([example.document for example in examples])[rows],
         positions,

@@ -5,9 +5,10 @@ In: a wrapped model. Out: one `LawResult` per law, from inputs that discovery di
     blocks         the number of blocks matches the configuration
     deterministic  two passes over the same input are bit-identical (no dropout)
     finite         all states and logits are finite
-    tail           the tail applied to h[n_layers] gives the model's own logits
+    tail           the tail applied to h[n_layers] gives the model's own logits, at two lengths
     parts          attention, FFN and norms of each block add up to the block
-    padding        a row's states do not change when it shares a batch with a longer row
+    padding        a row's states do not change when it shares a batch with a longer row,
+                   whichever side is padded
     clean          after reading, logits are bit-identical and no hook is left
 """
 
@@ -22,7 +23,7 @@ from transformers import PreTrainedModel
 from layerleap.errors import LayerleapError, ModelRefused
 from layerleap.models.discovery.blocks import PATHS_HINT
 from layerleap.models.discovery.compare import rounding, row_gap, sum_error
-from layerleap.models.discovery.probe import N_TOKENS, prepare, probe, probe_ids
+from layerleap.models.discovery.probe import N_TOKENS, probe, probe_ids
 from layerleap.models.discovery.sites import Anatomy
 from layerleap.models.transformer import Transformer
 
@@ -53,8 +54,8 @@ class _Case:
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, transformer: Transformer) -> "_Case":
-        inputs = probe(transformer.model, rows=3, seed=11)
+    def of(cls, transformer: Transformer, n_tokens: int = N_TOKENS) -> "_Case":
+        inputs = probe(transformer.model, rows=3, seed=11, n_tokens=n_tokens)
         return cls(transformer, inputs, transformer.model(**inputs).logits)
 
 
@@ -139,13 +140,18 @@ def _finite(case: _Case) -> Verdict:
 
 
 def _tail(case: _Case) -> Verdict:
+    """At two lengths: a head may read a position that only happens to fit one of them."""
     transformer, last = case.transformer, case.transformer.n_layers
-    h = transformer.capture(case.inputs, layers=[last]).states[last]
-    picked = transformer.picked_position
-    rows = h[:, picked] if picked is not None else h.flatten(0, 1)
-    with torch.inference_mode():
-        ours = transformer.logits(rows)
-    error = row_gap(ours, case.logits.reshape(ours.shape), centre=True)
+    cases = [case]
+    if transformer.kind != "image-class":
+        cases.append(_Case.of(transformer, N_TOKENS + 4))
+    error = 0.0
+    for one in cases:
+        h = transformer.capture(one.inputs, layers=[last]).states[last]
+        keep = transformer.pooled(torch.ones(h.shape[:2]))
+        with torch.inference_mode():
+            ours = transformer.logits(transformer.rows(h, keep))
+        error = max(error, row_gap(ours, one.logits.reshape(-1, ours.shape[-1]), centre=True))
     path = " -> ".join(str(step) for step in transformer.tail)
     return error <= rounding(case.logits), f"{path} (off by {error:.1e})"
 
@@ -190,19 +196,19 @@ def parts_error(
 
 def _padding(case: _Case) -> Verdict:
     transformer = case.transformer
-    if transformer.kind == "class" or "attention_mask" not in case.inputs:
+    if "attention_mask" not in case.inputs:
         return None, "inputs have a fixed size"
-    model = transformer.model
-    short = probe_ids(model, 1, N_TOKENS - 3, seed=5)
-    long = torch.cat([short.expand(2, -1), probe_ids(model, 2, 3, seed=6)], dim=1)
-    mask = torch.ones_like(long)
-    mask[0, N_TOKENS - 3 :] = 0
-    alone = transformer.capture(
-        prepare(model, {"input_ids": short, "attention_mask": torch.ones_like(short)})
-    )
-    padded = transformer.capture(prepare(model, {"input_ids": long, "attention_mask": mask}))
+    n = N_TOKENS - 3
+    ids = probe_ids(transformer.model, 2, N_TOKENS, seed=5)
+    mask = torch.ones_like(ids)
+    mask[0, n:] = 0
+    alone = transformer.capture(ids[:1, :n])
+    right = transformer.capture({"input_ids": ids, "attention_mask": mask})
+    left = transformer.capture({"input_ids": ids.roll(-n, 1), "attention_mask": mask.roll(-n, 1)})
     worst = max(
-        row_gap(padded.states[layer][0, : N_TOKENS - 3], h[0]) for layer, h in alone.states.items()
+        row_gap(own, h[0])
+        for layer, h in alone.states.items()
+        for own in (right.states[layer][0, :n], left.states[layer][0, -n:])
     )
     # Some families (MPT) compute their position bias in float32, whatever the model's dtype.
     allowed = max(rounding(alone.states[0]), 1e-6)

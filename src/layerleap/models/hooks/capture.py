@@ -5,7 +5,7 @@ Out: those states and nothing else. Rows are gathered during the pass, so that r
 does not keep the activations of a whole batch.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.trace import state_given, state_taken
 from layerleap.models.hooks.forward import StopPass, Tap, tapped
+from layerleap.models.inputs import Order, as_inputs, right_padded
 
 if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
@@ -38,7 +39,7 @@ class Capture:
 @torch.no_grad()  # not inference mode: a probe may be trained on the captured states
 def capture(
     transformer: "Transformer",
-    inputs: Mapping[str, Any],
+    inputs: Any,
     *,
     layers: Collection[int] | None = None,
     sites: Collection[tuple[int, str]] = (),
@@ -49,13 +50,15 @@ def capture(
 
     Args:
         transformer: the wrapped model.
-        inputs: keyword arguments of its forward pass, on any device; no padding on the left.
+        inputs: a text, texts, token ids, a tensor, or keyword arguments of the forward pass (see
+            `models.inputs`); on any device, padded on either side.
         layers: which h[layer] to keep; all when None.
         sites: pairs (block, site name), blocks counted from 1: block b makes h[b].
-        keep: boolean (batch, pos): the positions to gather, in row-major order.
+        keep: boolean (batch, pos): the positions to gather, in row-major order; where the head
+            pools positions, those that it pools, which make one row per text.
         logits: also run the tail. Without it the pass ends after the last block needed.
     """
-    chosen = set(range(transformer.n_layers + 1)) if layers is None else set(layers)
+    chosen = set(range(transformer.n_layers + 1)) if layers is None else _numbers(layers)
     for layer in chosen:
         check_layer(transformer, layer)
     for block, name in sites:
@@ -63,10 +66,14 @@ def capture(
         if name not in transformer.sites(block):
             known = ", ".join(transformer.sites(block)) or "none"
             raise BadSettings(f"no site {name!r} in block {block}; expected one of: {known}")
-    reader = _Reader(chosen, set(sites), keep, stop=not logits)
-    with tapped(transformer.model, reader.taps(transformer)), suppress(StopPass):
-        output = transformer.model(**prepare(transformer.model, inputs))
-        reader.captured.logits = output.logits if logits else None
+    arguments = prepare(transformer.model, as_inputs(transformer, inputs))
+    arguments, order = right_padded(arguments)
+    reader = _Reader(transformer, chosen, set(sites), keep, order, stop=not logits)
+    with tapped(transformer.model, reader.taps()), suppress(StopPass):
+        output = transformer.model(**arguments)
+        if logits:
+            own = output.logits
+            reader.captured.logits = own if order is None or own.dim() == 2 else order.restore(own)
     if missing := chosen - reader.captured.states.keys():
         raise ModelRefused(f"layers {sorted(missing)} were never reached in this forward pass")
     return reader.captured
@@ -76,9 +83,16 @@ class _Reader:
     """The taps of one forward pass, and what they read."""
 
     def __init__(
-        self, layers: set[int], sites: set[tuple[int, str]], keep: Tensor | None, stop: bool
+        self,
+        transformer: "Transformer",
+        layers: set[int],
+        sites: set[tuple[int, str]],
+        keep: Tensor | None,
+        order: Order | None,
+        stop: bool,
     ) -> None:
-        self.layers, self.sites, self.keep = layers, sites, keep
+        self.transformer, self.layers, self.sites = transformer, layers, sites
+        self.keep, self.order = keep, order
         # The layer after which the pass can stop; None if the tail has to run as well.
         last = max([*layers, *(block for block, _ in sites)], default=0)
         self.stop_layer = last if stop else None
@@ -86,8 +100,8 @@ class _Reader:
         self.shape: torch.Size | None = None
         self.captured = Capture()
 
-    def taps(self, transformer: "Transformer") -> list[tuple[nn.Module, Tap]]:
-        blocks = transformer.block_modules()
+    def taps(self) -> list[tuple[nn.Module, Tap]]:
+        transformer, blocks = self.transformer, self.transformer.block_modules()
         taps = [(blocks[0], Tap(see_input=self.before_first_block))]
         taps += [(block, Tap(see_output=self.after_block)) for block in blocks]
         sites = {  # a shared block (ALBERT) has the same module in many layers
@@ -129,10 +143,20 @@ class _Reader:
         """The kept positions; a copy, because a view would hold the whole activation."""
         if self.shape is not None and value.shape[:2] != self.shape:
             value = value.reshape(*self.shape, -1)  # experts get rows without the batch axis
-        return value.clone() if self.keep is None else value[self.keep.to(value.device)]
+        if self.order is not None:
+            value = self.order.restore(value)
+        return value.clone() if self.keep is None else self.transformer.rows(value, self.keep)
+
+
+def _numbers(layers: Any) -> set[int]:
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise BadSettings(f"layers {layers!r}; expected several, as in layers=[0, 3]")
+    return set(layers)
 
 
 def _check_number(transformer: "Transformer", noun: str, number: int, low: int) -> None:
+    if not isinstance(number, int):
+        raise BadSettings(f"{noun} {number!r} is not a whole number")
     if not low <= number <= transformer.n_layers:
         raise BadSettings(
             f"{noun} {number} does not exist: this model has {noun}s {low} to "

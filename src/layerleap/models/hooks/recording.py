@@ -5,7 +5,6 @@ Out: `Recording`: h[0] .. h[n_layers] at all positions, and the other arguments 
 (masks, position embeddings); the model's own blocks then run on other states as they ran on these.
 """
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from layerleap.models.hooks.capture import capture
 from layerleap.models.hooks.edit import edits_in_force
 from layerleap.models.hooks.forward import Args, Kwargs, Tap, tapped
 from layerleap.models.hooks.rows import ModelPass
+from layerleap.models.inputs import Order, as_inputs, right_padded
 from layerleap.models.transformer import Transformer
 
 
@@ -56,6 +56,7 @@ class Recording:
     calls: tuple[_Call, ...]
     origin: ModelPass  # which positions there are
     logits: Tensor | None = None
+    order: Order | None = None  # in which the blocks ran, if padding was on the left
 
     @torch.no_grad()  # not inference mode: the result may be trained on
     def run(self, h: Tensor, start: int, stop: int | None = None) -> Tensor:
@@ -71,7 +72,8 @@ class Recording:
             raise BadSettings(
                 f"blocks {start + 1} to {stop} cannot be run: this model has layers 0 to {last}"
             )
-        h = h.clone()  # some blocks add in place, and the state belongs to the caller
+        # A copy: some blocks add in place, and the state belongs to the caller.
+        h = h.clone() if self.order is None else self.order.arrange(h)
         edited = edits_in_force(self.transformer.model)
         running = nullcontext() if edited is None else edited.running(
             replace(self.origin, block=start)
@@ -79,17 +81,15 @@ class Recording:
         with running:
             for call in self.calls[start:stop]:
                 h = call(h)
-        return h
+        return h if self.order is None else self.order.restore(h)
 
     def rows(self, keep: Tensor) -> dict[int, Tensor]:
         """h[layer] at the kept positions, as `capture` gives them: (row, d_model) by layer."""
-        return {layer: h[keep.to(h.device)] for layer, h in enumerate(self.states)}
+        return {layer: self.transformer.rows(h, keep) for layer, h in enumerate(self.states)}
 
 
 @torch.no_grad()
-def record(
-    transformer: Transformer, inputs: Mapping[str, Any], *, logits: bool = False
-) -> Recording:
+def record(transformer: Transformer, inputs: Any, *, logits: bool = False) -> Recording:
     """Run the model once, without a cache, and keep what is needed to run its blocks again."""
     calls: list[_Call] = []
 
@@ -99,9 +99,9 @@ def record(
         calls.append(_Call(module, *with_state(args, kwargs, place, None), place))
 
     model, blocks = transformer.model, transformer.block_modules()
-    arguments = prepare(model, inputs)
+    arguments, order = right_padded(prepare(model, as_inputs(transformer, inputs)))
     with tapped(model, {block: Tap(see_input=partial(before, block)) for block in blocks}):
-        captured = capture(transformer, arguments, logits=logits)
+        captured = capture(transformer, inputs, logits=logits)
     states = tuple(captured.states[layer] for layer in range(transformer.n_layers + 1))
     origin = replace(ModelPass.of(model, arguments, None), shape=tuple(states[0].shape[:2]))
-    return Recording(transformer, states, tuple(calls), origin, captured.logits)
+    return Recording(transformer, states, tuple(calls), origin, captured.logits, order)
