@@ -90,6 +90,22 @@ def _from_texts(transformer: "Transformer", given: Any) -> dict[str, Any]:
     }
 
 
+def several(given: Any) -> list[Any] | None:
+    """The texts in `given`, if it holds several, or a batch of them; None if it is one text."""
+    if isinstance(given, Mapping):
+        ids, mask = given.get("input_ids"), given.get("attention_mask")
+        if ids is None:
+            raise BadText(f"got {', '.join(map(str, given))}; expected input_ids among them")
+        ids = torch.as_tensor(ids)
+        mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
+        if ids.dim() == 1:
+            ids, mask = ids[None], mask[None]
+        return [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
+    if isinstance(given, Tensor):
+        return None if given.dim() < 2 else list(given)
+    return None if isinstance(given, str) or _is_ids(given) else list(given)
+
+
 def _is_ids(given: Any) -> bool:
     is_list = isinstance(given, list | tuple) and bool(given)
     return is_list and all(isinstance(token, int) for token in given)

@@ -64,15 +64,19 @@ def load(
     options = {**extra, **options}
     model = _load_model(folder, name, options)
     main_input = model.main_input_name
+    reason = ""
     if processor is None and main_input != "input_ids" and main_input in READERS:
-        processor = _load_reader(folder, main_input, options, tell)
+        processor, _ = _load_reader(folder, main_input, options, tell)
     if tokenizer is None and main_input != "pixel_values":
         tokenizer = getattr(processor, "tokenizer", None)
-        tokenizer = tokenizer or _load_reader(folder, "input_ids", options, tell)
+        if tokenizer is None:
+            tokenizer, reason = _load_reader(folder, "input_ids", options, tell)
     revision = options.get("revision")
-    return Transformer.wrap(
+    wrapped = Transformer.wrap(
         model, tokenizer, processor=processor, name=name, revision=revision, **how
     )
+    wrapped.no_tokenizer = reason
+    return wrapped
 
 
 def load_bare(source: str, *, tell: Tell | None = None, **options: Any) -> "PreTrainedModel":
@@ -200,8 +204,10 @@ READERS = {
 }
 
 
-def _load_reader(folder: str, main_input: str, options: dict[str, Any], tell: Tell | None) -> Any:
-    """The tokenizer or processor saved with the model, or None."""
+def _load_reader(
+    folder: str, main_input: str, options: dict[str, Any], tell: Tell | None
+) -> tuple[Any, str]:
+    """The tokenizer or processor saved with the model, or None and the reason."""
     import transformers
 
     with quiet_transformers():
@@ -212,9 +218,10 @@ def _load_reader(folder: str, main_input: str, options: dict[str, Any], tell: Te
             if tell:
                 noun = "tokenizer" if main_input == "input_ids" else "processor"
                 tell(f"the {noun} of {folder} cannot be loaded: {first_line(error)}")
-            return None
+            return None, f"{type(error).__name__}: {first_line(error)}"
     # Many tokenizers can be built without files and then have only their special tokens.
     if main_input == "input_ids":
         words = set(reader.get_vocab().values()) - set(reader.all_special_ids)
-        return reader if len(words) > 1 else None
-    return reader
+        if len(words) <= 1:
+            return None, f"{folder} has no vocabulary"
+    return reader, ""

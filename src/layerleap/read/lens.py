@@ -4,8 +4,8 @@ In: a wrapped model, and a bank of shortcuts or none (the logit lens).
 Out: logits for states of any layer, and `Readings` of texts.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import IdentityMap, LinearMap
-from layerleap.models.inputs import encode, without_padding
+from layerleap.models.inputs import encode, several, without_padding
 from layerleap.models.transformer import Transformer
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
@@ -30,6 +30,11 @@ class Lens:
     """Reads states of a model through a bank, or directly if there is none (the logit lens)."""
 
     def __init__(self, transformer: Transformer, bank: ShortcutBank | None = None) -> None:
+        if not isinstance(transformer, Transformer):
+            raise BadSettings(
+                f"a lens needs a wrapped model, not a {type(transformer).__name__}; wrap it with "
+                "layerleap.load(model)"
+            )
         if bank is not None:
             bank.check_model(transformer)
         # Each map is on the device of its layer, so reading never moves a matrix.
@@ -52,22 +57,40 @@ class Lens:
         """The logits that rows of h[layer] predict: (row, d_model) -> (row, d_vocab)."""
         return self.transformer.logits(self.map(layer)(h))
 
+    @overload
     def read(
         self,
-        text: str | Sequence[int],
+        text: str | Sequence[int] | Tensor,
         *,
         positions: Sequence[int] | None = None,
         top_k: int = 5,
-    ) -> Readings:
+    ) -> Readings: ...
+
+    @overload
+    def read(
+        self,
+        text: Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any],
+        *,
+        positions: Sequence[int] | None = None,
+        top_k: int = 5,
+    ) -> list[Readings]: ...
+
+    def read(
+        self, text: Any, *, positions: Sequence[int] | None = None, top_k: int = 5
+    ) -> Readings | list[Readings]:
         """Every layer's reading of `text`, through this lens and through the logit lens.
 
         Args:
             text: a string or token ids. For masked models it should contain the mask token.
+                Several texts, or a tokenizer's batch, give a list of readings.
             positions: which tokens to read; negative ones count from the end. By default all, or
                 only the masked ones if there are any.
             top_k: how many tokens to keep per reading.
         """
-        return self.read_batch([text], positions=positions, top_k=top_k)[0]
+        texts = several(text)
+        if texts is None:
+            return self.read_batch([text], positions=positions, top_k=top_k)[0]
+        return self.read_batch(texts, positions=positions, top_k=top_k)
 
     def read_batch(
         self,

@@ -72,8 +72,7 @@ def generated_texts(
         progress: called after every round.
     """
     settings = settings or TextGeneration()
-    if transformer.tokenizer is None:
-        raise BadText(f"{transformer.identity.name} has no tokenizer, so it cannot generate text")
+    transformer.need_tokenizer()
     is_model = transformer.kind in ("next-token", "masked-token")
     if not is_model or transformer.model.config.is_encoder_decoder:
         raise BadSettings(
