@@ -100,6 +100,8 @@ class Lens:
         top_k: int = 5,
     ) -> list[Readings]:
         """Readings of several texts from one forward pass; each is the same as if read alone."""
+        if self.transformer.kind.endswith("-class"):  # often fewer classes than the default
+            top_k = min(top_k, self.transformer.d_vocab)
         if not 1 <= top_k <= self.transformer.d_vocab:
             raise BadSettings(
                 f"top_k {top_k} is out of range; expected 1 to {self.transformer.d_vocab}"
