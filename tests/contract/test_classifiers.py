@@ -95,7 +95,7 @@ def assert_exits(transformer, bank, source):
     batches = batches_of(transformer, source, Sampling(), side="held-out")
     scores = score(transformer, {"mat": bank.lens(transformer)}, batches)
     evidence = Evidence.from_scores(scores, "mat")
-    never, always = (replay(Gap(threshold), evidence) for threshold in (1.0, 0.0))
+    never, always = (replay(Gap(lam, length=4.0), evidence) for lam in (1.112, -1.112))
     assert (never.layer == transformer.n_layers).all()
     assert never.agrees.all()
     assert (always.layer == 1).all()

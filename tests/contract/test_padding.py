@@ -13,8 +13,8 @@ from layerleap.models.transformer import Transformer
 
 LENGTHS = (3, 6, 9)
 TEXTS = [name for name in {**ALL, **CLASSIFIERS} if name not in {**CLASS, **POOLED_IMAGE}]
-# Families that compute attention or biases in float32 whatever their dtype. Padding beyond Gemma 2's
-# window gives NaN in float64 only, where its masked scores overflow float32.
+# Families that compute attention or biases in float32 whatever their dtype. Gemma 2 gives NaN for
+# padding beyond its window in float64, where its masked scores overflow float32; it is run in that.
 ROUGH = {"mpt": 1e-6, "gptj": 1e-6, "gpt_neo": 1e-6, "gemma2": 1e-4}
 
 
