@@ -65,6 +65,10 @@ class CannotWrite(LayerleapError):
     """No space, no permission, or a target that must not be replaced."""
 
 
+class FewRowsWarning(UserWarning):
+    """Maps were fitted on too few rows for plain least squares."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,8 +8,8 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,14 +65,14 @@ def whole_file(target: Path) -> Iterator[Path]:
     target = Path(target)
     with clear_write_errors(target, ours=True):
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        os.close(handle)
-    temporary = Path(name)
+        temporary = _unused(target)
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
     try:
         with clear_write_errors(target):
             yield temporary
         with clear_write_errors(target, ours=True):
-            _open_up(temporary)
+            temporary.chmod(mode)  # a library may have replaced it by a file of mode 0600
             os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -86,15 +86,16 @@ def whole_folder(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file():
             raise CannotWrite(f"{target} is a file; expected a folder or a new name")
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        temporary.chmod(0o777 & ~_umask())
+        temporary = _unused(target)
+        temporary.mkdir()
+        mode = temporary.stat().st_mode & 0o666
     try:
         with clear_write_errors(target):
             yield temporary
         with clear_write_errors(target, ours=True):
             for path in temporary.rglob("*"):
                 if path.is_file() and not path.is_symlink():
-                    _open_up(path)
+                    path.chmod(mode)
             _swap_in(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -105,8 +106,7 @@ def _swap_in(fresh: Path, target: Path) -> None:
     if not target.exists():
         fresh.rename(target)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-    old.rmdir()
+    old = _unused(target)
     target.rename(old)
     try:
         fresh.rename(target)
@@ -116,15 +116,13 @@ def _swap_in(fresh: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _open_up(path: Path) -> None:
-    """Give a file the user's default mode; mkstemp and safetensors create files with 0600."""
-    path.chmod(0o666 & ~_umask())
+def _unused(target: Path) -> Path:
+    """A new name beside `target`.
 
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    What is created under it has the mode the user wants. `tempfile` would make it private, and the
+    umask can only be read by setting it, for all threads of the process.
+    """
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
 
 
 def write_json(target: Path, value: Any) -> None:

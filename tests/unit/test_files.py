@@ -206,9 +206,16 @@ def test_folders_and_what_is_in_them_have_the_mode_the_user_wants(tmp_path, mask
     assert mode(tmp_path / "a" / "inner" / "weights") == 0o640
 
 
-def test_finding_the_umask_does_not_change_it(mask):
-    assert files._umask() == mask
-    assert files._umask() == mask
+def test_writing_never_sets_the_umask(tmp_path, monkeypatch):
+    """It belongs to the whole process: another thread would create files that anyone can write."""
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the umask was set"))
+    with files.whole_file(tmp_path / "a") as temporary:
+        temporary.write_text("x")
+    with files.whole_folder(tmp_path / "b") as temporary:
+        (temporary / "c").write_text("x")
+    with files.whole_folder(tmp_path / "b") as temporary:
+        (temporary / "c").write_text("y")
+    assert (tmp_path / "b" / "c").read_text() == "y"
 
 
 def test_json_round_trips(tmp_path):

@@ -4,7 +4,8 @@ In: a wrapped model, and a bank of shortcuts or none (the logit lens).
 Out: logits for states of any layer, and `Readings` of texts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -12,12 +13,14 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import find_bank
 from layerleap.maps.linear import IdentityMap, LinearMap
 from layerleap.models.inputs import encode, several, without_padding
 from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, silent
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
-from layerleap.read.top import top_k
+from layerleap.read.top import top_k as top
 from layerleap.stream.examples import Batch, Example, collate, longest_input, require_text
 
 if TYPE_CHECKING:
@@ -85,7 +88,6 @@ class Lens:
                 Several texts, or a tokenizer's batch, give a list of readings.
             positions: which tokens to read; negative ones count from the end. By default all, or
                 only the masked ones if there are any.
-            top_k: how many tokens to keep per reading.
         """
         texts = several(text)
         if texts is None:
@@ -125,7 +127,6 @@ class Lens:
         Args:
             text: a string or token ids. For masked models it should contain the mask token.
             positions: which tokens to read, as in `read`.
-            k: how many ranks.
         """
         from layerleap.read.saturation import saturate  # imported here: both import this module
         from layerleap.read.strip import Strip
@@ -203,12 +204,39 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
             logits = lens.logits(states[layer][rows], layer).float()
             compared = reference.compare(logits.to(reference.p.device))
             require_finite(compared, f"lens {lens.name!r}", layer)
-            best = _top(logits, top_k)
-            layers.append((*best, compared.rank == 0, compared.kl, compared.surprisal))
+            values, ids = top(logits, top_k)
+            probs = (values - logits.logsumexp(-1, keepdim=True)).exp()
+            layers.append((ids, probs, compared.rank == 0, compared.kl, compared.surprisal))
         parts.append(
             [torch.stack([values.cpu() for values in kind]) for kind in zip(*layers, strict=True)]
         )
     return Track(*(torch.cat(kind, dim=1) for kind in zip(*parts, strict=True)))
+
+
+def read_text(
+    transformer: Transformer,
+    text: str,
+    *,
+    bank: ShortcutBank | str | Path | None = "default",
+    positions: Sequence[int] | None = None,
+    top_k: int = 5,
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
+) -> Readings:
+    """What every layer would say at every position of a text: logit lens and shortcuts.
+
+        readings = ll.read(model, "The capital of France is")
+        readings.to_pandas()
+
+    Args:
+        text: what to read; for a masked model, with its mask token.
+        bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
+            cache, fitted on first use; None reads through the logit lens alone.
+        positions: which tokens to read, negative from the end; all of them when None.
+        tell: called with a message before something slow starts.
+    """
+    found = find_bank(transformer, bank, tell=tell, progress=progress)
+    return Lens(transformer, found).read(text, positions=positions, top_k=top_k)
 
 
 def require_finite(compared: Comparison, reader: str, layer: int) -> None:
@@ -219,12 +247,6 @@ def require_finite(compared: Comparison, reader: str, layer: int) -> None:
             f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
             f"{len(bad)} rows; use a wider dtype, or fit the map on more rows"
         )
-
-
-def _top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids and probabilities of the top k; equal logits are ordered by id."""
-    values, ids = top_k(logits, k)
-    return ids, (values - logits.logsumexp(-1, keepdim=True)).exp()
 
 
 def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
+
 DEPTH = 10  # Precision@k is known for k up to this
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Brief):
     """A reading compared with the model, per row, and the reading's own confidence."""
 
     top: Tensor  # the reading's top token

@@ -91,8 +91,6 @@ class Reader:
         """Start without rows.
 
         Args:
-            transformer: the model.
-            predictors: by name.
             layers: the layers below the last to read, in order; all by default.
             on_logits: called with all logits, including those of the last layer.
         """

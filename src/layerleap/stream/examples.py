@@ -10,7 +10,7 @@ and absolute positions counted from 0, it cannot affect a real token.
 
 import hashlib
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from layerleap.models.inputs import padded, without_padding
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
-from layerleap.stream.split import UNITS, Side, is_held_out, iter_texts, on_side
+from layerleap.stream.split import UNITS, Side, fingerprint, is_held_out, iter_texts, on_side
 
 POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # limits of the pool that texts alternate over
 DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked
@@ -144,6 +144,21 @@ class Census:
     tokens: int = 0
     rows: int = 0
     digest: Any = field(default_factory=hashlib.sha256, repr=False)
+    leave_out: Collection[int] = ()  # fingerprints of documents that must not be read
+    left_out: int = 0  # how many of them there were
+    seen: dict[int, int] = field(default_factory=dict, repr=False)  # fingerprints, by document
+    used: set[int] = field(default_factory=set, repr=False)  # those that were read
+
+    def admits(self, document: int, content: str | bytes) -> bool:
+        """True unless the document must be left out."""
+        self.seen[document] = fingerprint(content)
+        is_out = self.seen[document] in self.leave_out
+        self.left_out += is_out
+        return not is_out
+
+    def use(self, document: int) -> None:
+        """Count a document that is being read."""
+        self.used.add(self.seen[document])
 
     def note(self, example: Example) -> None:
         """Count one example."""
@@ -186,7 +201,7 @@ def iter_examples(
     def documents_of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
         for number, document in enumerate(iter_documents(source, field=sampling.field)):
             held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-            if not on_side(side, held_out):
+            if not (on_side(side, held_out) and census.admits(number, document.text)):
                 continue
             held_back = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
             yield document, _encode(transformer, document, number, sampling, policy, held_back)
@@ -194,6 +209,7 @@ def iter_examples(
     numbers: set[int] = set()
     for example in islice(_alternate(documents_of_side()), n_texts):
         numbers.add(example.document)
+        census.use(example.document)
         census.documents = len(numbers)
         census.note(example)
         yield example

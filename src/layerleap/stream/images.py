@@ -114,6 +114,7 @@ def image_batches(
         labelled
         for labelled in iter_images(source, classes=classes, seed=sampling.seed)
         if on_side(side, is_held_out(labelled.image, sampling.held_out))
+        and census.admits(labelled.number, labelled.image.tobytes())
     )
     images, index, n_positions = islice(side_images, n_images), 0, 0
     while chunk := list(islice(images, per_batch)):
@@ -154,6 +155,7 @@ def _batch(
 
 def _note(census: Census, labelled: LabelledImage, n_positions: int) -> None:
     census.documents += 1
+    census.use(labelled.number)
     census.texts += 1
     census.tokens += n_positions
     census.rows += 1

@@ -303,7 +303,7 @@ class _Run:
 
     def __init__(self, study: Study[S], context: Context[S], settings: S) -> None:
         self.study, self.context, self.settings = study, context, settings
-        self.model: Row = _describe(context.model)
+        self.model: Row = describe(context.model)
         self.log: list[Row] = []
         depends = [
             layerleap.__version__, study.name, study.method, self.model, settings.to_dict(),
@@ -380,7 +380,7 @@ class _Run:
         result = StudyResult(
             study=self.study.name,
             version=layerleap.__version__,
-            made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            made=now(),
             model=self.model,
             settings=self.settings.to_dict(),
             tables=self.context.tables,
@@ -392,7 +392,13 @@ class _Run:
         return self.study.conclude(result)
 
 
-def _describe(model: Transformer) -> Row:
+def now() -> str:
+    """The time, in the form that all results are dated in."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def describe(model: Transformer) -> Row:
+    """A model as plain JSON values: its identity, kind and sizes."""
     return {
         **model.identity.to_dict(), "kind": model.kind, "reads": modality(model),
         "n_layers": model.n_layers, "d_model": model.d_model,

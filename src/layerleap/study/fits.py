@@ -18,13 +18,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import layerleap
 from layerleap.errors import BadText, LayerleapError
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import solve_bank
-from layerleap.maps.parts import solve_parts
+from layerleap.maps.fit import METHOD, solve_bank
+from layerleap.maps.linear import solve_parts
 from layerleap.memory import give_back
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
 from layerleap.read.map_errors import MapErrors
 from layerleap.read.scores import Scores, score
+from layerleap.stats.collect import METHOD as collect_method
 from layerleap.stats.collect import collect, finish
 from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stats.tally import Tally
@@ -91,7 +92,8 @@ class FitContext(TextContext[FS]):
             name: of a text, for instance.
             depends: all that it depends on besides the model, as plain values.
         """
-        parts = [layerleap.__version__, self.model.identity.fingerprint, kind, name, depends]
+        methods = [layerleap.__version__, METHOD, collect_method]
+        parts = [*methods, self.model.identity.fingerprint, kind, name, depends]
         digest = blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         readable = "".join(c if c.isalnum() else "-" for c in name)[-40:]
         return self.folder / f"{kind}-{readable}-{digest}"

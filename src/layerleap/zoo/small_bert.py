@@ -114,9 +114,9 @@ def classify(model: Any, tokenizer: Any, texts: Sequence[str], settings: BertSet
 
 def encode(tokenizer: Any, texts: Sequence[str], settings: BertSettings) -> list[list[int]]:
     """Token ids of each text, truncated."""
-    ids: list[list[int]] = tokenizer(
-        list(texts), truncation=True, max_length=settings.max_tokens
-    )["input_ids"]
+    ids: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=settings.max_tokens)[
+        "input_ids"
+    ]
     return ids
 
 

@@ -186,3 +186,11 @@ def test_every_claim_is_shown_with_its_answer():
 
 def test_a_study_without_exits_has_no_such_table():
     assert terminal_table(TABLES["saved-table"], make_study()) is None
+
+
+def test_names_of_rules_are_whole_in_a_terminal_of_80_columns():
+    result = make_study(30, full=True)
+    words = set(shown("saved-table", result).split())
+    rules = {row["rule"] for row in result.rows("exits_saved")}
+    assert len(rules) > 3
+    assert {word for rule in rules for word in rule.split()} <= words

@@ -9,7 +9,7 @@ head costs as much as several blocks, so saving layers may cost more than it sav
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -66,6 +66,10 @@ class Cost:
         derived = {"full": self.full, "head_in_blocks": self.head_in_blocks}
         lists = {"blocks": list(self.blocks), "maps": list(self.maps)}
         return {**asdict(self), **lists, "n_layers": self.n_layers, **derived}
+
+    def per_text(self) -> "Cost":
+        """The cost of an answer for which all tokens of a text go through the blocks."""
+        return replace(self, blocks=tuple(self.context * block for block in self.blocks))
 
     def of(self, exits: Exits, rule: Rule, layers_checked: Sequence[int] | None = None) -> float:
         """Mean FLOPs per token of rows that leave at `exits`.

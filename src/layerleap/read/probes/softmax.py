@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 
@@ -19,8 +20,8 @@ STRENGTH = 0.01
 ARRAYS = ("mean", "scale", "coefficients", "intercepts")
 
 
-@dataclass(frozen=True, eq=False)
-class Softmax:
+@dataclass(frozen=True, eq=False, repr=False)
+class Softmax(Brief):
     """A multinomial logistic regression on standardised features, in float64."""
 
     mean: Tensor  # (feature,)

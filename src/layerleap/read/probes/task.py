@@ -122,11 +122,9 @@ class TaskProbe:
         """A probe trained on all rows given; use `score_probe` to see how good it is.
 
         Args:
-            saturation: the saturation layers of the rows.
             states: the states of the same rows in the same order.
             sampling: which (row, layer) to use.
             strength: inverse of the penalty on coefficients, scikit-learn's C.
-            space: how to scale states.
             quality: the rows of `score_probe`, to save with the probe.
         """
         sampling = sampling or CellSampling()
@@ -187,11 +185,8 @@ class TaskProbe:
         """The probe in a folder or hub repository; a damaged one is an error.
 
         Args:
-            source: the folder or the repository.
             transformer: the model to use it on, which must be the one it was fitted on. Without it,
                 call `check_model` yourself.
-            revision: the revision of the repository.
-            token: the hub token.
         """
         path, config, tensors = PROBE.load(source, revision=revision, token=token)
         try:

@@ -37,8 +37,9 @@ class SaturationContext(TextContext[SaturationSettings]):
             return s.bank
         try:
             bank = fit(
-                self.model, self.text, s.sampling, n_texts=s.n_fit, starts=s.starts,
-                checkpoint=self.workspace / "fit.safetensors", progress=self.progress,
+                self.model, self.text, s.sampling, ridge=0.0, evaluate=False, n_texts=s.n_fit,
+                starts=s.starts, checkpoint=self.workspace / "fit.safetensors",
+                progress=self.progress,
             )  # fmt: skip
         except NothingToFit as error:
             self.note(

@@ -1,7 +1,4 @@
-"""Settings of the shortcuts study; the default sizes are the paper's.
-
-In: plain values. Out: `ShortcutSettings`, checked.
-"""
+"""Settings of the shortcuts study; the default sizes are the paper's."""
 
 from dataclasses import dataclass, replace
 
