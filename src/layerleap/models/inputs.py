@@ -78,11 +78,7 @@ def _from_texts(transformer: "Transformer", given: Any) -> dict[str, Any]:
         )
     if not is_pair:
         return padded(transformer, [encode(transformer, text) for text in given])
-    if not all(isinstance(one, tuple) and len(one) == 2 for one in given):
-        raise BadSettings(
-            f"{transformer.identity.name} is an encoder-decoder; expected pairs (source, target)"
-        )
-    pairs = [encode_pair(transformer, *pair) for pair in given]
+    pairs = [encode_pair(transformer, *as_pair(transformer, one)) for one in given]
     sources, targets = zip(*pairs, strict=True)
     return {
         **padded(transformer, sources),
@@ -90,8 +86,20 @@ def _from_texts(transformer: "Transformer", given: Any) -> dict[str, Any]:
     }
 
 
-def several(given: Any) -> list[Any] | None:
+def as_pair(transformer: "Transformer", given: Any) -> tuple[Any, Any]:
+    """`given`, if it is a pair of texts; a list of two would be two texts."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise BadSettings(
+            f"{transformer.identity.name} is an encoder-decoder; expected a tuple (source, target) "
+            f"of texts, got {given!r:.60}"
+        )
+    return given
+
+
+def several(transformer: "Transformer", given: Any) -> list[Any] | None:
     """The texts in `given`, if it holds several, or a batch of them; None if it is one text."""
+    if transformer.model.config.is_encoder_decoder and isinstance(given, tuple):
+        return None  # a pair (source, target) is one text
     if isinstance(given, Mapping):
         ids, mask = given.get("input_ids"), given.get("attention_mask")
         if ids is None:

@@ -15,13 +15,20 @@ from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.maps.linear import IdentityMap, LinearMap
-from layerleap.models.inputs import encode, several, without_padding
+from layerleap.models.inputs import as_pair, encode, encode_pair, several, without_padding
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
 from layerleap.read.top import top_k as top
-from layerleap.stream.examples import Batch, Example, collate, longest_input, require_text
+from layerleap.stream.examples import (
+    Batch,
+    Example,
+    collate,
+    longest_input,
+    reads_pairs,
+    require_text,
+)
 
 if TYPE_CHECKING:
     from layerleap.read.strip import Strip
@@ -85,11 +92,12 @@ class Lens:
 
         Args:
             text: a string or token ids. For masked models it should contain the mask token.
-                Several texts, or a tokenizer's batch, give a list of readings.
+                Several texts, or a tokenizer's batch, give a list of readings. For an
+                encoder-decoder, a tuple (source, target): the target is read.
             positions: which tokens to read; negative ones count from the end. By default all, or
                 only the masked ones if there are any.
         """
-        texts = several(text)
+        texts = several(self.transformer, text)
         if texts is None:
             return self.read_batch([text], positions=positions, top_k=top_k)[0]
         return self.read_batch(texts, positions=positions, top_k=top_k)
@@ -144,35 +152,46 @@ class Lens:
         self, texts: Sequence[str | Sequence[int]], positions: Sequence[int] | None
     ) -> tuple[list[list[int]], list[list[int]], Batch]:
         """The token ids of each text, the positions to read in each, and both as one batch."""
-        require_text(self.transformer)
+        self._require_texts()
         if not texts:
             raise BadText("no text to read; expected at least one")
-        encoded = [self._encode(text) for text in texts]
+        sources, encoded = zip(*(self._encode(text) for text in texts), strict=True)
         chosen = [self._positions(ids, positions) for ids in encoded]
         examples = [
-            Example(n, tuple(ids), tuple(keep))
-            for n, (ids, keep) in enumerate(zip(encoded, chosen, strict=True))
+            Example(n, tuple(ids), tuple(keep), source=tuple(source))
+            for n, (source, ids, keep) in enumerate(zip(sources, encoded, chosen, strict=True))
         ]
-        return encoded, chosen, collate(self.transformer, examples)
+        return list(encoded), chosen, collate(self.transformer, examples)
 
     def last_position(self, text: str | Sequence[int]) -> int:
         """The last position that `read` reads by default: the last token, or the last mask."""
-        require_text(self.transformer)
-        return self._positions(self._encode(text), None)[-1]
+        self._require_texts()
+        return self._positions(self._encode(text)[1], None)[-1]
 
-    def _encode(self, text: str | Sequence[int]) -> list[int]:
-        ids = without_padding(self.transformer, encode(self.transformer, text))
-        if len(ids) > (limit := longest_input(self.transformer)):
-            raise BadText(f"the text has {len(ids)} tokens; this model reads at most {limit}")
-        return ids
+    def _require_texts(self) -> None:
+        if not reads_pairs(self.transformer):
+            require_text(self.transformer)
+
+    def _encode(self, text: Any) -> tuple[list[int], list[int]]:
+        """Token ids of the encoder, if there is one, and of the text that is read."""
+        if reads_pairs(self.transformer):
+            source, ids = encode_pair(self.transformer, *as_pair(self.transformer, text))
+        else:
+            source, ids = [], without_padding(self.transformer, encode(self.transformer, text))
+        if (n := max(len(source), len(ids))) > (limit := longest_input(self.transformer)):
+            raise BadText(f"the text has {n} tokens; this model reads at most {limit}")
+        return source, ids
 
     def _positions(self, ids: list[int], positions: Sequence[int] | None) -> list[int]:
         if self.transformer.pooling is not None:
-            if positions is not None:
+            own: list[int] = (
+                self.transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
+            )
+            if positions is not None and sorted({p % len(ids) for p in positions}) != own:
                 raise BadSettings(
                     f"{self.transformer.identity.name} classifies whole texts: omit positions"
                 )
-            return self.transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
+            return own
         if positions is None:
             mask = getattr(self.transformer.tokenizer, "mask_token_id", None)
             is_masked = self.transformer.kind == "masked-token" and mask is not None

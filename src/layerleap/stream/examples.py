@@ -11,7 +11,7 @@ and absolute positions counted from 0, it cannot affect a real token.
 import hashlib
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.discovery.probe import prepare
-from layerleap.models.inputs import padded, without_padding
+from layerleap.models.inputs import encode_pair, padded, without_padding
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
+from layerleap.stream.pairs import iter_pairs
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
 from layerleap.stream.split import UNITS, Side, fingerprint, is_held_out, iter_texts, on_side
 
@@ -69,6 +70,7 @@ class Example:
     keep: tuple[int, ...]
     held_back: bool = False  # reserved for choosing the ridge
     gold: tuple[int, ...] = ()  # correct token at each kept position, -1 unknown; () if all are
+    source: tuple[int, ...] = ()  # what the encoder reads, if `ids` are those of a decoder
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,8 @@ def iter_examples(
     policy = parse_positions(sampling.positions, sampling.seed)
 
     def documents_of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
-        for number, document in enumerate(iter_documents(source, field=sampling.field)):
+        iterate = iter_pairs if reads_pairs(transformer) else iter_documents
+        for number, document in enumerate(iterate(source, field=sampling.field)):
             held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
             if not (on_side(side, held_out) and census.admits(number, document.text)):
                 continue
@@ -243,16 +246,23 @@ def _turn(pool: deque[tuple[int, Iterator[Example]]]) -> Generator[Example, None
 
 def require_text(transformer: Transformer) -> None:
     """Raise an error if the model's input is not a single text."""
-    if transformer.kind == "image-class" or transformer.model.config.is_encoder_decoder:
+    if transformer.model.main_input_name != "input_ids" or reads_pairs(transformer):
         raise BadSettings(
             f"{transformer.identity.name} reads images, sound or two texts at once; expected a "
             "language model or text classifier, which reads one text"
         )
 
 
+def reads_pairs(transformer: Transformer) -> bool:
+    """True for an encoder-decoder of texts."""
+    model = transformer.model
+    return model.main_input_name == "input_ids" and bool(model.config.is_encoder_decoder)
+
+
 def _require_stream(transformer: Transformer, sampling: Sampling) -> None:
     name, tokenizer = transformer.identity.name, transformer.need_tokenizer()
-    require_text(transformer)
+    if not reads_pairs(transformer):
+        require_text(transformer)
     if transformer.kind == "masked-token":
         if tokenizer.mask_token_id is None:
             raise BadText(f"the tokenizer of {name} has no mask token; pass tokenizer=...")
@@ -285,6 +295,13 @@ def _encode(
     tokenizer = transformer.tokenizer
     assert tokenizer is not None
     limit = min(sampling.max_tokens, longest_input(transformer))
+    if document.target:
+        pair = document.text, document.target
+        source, ids = (part[:limit] for part in encode_pair(transformer, *pair))
+        example = _example(transformer, "\t".join(pair), ids, number, sampling, policy, held_back)
+        if example:
+            yield replace(example, source=tuple(source))
+        return
     texts = iter_texts(
         document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
     )
@@ -372,6 +389,9 @@ def collate(transformer: Transformer, examples: list[Example], index: int = 0) -
     """A batch of these examples, padded on the right, with the padding masked."""
     inputs = padded(transformer, [example.ids for example in examples])
     mask = inputs["attention_mask"]
+    if examples[0].source:
+        sources = padded(transformer, [example.source for example in examples])
+        inputs = {**sources, **{f"decoder_{name}": value for name, value in inputs.items()}}
     keep = torch.zeros_like(mask, dtype=torch.bool)
     for row, example in enumerate(examples):
         keep[row, list(example.keep)] = True

@@ -1,31 +1,23 @@
 """Pairs of texts for encoder-decoders: what the encoder reads, and what the decoder writes.
 
-In: a .tsv file, a .jsonl file with two fields, or (source, target) tuples; and the model.
-Out: `Example`s of the decoder, each with the encoder's token ids.
-
-Pairs are not cut into sentences: a pair is one text.
+In: a .tsv file, a .jsonl file with two fields, or (source, target) tuples.
+Out: `Document`s with a target; a hash of the source text decides on which side a pair is.
 """
 
 import csv
 import json
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.models.inputs import encode_pair
-from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import LINES_SUFFIXES, Document
-from layerleap.stream.examples import Census, Example, Sampling, longest_input
-from layerleap.stream.positions import Positions, parse_positions
-from layerleap.stream.split import Side, is_held_out, on_side
 
 FIELDS = "source:target"  # names of the two fields of a record
 
 
-def iter_pairs(source: Any, *, field: str = FIELDS) -> Iterator[tuple[Document, str]]:
-    """Each source text as a document, and its target.
+def iter_pairs(source: Any, *, field: str = FIELDS) -> Iterator[Document]:
+    """Each source text as a document with its target.
 
     Args:
         source: a .tsv file (source, tab, target on each line), a .jsonl file of records, or
@@ -50,7 +42,7 @@ def iter_pairs(source: Any, *, field: str = FIELDS) -> Iterator[tuple[Document, 
     )
 
 
-def _checked(pairs: Iterable[Any], label: str) -> Iterator[tuple[Document, str]]:
+def _checked(pairs: Iterable[Any], label: str) -> Iterator[Document]:
     number = 0
     for number, pair in enumerate(pairs, start=1):
         is_pair = isinstance(pair, tuple | list) and len(pair) == 2
@@ -60,7 +52,7 @@ def _checked(pairs: Iterable[Any], label: str) -> Iterator[tuple[Document, str]]
                 "text, both not empty"
             )
         source, target = (text.strip() for text in pair)
-        yield Document(f"pair#{number}", source), target
+        yield Document(f"pair#{number}", source, target)
     if not number:
         raise BadText(f"{label} contains no pair of texts")
 
@@ -92,54 +84,3 @@ def _from_records(path: Path, field: str) -> Iterator[Any]:
                     yield record[first], record[second]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BadText(f"{path} cannot be read as lines of JSON ({error})") from error
-
-
-def iter_pair_examples(
-    transformer: Transformer,
-    source: Any,
-    sampling: Sampling,
-    *,
-    side: Side = "fit",
-    n_texts: int | None = None,
-    census: Census | None = None,
-    ridge_share: float = 0.0,
-) -> Iterator[Example]:
-    """The examples of one side of a source of pairs; a hash of each source text decides its side.
-
-    The arguments are those of `iter_examples`.
-    """
-    transformer.need_tokenizer()
-    census = census if census is not None else Census()
-    policy = parse_positions(sampling.positions, sampling.seed)
-
-    def examples() -> Iterator[Example]:
-        for number, (document, target) in enumerate(iter_pairs(source, field=sampling.field)):
-            held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-            if on_side(side, held_out):
-                held_back = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
-                yield pair_example(
-                    transformer, (document.text, target), number, policy, sampling, held_back
-                )
-
-    for example in islice(examples(), n_texts):
-        census.documents += 1
-        census.note(example)
-        yield example
-
-
-def pair_example(
-    transformer: Transformer,
-    pair: tuple[str, str],
-    number: int,
-    policy: Positions,
-    sampling: Sampling,
-    held_back: bool,
-) -> Example:
-    """One pair, with the positions of the decoder to read and the tokens that follow them."""
-    limit = min(sampling.max_tokens, longest_input(transformer))
-    encoder, decoder = (ids[:limit] for ids in encode_pair(transformer, *pair))
-    keep = policy.choose(range(len(decoder)), "\t".join(pair))
-    gold = [decoder[p + 1] if p + 1 < len(decoder) else -1 for p in keep]
-    return Example(
-        number, tuple(decoder), tuple(keep), held_back, tuple(gold), source=tuple(encoder)
-    )
