@@ -64,6 +64,11 @@ def collect(
     file = StateFile(save_states) if isinstance(save_states, Path) else save_states
     if file is not None and own_shard[1] > 1:
         raise BadSettings("a sharded run cannot save states; run without shards or save_states")
+    if file is not None and transformer.row_kind == "sequence":
+        raise BadSettings(
+            f"the head of {transformer.identity.name} reads all positions at once, so single "
+            "states cannot be saved for tuning; leave save_states out"
+        )
     if text is None:
         text = default_text(transformer) if starts is None else "generated"
     sampling = sampling or Sampling()

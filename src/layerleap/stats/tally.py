@@ -254,7 +254,12 @@ def _add(
     tally: Tally, batch: Batch, states: list[Tensor], part_states: list[Tensor],
     writer: StateWriter | None,
 ) -> None:  # fmt: skip
-    back = batch.held_back
+    back, documents = batch.held_back, batch.documents
+    if states[0].dim() == 3:  # a row is a whole sequence, and maps act on each of its states
+        n = states[0].shape[1]
+        back, documents = back.repeat_interleave(n), documents.repeat_interleave(n)
+        states = [h.flatten(0, 1) for h in states]
+        part_states = [h.flatten(0, 1) for h in part_states]
     if back.any():
         assert tally.held_back is not None, "the batch holds rows back, but the tally does not"
         tally.held_back.add([h[back.to(h.device)] for h in states])
@@ -263,7 +268,7 @@ def _add(
         )
     tally.fit.add(states)
     if writer is not None:
-        writer.add(states, batch.documents[~back])
+        writer.add(states, documents[~back])
     if tally.parts is not None:
         tally.parts.add(part_states)
     tally.n_texts += batch.n_texts

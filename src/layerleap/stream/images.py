@@ -144,13 +144,11 @@ def _batch(
                 f"image {labelled.number} has class {labelled.label}, but the model knows classes "
                 f"0 to {transformer.d_vocab - 1}; use images of its classes"
             )
-    keep = torch.zeros(len(chunk), n_positions, dtype=torch.bool)
-    position = transformer.picked_position or 0
-    keep[:, position] = True
+    keep = transformer.pooled(torch.ones(len(chunk), n_positions))
     held_back = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
     return Batch(
         index, inputs, keep, torch.tensor([labelled.number for labelled in chunk]),
-        torch.full((len(chunk),), position), torch.tensor(held_back), len(chunk), keep.numel(),
+        keep.int().argmax(1), torch.tensor(held_back), len(chunk), keep.numel(),
         torch.tensor([labelled.label for labelled in chunk]),
     )  # fmt: skip
 
@@ -166,7 +164,7 @@ def _note(census: Census, labelled: LabelledImage, n_positions: int) -> None:
 
 def _require_images(transformer: Transformer) -> None:
     name = transformer.identity.name
-    if transformer.model.main_input_name != "pixel_values" or transformer.picked_position is None:
+    if transformer.kind != "image-class":
         raise BadSettings(f"{name} cannot read images; expected an image classifier")
     if transformer.processor is None:
         raise BadMedia(

@@ -59,7 +59,7 @@ def others_of(name: str) -> tuple[Transformer, list[Batch]]:
     for index in range(12):
         inputs = probe(model.model, rows=16, seed=index)
         keep = torch.zeros(model.capture(inputs, layers=[0]).states[0].shape[:2], dtype=torch.bool)
-        keep[:, 0 if model.kind == "class" else 3] = True
+        keep[:, 0 if model.kind == "image-class" else 3] = True
         rows = int(keep.sum())
         documents = torch.arange(rows) + 16 * index
         blank = torch.zeros(rows, dtype=torch.bool)
