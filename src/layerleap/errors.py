@@ -4,7 +4,8 @@
     |-- ModelRefused      a model failed a law of the self-check, so it is not wrapped
     |-- UnknownModel      there is no model with that name, folder or file
     |-- BadText           a text source is missing, empty, unreadable or too small
-    |   `-- NothingToFit  a text source has no position to fit on
+    |   |-- NothingToFit  a text source has no position to fit on
+    |   `-- TooFewRows    a text source is too small for the settings, so also a BadSettings
     |-- BadMedia          an image or sound is missing, unreadable, or has the wrong shape or rate
     |-- BadSettings       a setting is out of range: a layer that does not exist, rank 0
     |-- NotFinite         states or their sums are NaN or infinite
@@ -15,6 +16,8 @@
 
 A message is one line: what went wrong, what was expected, and what to do.
 """
+
+from collections.abc import Iterable
 
 
 class LayerleapError(Exception):
@@ -45,6 +48,10 @@ class BadSettings(LayerleapError):
     """A setting is out of range."""
 
 
+class TooFewRows(BadText, BadSettings):
+    """A text source is too small for the settings."""
+
+
 class NotFinite(LayerleapError):
     """States or their sums are NaN or infinite."""
 
@@ -72,3 +79,9 @@ class FewRowsWarning(UserWarning):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Refuse a value that is not one of the choices, and list them."""
+    if value not in (known := list(choices)):
+        raise BadSettings(f"{name} is {value!r}; expected one of {', '.join(map(repr, known))}")
