@@ -7,9 +7,8 @@ from families import build
 
 from layerleap.act.decode import pass_cost
 from layerleap.act.decode.draft_table import DraftTable
-from layerleap.act.decode.draft_tree import MOST, AcceptanceRates, Draft, Drafter
+from layerleap.act.decode.draft_tree import MOST, AcceptanceRates, Draft, Drafter, Lookup
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
-from layerleap.act.decode.prompt_lookup import Lookup
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.errors import BadArtifact, BadSettings
 from layerleap.models.cursor.tree import Tree

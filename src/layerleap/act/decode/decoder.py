@@ -19,12 +19,10 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from layerleap.act.decode.batched import groups, speculate_batch
 from layerleap.act.decode.decoding_stats import DecodingStats, Exactness
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, Drafter
-from layerleap.act.decode.early import POLICIES, Policy, agreements, decode_early
-from layerleap.act.decode.live import LiveChecks
+from layerleap.act.decode.early import POLICIES, LiveChecks, Policy, agreements, decode_early
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
 from layerleap.act.decode.request import (
     check_batch,
@@ -37,7 +35,13 @@ from layerleap.act.decode.request import (
 )
 from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
-from layerleap.act.decode.speculative import begin, speculate, speculate_early
+from layerleap.act.decode.speculative import (
+    begin,
+    groups,
+    speculate,
+    speculate_batch,
+    speculate_early,
+)
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
 from layerleap.errors import BadSettings, BadText

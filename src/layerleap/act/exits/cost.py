@@ -9,7 +9,7 @@ head costs as much as several blocks, so saving layers may cost more than it sav
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,15 +29,12 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import longest_input
 
 
-@dataclass(frozen=True)
-class Cost:
-    """FLOPs per token; a multiplication and an addition are two."""
+class LayerPrices:
+    """Base of `Cost` and `Timing`: what blocks, head and maps cost, each in its own unit."""
 
-    blocks: tuple[float, ...]  # of the blocks that make h[1], h[2], ...
-    head: float  # of the tail: final norm, head and what comes after
-    maps: tuple[float, ...]  # of mapping h[0], h[1], ... to the last layer; 0 for the identity
-    d_model: int
-    context: int  # tokens that the counted token attends to, itself included
+    blocks: tuple[float, ...]
+    head: float
+    maps: tuple[float, ...]
 
     def __post_init__(self) -> None:
         if not self.blocks or len(self.maps) != len(self.blocks) + 1:
@@ -57,15 +54,45 @@ class Cost:
         return sum(self.blocks) + self.head
 
     @property
+    def block(self) -> float:
+        """The mean block's cost."""
+        return sum(self.blocks) / self.n_layers
+
+    @property
     def head_in_blocks(self) -> float:
         """The head's cost in mean blocks."""
-        return self.head * self.n_layers / sum(self.blocks)
+        return self.head / self.block
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        derived = {"full": self.full, "head_in_blocks": self.head_in_blocks}
-        lists = {"blocks": list(self.blocks), "maps": list(self.maps)}
-        return {**asdict(self), **lists, "n_layers": self.n_layers, **derived}
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        derived = ("n_layers", "full", "head_in_blocks")
+        return values | {name: getattr(self, name) for name in derived}
+
+    def _paid(self, check: Tensor, answer: Tensor, checked: Iterable[int]) -> Tensor:
+        """(layer,): the price of a row that leaves at each layer.
+
+        Args:
+            check: (layer,) of a check at each layer.
+            answer: (layer,) of the answer, in addition to the last check.
+            checked: where the rule is checked; layer 0 and the last are never exits, so they are
+                left out.
+        """
+        is_checked = torch.zeros(self.n_layers + 1, dtype=torch.float64)
+        is_checked[[layer for layer in checked if FIRST_EXIT <= layer < self.n_layers]] = 1.0
+        run = torch.tensor([0.0, *self.blocks], dtype=torch.float64).cumsum(0)
+        return run + (is_checked * check).cumsum(0) + answer
+
+
+@dataclass(frozen=True)
+class Cost(LayerPrices):
+    """FLOPs per token; a multiplication and an addition are two."""
+
+    blocks: tuple[float, ...]  # of the blocks that make h[1], h[2], ...
+    head: float  # of the tail: final norm, head and what comes after
+    maps: tuple[float, ...]  # of mapping h[0], h[1], ... to the last layer; 0 for the identity
+    d_model: int
+    context: int  # tokens that the counted token attends to, itself included
 
     def of(self, exits: Exits, rule: Rule, layers_checked: Sequence[int] | None = None) -> float:
         """Mean FLOPs per token of rows that leave at `exits`.
@@ -97,24 +124,7 @@ class Cost:
         # A rule that reads gets its answer from the last check; other rules read once, at the exit.
         answer = reading if rule.needs != "reading" else torch.zeros_like(reading)
         answer[-1] = self.head
-        return paid(self.blocks, one_check, answer, checked)
-
-
-def paid(blocks: Sequence[float], check: Tensor, answer: Tensor, checked: Iterable[int]) -> Tensor:
-    """(layer,): the price of a row that leaves at each layer, in the unit of the prices given.
-
-    Args:
-        blocks: the price of each block.
-        check: (layer,) of a check at each layer.
-        answer: (layer,) of the answer, in addition to the last check.
-        checked: where the rule is checked; layer 0 and the last are never exits, so they are
-            left out.
-    """
-    last = len(blocks)
-    is_checked = torch.zeros(last + 1, dtype=torch.float64)
-    is_checked[[layer for layer in checked if FIRST_EXIT <= layer < last]] = 1.0
-    run = torch.tensor([0.0, *blocks], dtype=torch.float64).cumsum(0)
-    return run + (is_checked * check).cumsum(0) + answer
+        return self._paid(one_check, answer, checked)
 
 
 def measure(

@@ -31,6 +31,7 @@ FIRST_EXIT = 1  # no rule exits at layer 0: nothing has been computed there
 CHUNK = 256  # rows per call of a probe
 SLACK = 1e-3  # rounding may take probabilities and cosines this far out of their range
 COLUMNS = ("top", "p1", "p2", "entropy", "cosine")
+PER_ROW = ("position", "document", "final")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +52,10 @@ class Evidence:
     def __post_init__(self) -> None:
         self._check_layers()
         rows, columns = self.position.shape[0] if self.position.dim() else -1, len(self.layers)
-        expected: dict[str, tuple[int, ...]] = {
-            name: (rows, columns) for name in (*COLUMNS, *self.extra)
-        }
-        expected |= {"position": (rows,), "document": (rows,)} | (
-            {} if self.final is None else {"final": (rows,)}
-        )
-        for name, shape in expected.items():
-            value = self.extra[name] if name in self.extra else getattr(self, name)
-            if tuple(value.shape) != shape:
+        values = {name: getattr(self, name) for name in (*COLUMNS, *PER_ROW)} | dict(self.extra)
+        for name, value in values.items():
+            shape = (rows,) if name in PER_ROW else (rows, columns)
+            if value is not None and tuple(value.shape) != shape:
                 raise BadSettings(
                     f"evidence {name!r} has shape {tuple(value.shape)}; expected {shape} for "
                     f"{rows} rows" + (f" and {columns} layers" if len(shape) == 2 else "")
@@ -74,7 +70,7 @@ class Evidence:
                 f"layers {layers} of the evidence are not in order; expected ascending layers "
                 "from 0 on"
             )
-        if clash := {*COLUMNS, "position"} & set(self.extra):
+        if clash := {*COLUMNS, *PER_ROW} & set(self.extra):
             raise BadSettings(f"the name {sorted(clash)[0]!r} is taken; rename this extra evidence")
 
     def _check_ranges(self) -> None:
@@ -109,12 +105,8 @@ class Evidence:
                 "or use extra"
             )
         shape = (len(position), len(layers))
-        blank = {
-            name: torch.full(shape, -1, device=position.device)
-            if name == "top"
-            else torch.full(shape, torch.nan, device=position.device)
-            for name in COLUMNS
-        }
+        blank = dict.fromkeys(COLUMNS, torch.full(shape, torch.nan, device=position.device))
+        blank["top"] = torch.full(shape, -1, device=position.device)
         return cls(
             **{**blank, **columns}, position=position, document=document, layers=tuple(layers),
             final=final, extra=extra or {},
@@ -184,6 +176,11 @@ class Evidence:
         extra = {name: value[index] for name, value in self.extra.items()}
         return replace(self, **cut, final=final, extra=extra)
 
+    def _columns(self, columns: list[int]) -> "Evidence":
+        cut = {name: getattr(self, name)[:, columns] for name in COLUMNS}
+        extra = {name: value[:, columns] for name, value in self.extra.items()}
+        return replace(self, **cut, layers=tuple(self.layers[n] for n in columns), extra=extra)
+
     def with_probe(self, probe: TaskProbe, states: States) -> "Evidence":
         """The same evidence plus a task probe's probabilities, for the rule `Task`.
 
@@ -209,9 +206,7 @@ class Evidence:
         """The columns up to and including `column`: what a live run knows at that point."""
         if not 0 <= column < len(self.layers):
             raise BadSettings(f"column {column} is not in 0 to {len(self.layers) - 1}")
-        cut = {name: getattr(self, name)[:, : column + 1] for name in COLUMNS}
-        extra = {name: value[:, : column + 1] for name, value in self.extra.items()}
-        return replace(self, **cut, layers=self.layers[: column + 1], extra=extra)
+        return self._columns(list(range(column + 1)))
 
     def at(self, layers: Sequence[int]) -> "Evidence":
         """The columns of `layers` and the last one: what a run knows that checks only there.
@@ -223,10 +218,7 @@ class Evidence:
                 f"layer {missing[0]} is not among the layers {self.layers} of the evidence"
             )
         chosen = {*layers, self.layers[-1]}
-        columns = [n for n, layer in enumerate(self.layers) if layer in chosen]
-        cut = {name: getattr(self, name)[:, columns] for name in COLUMNS}
-        extra = {name: value[:, columns] for name, value in self.extra.items()}
-        return replace(self, **cut, layers=tuple(sorted(chosen)), extra=extra)
+        return self._columns([n for n, layer in enumerate(self.layers) if layer in chosen])
 
 
 class LiveEvidence(Evidence):

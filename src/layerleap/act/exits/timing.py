@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from layerleap.act.exits.cost import paid
+from layerleap.act.exits.cost import LayerPrices
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.discovery.probe import accepts, prepare, probe_ids
@@ -34,7 +34,7 @@ from layerleap.stream.examples import longest_input, require_text
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(LayerPrices):
     """Median seconds per answer."""
 
     blocks: tuple[float, ...]  # of the blocks that make h[1], h[2], ...
@@ -48,39 +48,6 @@ class Timing:
     threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        if not self.blocks or len(self.maps) != len(self.blocks) + 1:
-            raise BadSettings(
-                f"got seconds of {len(self.maps)} maps for {len(self.blocks)} blocks; expected one "
-                "for each layer, 0 and the last included"
-            )
-
-    @property
-    def n_layers(self) -> int:
-        """How many blocks there are."""
-        return len(self.blocks)
-
-    @property
-    def full(self) -> float:
-        """All blocks and one head: what the full model takes."""
-        return sum(self.blocks) + self.head
-
-    @property
-    def block(self) -> float:
-        """Seconds of the mean block."""
-        return sum(self.blocks) / self.n_layers
-
-    @property
-    def head_in_blocks(self) -> float:
-        """The head's time in mean blocks."""
-        return self.head / self.block
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        derived = {"full": self.full, "head_in_blocks": self.head_in_blocks}
-        lists = {"blocks": list(self.blocks), "maps": list(self.maps)}
-        return {**asdict(self), **lists, "n_layers": self.n_layers, **derived}
 
     def by_layer(
         self,
@@ -104,7 +71,7 @@ class Timing:
         check = reading if reads else torch.zeros_like(reading)
         answer = torch.zeros_like(reading) if reads else reading.clone()
         answer[-1] = head  # nothing is checked there: the answer is the model's own
-        return paid(self.blocks, check, answer, checked)
+        return self._paid(check, answer, checked)
 
 
 def measure_timing(
