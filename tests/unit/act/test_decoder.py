@@ -187,7 +187,7 @@ def test_streamers_get_every_token_and_the_end(llama, capsys):
 
     heard = Heard()
     decoding = decoder(bank, transformer=transformer, cost=CHEAP)
-    ids = write(transformer, decoding, streamer=heard)
+    ids = write(transformer, decoding, stream_to=heard)
     assert heard.tokens[0] == PROMPT[0].tolist()
     assert [token for put in heard.tokens[1:] for token in put] == ids[
         0, PROMPT.shape[1] :

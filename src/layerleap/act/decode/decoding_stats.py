@@ -14,6 +14,11 @@ EXACTNESS = {
     "differently in this dtype",
     "approximate": "tokens may be read before the last layer",
 }
+REPORTED = (
+    "tokens", "passes", "tokens_per_second", "tokens_per_pass", "mean_layer", "n_layers", "drafts",
+    "accepted", "acceptance_rate", "agreement", "exactness", "policy", "texts_per_pass",
+    "prompt_seconds", "seconds",
+)  # fmt: skip
 
 
 @dataclass
@@ -22,7 +27,7 @@ class DecodingStats:
 
     n_layers: int
     exactness: Exactness
-    max_tokens: int  # limit of new tokens
+    max_tokens: int  # limit of new tokens, by request and by the positions of the model
     policy: str | None = None  # how keys and values of skipped layers are made, if any
     layers: list[int] = field(default_factory=list)  # per new token: the layer it was read at
     drafted: list[bool] = field(default_factory=list)  # per new token: was it an accepted draft?
@@ -37,9 +42,10 @@ class DecodingStats:
     texts_per_pass: int = 1  # texts that share the passes, and so the seconds
     _started: float = field(default_factory=time.perf_counter, repr=False)
 
-    def draft_room(self, written: int) -> int:
+    @property
+    def draft_room(self) -> int:
         """How many tokens may follow the next one."""
-        return self.max_tokens - written - 1
+        return max(0, self.max_tokens - self.tokens - 1)
 
     def record_pass(
         self, *, tokens: int, drafts: int = 0, layer: int, is_prompt: bool = False
@@ -64,10 +70,6 @@ class DecodingStats:
     def record_end(self) -> None:
         """Count the time of what had to run after the last token."""
         self.seconds = time.perf_counter() - self._started
-
-    def record_agreement(self, agreed: int, compared: int) -> None:
-        """Record how many early readings were the full model's choice."""
-        self.agreed, self.compared = self.agreed + agreed, self.compared + compared
 
     @property
     def tokens(self) -> int:
@@ -106,20 +108,12 @@ class DecodingStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "tokens": self.tokens, "passes": self.passes,
-            "tokens_per_second": self.tokens_per_second, "tokens_per_pass": self.tokens_per_pass,
-            "mean_layer": self.mean_layer, "n_layers": self.n_layers, "drafts": self.drafts,
-            "accepted": self.accepted, "acceptance_rate": self.acceptance_rate,
-            "agreement": self.agreement, "exactness": self.exactness, "policy": self.policy,
-            "texts_per_pass": self.texts_per_pass, "prompt_seconds": self.prompt_seconds,
-            "seconds": self.seconds, "layers": list(self.layers), "drafted": list(self.drafted),
-        }  # fmt: skip
+        lists = {"layers": list(self.layers), "drafted": list(self.drafted)}
+        return {name: getattr(self, name) for name in REPORTED} | lists
 
     def __str__(self) -> str:
-        parts = [f"{self.tokens} tokens"]
-        if self.texts_per_pass > 1:
-            parts = [f"{self.tokens} tokens in passes shared by {self.texts_per_pass} texts"]
+        texts = self.texts_per_pass
+        parts = [f"{self.tokens} tokens" + f" in passes shared by {texts} texts" * (texts > 1)]
         if self.tokens_per_second is not None:
             parts.append(f"{self.tokens_per_second:.1f} tokens/s")
         if self.mean_layer is not None:
@@ -130,8 +124,7 @@ class DecodingStats:
                 "accepted"
             )
         if self.exactness == "approximate":
-            agreement = self.agreement
-            known = agreement is not None
-            parts.append(f"agreement {agreement:.1%}" if known else "agreement not measured")
+            known = self.agreement is not None
+            parts.append(f"agreement {self.agreement:.1%}" if known else "agreement not measured")
         parts.append(EXACTNESS[self.exactness])
         return ", ".join(parts)

@@ -160,12 +160,7 @@ class Drafter:
         return other
 
     def record_time(self, nodes: int, seconds: float) -> None:
-        """Correct the cost of passes of about this size, including drafting and choosing.
-
-        Args:
-            nodes: number of nodes in the pass.
-            seconds: how long it took.
-        """
+        """Correct the cost of passes of about this size, including drafting and choosing."""
         n = min(nodes, len(self._seconds))
         # The correction is clipped, so that one slow moment does not decide.
         ratio = min(2.0, max(0.5, seconds / self._seconds[n - 1]))
@@ -257,11 +252,7 @@ class Drafter:
         return self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
 
     def learn(
-        self,
-        draft: Draft,
-        path: Sequence[int],
-        answers: Sequence[int],
-        new: Sequence[int],
+        self, draft: Draft, path: Sequence[int], answers: Sequence[int], new: Sequence[int]
     ) -> None:
         """Learn which drafts were accepted, and the model's answer after each of them.
 
@@ -294,13 +285,10 @@ class Drafter:
 
 
 def _may_pay(seconds: Sequence[float], expected: float, likeliest: float, fastest: float) -> bool:
-    """False if no larger tree can be faster, even if all its nodes were this likely.
+    """False if no larger tree can be faster, even if all its nodes were as likely as the next one.
 
-    Args:
-        seconds: of passes with one node more, two more, ...
-        expected: expected tokens of the pass so far.
-        likeliest: the chance of the next node.
-        fastest: tokens per second of the best size so far.
+    `seconds` are those of passes with one node more, two more, ...; `expected` are the tokens of
+    the pass so far, `fastest` the tokens per second of the best size so far.
     """
     return any(
         expected + more * likeliest > fastest * time for more, time in enumerate(seconds, start=1)

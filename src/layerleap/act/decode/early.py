@@ -151,8 +151,8 @@ def decode_early(
     """Generate until the chooser is finished; the prompt runs through all layers.
 
     Args:
-        cursor: inside its `with`.
-        chooser: the text so far, with at least one token that has not been run.
+        cursor: inside its `with`; it lacks at least one token of the text.
+        chooser: the text so far.
         checks_at: from a position to the checks of that position.
         stats: updated after every token.
         lens: reads a state where it exits.
@@ -184,9 +184,8 @@ def _logits(
         return lens.transformer.logits(h)[0]
     if shortlist is not None:
         logits = live.shortlist_logits
-        return shortlist.expand(shortlist.logits(lens.map(layer)(h)) if logits is None else logits)[
-            0
-        ]
+        logits = shortlist.logits(lens.map(layer)(h)) if logits is None else logits
+        return shortlist.expand(logits)[0]
     if live.logits is not None:
         return live.logits[0]
     return lens.logits(h, layer)[0]
@@ -196,10 +195,8 @@ def _logits(
 def agreements(writer: Cursor, chooser: TokenChooser, processor: Processor) -> list[bool]:
     """For each chosen token: is it what the full model chooses after the same text?
 
-    Args:
-        writer: the cursor that wrote the text; edits in force apply here as they did there.
-        chooser: the finished text.
-        processor: a copy from before the text; some processors remember what they have seen.
+    Edits in force apply here as they did when `writer` wrote the text. The processor is a copy from
+    before the text; some processors remember what they have seen.
     """
     transformer = writer.transformer
     with Cursor(transformer, writer.axes, text=writer.text, prompt=writer.prompt) as cursor:

@@ -34,26 +34,15 @@ KEYS = 2048  # at most, in one cache: skipping over the keys of other texts take
 
 @torch.no_grad()
 def speculate(
-    cursor: Cursor,
-    chooser: TokenChooser,
-    drafter: Drafter,
-    stats: DecodingStats,
-    *,
-    most_length: int,
+    cursor: Cursor, chooser: TokenChooser, drafter: Drafter, stats: DecodingStats
 ) -> None:
     """Generate until the chooser is finished.
 
-    Args:
-        cursor: inside its `with`; it holds only positions of the text before.
-        chooser: the text so far, with at least one token that has not been run.
-        drafter: proposes the drafts.
-        stats: updated after every pass.
-        most_length: number of positions that the model has.
+    The cursor is inside its `with` and lacks at least one token of the chooser's text.
     """
     begin(cursor, chooser, drafter, stats)
     while not chooser.is_finished:
-        room = min(stats.draft_room(len(chooser.chosen)), most_length - cursor.length - 1)
-        draft = drafter.draw(chooser.chosen[-1], max(0, room))
+        draft = drafter.draw(chooser.chosen[-1], stats.draft_room)
         ran = cursor.run(draft.tree)
         path, answers = verify(cursor, chooser, ran, draft.tree, stats)
         drafter.learn(draft, path, answers, chooser.chosen[-len(path) :])
@@ -108,27 +97,18 @@ def speculate_early(
     *,
     most: int = 4,
     least_p: float = 0.4,
-    most_length: int,
 ) -> None:
     """The same with drafts read from an early layer, whose computation the verification reuses.
 
-    Args:
-        cursor: inside its `with`.
-        chooser: the text so far.
-        lens: reads the early layer.
-        layer: where tokens wait while drafts follow one another.
-        stats: updated after every pass.
-        most: maximum number of drafts in a row.
-        least_p: a draft less likely than this is not followed.
-        most_length: number of positions that the model has.
+    Tokens wait at `layer` while up to `most` drafts follow one another, each with a probability of
+    at least `least_p`.
     """
     d_vocab = vocabulary_size(cursor.transformer.model)  # some heads have more rows
     token = _choose(cursor, chooser, cursor.run(chooser.text[cursor.length :]), stats)
     stop: Callable[..., bool] = lambda *_: True  # noqa: E731
     while not chooser.is_finished:
         drafts = [token]
-        left = min(stats.draft_room(len(chooser.chosen)), most_length - cursor.length - 1)
-        room = max(0, min(most, left))
+        room = min(most, stats.draft_room)
         while True:
             ran = cursor.run(drafts[-1:], watch=stop, checks=[layer])
             if len(drafts) > room:
@@ -144,12 +124,9 @@ def speculate_early(
 def groups(
     choosers: Sequence[TokenChooser], max_length: int, *, most: int = TEXTS
 ) -> Iterator[list[TokenChooser]]:
-    """The texts in order, in groups that are decoded together.
+    """The texts in order, in groups of `most` or fewer that are decoded together.
 
-    Args:
-        choosers: the texts, before any token is generated.
-        max_length: maximum length of a text, including padding.
-        most: maximum number of texts per group.
+    `max_length` is the maximum length of a text, including padding.
     """
     group: list[TokenChooser] = []
     keys = 0
@@ -170,26 +147,19 @@ def speculate_batch(
     choosers: Sequence[TokenChooser],
     drafters: Sequence[Drafter],
     stats: Sequence[DecodingStats],
-    *,
-    most_length: int,
 ) -> None:
     """Generate until all texts are finished.
 
-    Args:
-        cursor: inside its `with`; unfinished texts have joined it under their index.
-        choosers: the texts, each with its first token chosen.
-        drafters: one per text, all twins of each other.
-        stats: one per text, updated after every pass.
-        most_length: number of positions that the model has.
+    Each text has its first token, and a drafter that is a twin of the others. Unfinished texts have
+    joined the cursor, which is inside its `with`, under their index.
     """
     last = cursor.transformer.n_layers
     started = time.perf_counter()
     while unfinished := [n for n, chooser in enumerate(choosers) if not chooser.is_finished]:
-        lengths, drafts = cursor.lengths(), dict[int, Draft]()
+        drafts = dict[int, Draft]()
         shared = SharedPass(len(unfinished) - 1, len(unfinished) - 1.0)
         for n in unfinished:
-            room = min(stats[n].draft_room(len(choosers[n].chosen)), most_length - lengths[n] - 1)
-            drafts[n] = drafters[n].draw(choosers[n].chosen[-1], max(0, room), shared)
+            drafts[n] = drafters[n].draw(choosers[n].chosen[-1], stats[n].draft_room, shared)
             shared.nodes += len(drafts[n].tree) - 1
             shared.expected += sum(drafts[n].chances) - 1
         h = cursor.run_all({n: draft.tree for n, draft in drafts.items()})

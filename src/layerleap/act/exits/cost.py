@@ -8,7 +8,8 @@ A check that reads a state pays for a map and a head. In a small model with a la
 head costs as much as several blocks, so saving layers may cost more than it saves.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,8 @@ from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.probe import prepare, probe, probe_ids
-from layerleap.models.discovery.trace import state_taken
-from layerleap.models.hooks.forward import Tap, tapped
+from layerleap.models.discovery.trace import state_given
+from layerleap.models.hooks.forward import StopPass, Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import longest_input
 
@@ -146,7 +147,10 @@ def measure(
         raise BadSettings(f"tokens {tokens}; expected 1 to {limit}, the most this model takes")
     if bank is not None:
         bank.check_model(transformer)
-    blocks, context = _count_blocks(transformer, _inputs(transformer, tokens))
+    counter, inputs = _counter(), _inputs(transformer, tokens)
+    with counter:
+        blocks, h = metered_blocks(transformer, inputs, lambda _: counter.get_total_flops())
+    context = h.shape[1]
     row = torch.zeros(1, transformer.d_model, device=transformer.device(transformer.n_layers))
     with _counter() as head, torch.no_grad():
         transformer.logits(row.to(transformer.model.dtype))
@@ -176,24 +180,33 @@ def _inputs(transformer: Transformer, tokens: int) -> dict[str, Any]:
     return prepare(model, {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
-def _count_blocks(transformer: Transformer, inputs: dict[str, Any]) -> tuple[list[int], int]:
-    """FLOPs of each block in one forward pass, and its number of tokens."""
-    before: list[int] = []
-    after: list[int] = []
-    lengths: list[int] = []
-    counter = _counter()
+def metered_blocks(
+    transformer: Transformer, inputs: dict[str, Any], meter: Callable[[int], float]
+) -> tuple[list[float], Tensor]:
+    """How far `meter(layer)` rises in each block of one pass, and the state that the last gives.
 
-    def enter(args: Any, kwargs: Any) -> None:
-        before.append(counter.get_total_flops())
-        state = state_taken(args, kwargs)
-        assert state is not None
-        lengths.append(state.shape[1])
+    The pass ends there: the head is measured on its own.
+    """
+    before: list[float] = []
+    after: list[float] = []
+    last: list[Tensor] = []
 
-    tap = Tap(see_input=enter, see_output=lambda _: after.append(counter.get_total_flops()))
+    def leave(output: Any) -> None:
+        after.append(meter(len(before)))
+        state = state_given(output)
+        if len(after) == transformer.n_layers and state is not None:
+            last.append(state)
+            raise StopPass
+
+    tap = Tap(see_input=lambda *_: before.append(meter(len(before) + 1)), see_output=leave)
     taps = {block: tap for block in transformer.block_modules()}
-    with tapped(transformer.model, taps), counter, torch.no_grad():
+    with tapped(transformer.model, taps), suppress(StopPass), torch.no_grad():
         transformer.model(**inputs)
-    return [end - start for start, end in zip(before, after, strict=True)], lengths[0]
+    if not last:
+        raise ModelRefused(
+            f"{len(after)} blocks ran in this forward pass; expected {transformer.n_layers}"
+        )
+    return [end - start for start, end in zip(before, after, strict=True)], last[0]
 
 
 def _map_costs(transformer: Transformer, bank: ShortcutBank | None) -> tuple[float, ...]:

@@ -88,31 +88,6 @@ class Evidence:
             )
 
     @classmethod
-    def partial(
-        cls,
-        layers: Sequence[int],
-        position: Tensor,
-        document: Tensor,
-        *,
-        final: Tensor | None = None,
-        extra: Mapping[str, Tensor] | None = None,
-        **columns: Tensor,
-    ) -> "Evidence":
-        """Evidence with some of the columns; the others are unknown."""
-        if unknown := set(columns) - set(COLUMNS):
-            raise BadSettings(
-                f"unknown column {sorted(unknown)[0]!r}; expected some of {', '.join(COLUMNS)}, "
-                "or use extra"
-            )
-        shape = (len(position), len(layers))
-        blank = dict.fromkeys(COLUMNS, torch.full(shape, torch.nan, device=position.device))
-        blank["top"] = torch.full(shape, -1, device=position.device)
-        return cls(
-            **{**blank, **columns}, position=position, document=document, layers=tuple(layers),
-            final=final, extra=extra or {},
-        )  # fmt: skip
-
-    @classmethod
     def from_scores(cls, scores: Scores, lens: str) -> "Evidence":
         """The evidence of one lens in a pass over a text.
 
@@ -176,11 +151,6 @@ class Evidence:
         extra = {name: value[index] for name, value in self.extra.items()}
         return replace(self, **cut, final=final, extra=extra)
 
-    def _columns(self, columns: list[int]) -> "Evidence":
-        cut = {name: getattr(self, name)[:, columns] for name in COLUMNS}
-        extra = {name: value[:, columns] for name, value in self.extra.items()}
-        return replace(self, **cut, layers=tuple(self.layers[n] for n in columns), extra=extra)
-
     def with_probe(self, probe: TaskProbe, states: States) -> "Evidence":
         """The same evidence plus a task probe's probabilities, for the rule `Task`.
 
@@ -202,12 +172,6 @@ class Evidence:
             parts.append(probe.evidence(by_layer)[EVIDENCE])
         return replace(self, extra={**self.extra, EVIDENCE: torch.cat(parts)})
 
-    def upto(self, column: int) -> "Evidence":
-        """The columns up to and including `column`: what a live run knows at that point."""
-        if not 0 <= column < len(self.layers):
-            raise BadSettings(f"column {column} is not in 0 to {len(self.layers) - 1}")
-        return self._columns(list(range(column + 1)))
-
     def at(self, layers: Sequence[int]) -> "Evidence":
         """The columns of `layers` and the last one: what a run knows that checks only there.
 
@@ -218,7 +182,10 @@ class Evidence:
                 f"layer {missing[0]} is not among the layers {self.layers} of the evidence"
             )
         chosen = {*layers, self.layers[-1]}
-        return self._columns([n for n, layer in enumerate(self.layers) if layer in chosen])
+        columns = [n for n, layer in enumerate(self.layers) if layer in chosen]
+        cut = {name: getattr(self, name)[:, columns] for name in COLUMNS}
+        extra = {name: value[:, columns] for name, value in self.extra.items()}
+        return replace(self, **cut, layers=tuple(sorted(chosen)), extra=extra)
 
 
 class LiveEvidence(Evidence):

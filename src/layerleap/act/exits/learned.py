@@ -18,7 +18,7 @@ from torch import Tensor
 from layerleap.act.exits.evidence import FIRST_EXIT, Evidence
 from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.replay import require_finished
-from layerleap.act.exits.rules import StoredRule, ThresholdRule
+from layerleap.act.exits.rules import Rule, ThresholdRule
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 
@@ -127,7 +127,7 @@ class Learned(ThresholdRule):
         return {"name": self.name, "threshold": self.threshold, **columns, **arrays}
 
     @classmethod
-    def from_fields(cls, values: Mapping[str, Any]) -> StoredRule:
+    def from_fields(cls, values: Mapping[str, Any]) -> Rule:
         """The rule with these fields: `to_dict` without the name."""
         arrays = {name: torch.tensor(values[name], dtype=torch.float64) for name in ARRAYS}
         models = Models(tuple(values["layers"]), tuple(values["extra"]), **arrays)

@@ -12,9 +12,10 @@ thresholds of a rule can be swept at once, exactly: see `replay.sweep`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -25,39 +26,27 @@ from layerleap.errors import BadSettings, NotFinite
 Needs = Literal["nothing", "state", "reading"]  # what one check costs
 
 
-@runtime_checkable
-class Rule(Protocol):
-    """Decides at which layer a row stops."""
+class Rule(ABC):
+    """Decides at which layer a row stops. It is saved as its name and the fields of its dataclass.
 
-    @property
-    def name(self) -> str:
-        """The name it is saved under."""
-
-    @property
-    def needs(self) -> Needs:
-        """What a check has to compute: a reading, a function of the state, or nothing."""
-
-    def stops(self, evidence: Evidence) -> Tensor:
-        """(row, layer): True where it would stop; column l depends on columns up to l only."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, for `rule_from_dict`."""
-
-
-class StoredRule:
-    """Base of rules that are saved as their name and fields."""
+    A rule of your own inherits from this class, is a frozen dataclass, and defines `stops`.
+    """
 
     name: ClassVar[str]
     needs: ClassVar[Needs] = "nothing"
     sentence: ClassVar[str]  # the rule in words, with its fields in braces
 
+    @abstractmethod
+    def stops(self, evidence: Evidence) -> Tensor:
+        """(row, layer): True where it would stop; column l depends on columns up to l only."""
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Plain JSON types, for `rule_from_dict`."""
         assert is_dataclass(self)
         return {"name": self.name} | {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
-    def from_fields(cls, values: Mapping[str, Any]) -> "StoredRule":
+    def from_fields(cls, values: Mapping[str, Any]) -> "Rule":
         """The rule with these fields: `to_dict` without the name."""
         return cls(**values)
 
@@ -65,7 +54,7 @@ class StoredRule:
         return self.sentence.format_map(vars(self))
 
 
-class ThresholdRule(StoredRule):
+class ThresholdRule(Rule):
     """Base of rules that exit where score > slope * knob + offset, compared in float64."""
 
     knob: ClassVar[str] = "threshold"  # the field that is swept
@@ -84,9 +73,9 @@ class ThresholdRule(StoredRule):
                 f"rule {self.name!r} got {self.knob} {value!r}; expected {self.expected}"
             )
 
+    @abstractmethod
     def _score(self, evidence: Evidence) -> Tensor:
         """(row, layer): the higher, the sooner the row exits."""
-        raise NotImplementedError
 
     def offset(self, evidence: Evidence) -> Tensor:
         """(row,): the part of the bar besides slope * knob."""
@@ -275,7 +264,7 @@ class Patience(ThresholdRule):
 
 
 @dataclass(frozen=True)
-class Oracle(StoredRule):
+class Oracle(Rule):
     """Exit at the first layer whose top token is the model's own: the upper bound for all rules.
 
     It has to know the answer, so it works in replay only. Its checks count as free.
@@ -290,7 +279,7 @@ class Oracle(StoredRule):
 
 
 @dataclass(frozen=True)
-class Never(StoredRule):
+class Never(Rule):
     """Run every row through all layers."""
 
     name = "never"
@@ -301,7 +290,7 @@ class Never(StoredRule):
         return torch.zeros_like(evidence.top, dtype=torch.bool)
 
 
-RULES: dict[str, type[StoredRule]] = {
+RULES: dict[str, type[Rule]] = {
     rule.name: rule
     for rule in (Fixed, Gap, TopProbability, Entropy, Similarity, Task, Patience, Oracle, Never)
 }
@@ -311,14 +300,12 @@ def rule_from_dict(data: Mapping[str, Any]) -> Rule:
     """The rule that `to_dict` described."""
     from layerleap.act.exits.learned import Learned  # it imports this file
 
-    kinds: dict[str, type[StoredRule]] = {**RULES, Learned.name: Learned}
+    kinds: dict[str, type[Rule]] = {**RULES, Learned.name: Learned}
     values = {key: value for key, value in data.items() if key != "name"}
     name = data.get("name")
     if name not in kinds:
         raise BadSettings(f"unknown rule {name!r}; expected one of: {', '.join(kinds)}")
     try:
-        rule = kinds[name].from_fields(values)
+        return kinds[name].from_fields(values)
     except (TypeError, ValueError, KeyError) as error:
         raise BadSettings(f"wrong fields for rule {name!r}: {error}") from error
-    assert isinstance(rule, Rule)
-    return rule

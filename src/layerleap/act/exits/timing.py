@@ -12,7 +12,6 @@ need. So these numbers are an upper bound on the seconds that early exit saves.
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +20,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from layerleap.act.exits.cost import LayerPrices
-from layerleap.errors import BadSettings, ModelRefused
+from layerleap.act.exits.cost import LayerPrices, metered_blocks
+from layerleap.errors import BadSettings
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.discovery.probe import accepts, prepare, probe_ids
-from layerleap.models.discovery.trace import state_given
-from layerleap.models.hooks.forward import StopPass, Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Distribution
@@ -139,43 +136,16 @@ def _inputs(
 def _one_pass(lens: Lens, inputs: dict[str, Any]) -> list[float]:
     """Seconds of each block, the head, the check, and the map of each layer below the last."""
     transformer = lens.transformer
-    blocks, row = _time_blocks(transformer, inputs)
-    device = transformer.device(transformer.n_layers)
+    blocks, h = metered_blocks(transformer, inputs, lambda layer: _now(transformer.device(layer)))
+    row, device = h[:, -1], transformer.device(transformer.n_layers)
     head, logits = _timed(lambda: transformer.logits(row), device)
     check, _ = _timed(lambda: Distribution(logits).second(), device)
     maps = []
     for layer in range(transformer.n_layers):
-        carry, h = lens.map(layer), row.to(transformer.device(layer))
+        carry, own = lens.map(layer), row.to(transformer.device(layer))
         # The identity costs nothing, however long it takes to call a function.
-        maps.append(0.0 if lens.bank is None else _timed(partial(carry, h), h.device)[0])
+        maps.append(0.0 if lens.bank is None else _timed(partial(carry, own), own.device)[0])
     return [*blocks, head, check, *maps]
-
-
-def _time_blocks(transformer: Transformer, inputs: dict[str, Any]) -> tuple[list[float], Tensor]:
-    """Seconds of each block in one forward pass, and the last state of its last position."""
-    started: list[float] = []
-    seconds: list[float] = []
-    rows: list[Tensor] = []
-
-    def before(*_: Any) -> None:
-        started.append(_now(transformer.device(len(started) + 1)))
-
-    def after(output: Any) -> None:
-        seconds.append(_now(transformer.device(len(started))) - started[-1])
-        state = state_given(output)
-        if len(seconds) == transformer.n_layers and state is not None:
-            rows.append(state[:, -1])
-            raise StopPass  # the head is timed on its own
-
-    tap = Tap(see_input=before, see_output=after)
-    taps = {block: tap for block in transformer.block_modules()}
-    with tapped(transformer.model, taps), suppress(StopPass):
-        transformer.model(**inputs)
-    if not rows:
-        raise ModelRefused(
-            f"{len(seconds)} blocks ran in this forward pass; expected {transformer.n_layers}"
-        )
-    return seconds, rows[0]
 
 
 def _timed(work: Callable[[], Tensor], device: torch.device) -> tuple[float, Tensor]:
