@@ -20,21 +20,12 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from layerleap.act.decode import request
 from layerleap.act.decode.decoding_stats import DecodingStats, Exactness
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, Drafter
-from layerleap.act.decode.early import POLICIES, LiveChecks, Policy, agreements, decode_early
+from layerleap.act.decode.early import LiveChecks, Policy, check_policy, decode_early, full_choices
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
-from layerleap.act.decode.request import (
-    check_batch,
-    check_options,
-    check_positions,
-    depends_on_place,
-    end_tokens,
-    padding,
-    refuse_dropped,
-    result,
-)
 from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.act.decode.speculative import (
@@ -61,7 +52,7 @@ from layerleap.stream.examples import longest_input
 
 Drafts = Literal["table", "lookup", "early"]
 Head = Literal["whole", "shortlist"]
-WIDE = (torch.float32, torch.float64)  # precise enough that passes of any size choose alike
+WIDE = (torch.float32, torch.float64)  # passes of any size differ in the last digits only
 
 
 class Decoder:
@@ -114,11 +105,12 @@ class Decoder:
             draft_layer: the layer for "early" drafts.
             max_nodes: maximum number of tokens per pass, for all texts together.
             strict: decode one token at a time in dtypes narrower than float32, where passes over
-                several tokens round differently: identical text, but no faster.
+                several tokens round differently: as `generate` does, and no faster.
             packed: hold a second copy of the weights, packed for passes over a few tokens, where
                 that is faster (float32 on CPUs, if memory allows).
             compare: after an early-exit run, compare every token with the full model (one more
-                pass over the text), so that the stats include the agreement.
+                pass over the text), so that the stats include the agreement, and the first token
+                that departs from the text that the full model would write.
             transformer: the wrapped model, if there already is one; wrapping takes a second.
             cost: cost of passes; measured when None.
         """
@@ -150,10 +142,7 @@ class Decoder:
                 f"the bank has type {type(self.bank).__name__}; expected a ShortcutBank, or "
                 "the folder or hub name of one"
             )
-        if self.policy not in POLICIES:
-            raise BadSettings(
-                f"unknown policy {self.policy!r}; expected one of: {', '.join(POLICIES)}"
-            )
+        check_policy(self.policy)
         if unknown := set(self.drafts) - {"table", "lookup", "early"}:
             raise BadSettings(
                 f"unknown drafts {sorted(unknown)[0]!r}; expected table, lookup or early"
@@ -207,11 +196,12 @@ class Decoder:
         a streamer is passed as `generate(..., stream_to=streamer)`.
         """
         ready = self._prepare(model)  # first: it has the best error if a model is not supported
-        refuse_dropped(sys._getframe(1))
-        check_options(generation_config, model_kwargs)
-        skips = padding(input_ids, generation_config, model_kwargs)
-        check_batch(skips, generation_config, model_kwargs, stream_to, logits_processor,
-                    stopping_criteria)  # fmt: skip
+        request.refuse_dropped(sys._getframe(1))
+        request.check_options(generation_config, model_kwargs)
+        skips = request.padding(input_ids, generation_config, model_kwargs)
+        request.check_batch(
+            skips, generation_config, model_kwargs, stream_to, logits_processor, stopping_criteria
+        )
         if stream_to is not None:
             stream_to.put(input_ids.cpu())
         config, cache = generation_config, model_kwargs.get("past_key_values")
@@ -240,7 +230,7 @@ class Decoder:
             first += len(group)
         if stream_to is not None:
             stream_to.end()
-        return result(input_ids, choosers, cursor, config, cache)
+        return request.result(input_ids, choosers, cursor, config, cache)
 
     def _prepare(self, model: PreTrainedModel) -> "_Prepared":
         if self._prepared is None or self._prepared.transformer.model is not model:
@@ -256,7 +246,7 @@ class Decoder:
         limit = longest_input(transformer)
         if n_prompt > limit:
             raise BadText(f"the prompt has {n_prompt} tokens; this model takes at most {limit}")
-        check_positions(transformer.model.config, n_prompt, max_length)
+        request.check_positions(transformer.model.config, n_prompt, max_length)
         room = min(max_length - chooser.ids.shape[1], limit + 1 - n_prompt)
         policy = None if self.rule is None else self.policy
         return DecodingStats(transformer.n_layers, self._exactness(transformer), room, policy)
@@ -267,7 +257,7 @@ class Decoder:
         is_other = self.rule is not None or "early" in self.drafts
         if has_begun or is_other or self._one_by_one(ready.transformer):
             return False
-        return ready.axes.batches and not depends_on_place(ready.transformer.model.config)
+        return ready.axes.batches and not request.depends_on_place(ready.transformer.model.config)
 
     def _write_batch(
         self, ready: "_Prepared", choosers: Sequence[TokenChooser], max_length: int, first: int
@@ -308,8 +298,8 @@ class Decoder:
         with cursor, torch.inference_mode():  # a tenth faster than no_grad
             self._decode(ready, cursor, chooser, stats)
         if self.compare and self.rule is not None and not chooser.sample:
-            agrees = agreements(cursor, chooser, deepcopy(processor))
-            stats.agreed, stats.compared = sum(agrees), len(agrees)
+            full = full_choices(cursor, chooser, deepcopy(processor))
+            stats.record_comparison(chooser.chosen, full)
         self.stats.append(stats)
         return cursor
 
@@ -347,7 +337,7 @@ class Decoder:
 
 
 def _is_wide(transformer: Transformer) -> bool:
-    """True if the model is precise enough that passes of any size choose the same tokens."""
+    """True if passes of any size choose the same tokens, but for ties in the last digits."""
     model = transformer.model
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     return dtypes <= set(WIDE) and not torch.is_autocast_enabled(model.device.type)
@@ -371,16 +361,16 @@ class _Prepared:
         if isinstance(probe, TaskProbe):
             probe.check_model(self.transformer)
         last = self.transformer.n_layers
-        layers = range(1, last) if decoder.checks is None else sorted(set(decoder.checks))
-        if layers and not 1 <= min(layers) <= max(layers) < last:
+        layers = range(1, last) if decoder.checks is None else decoder.checks
+        if not all(isinstance(layer, int) and 1 <= layer < last for layer in layers):
             raise BadSettings(f"cannot check layers {list(layers)}; expected 1 to {last - 1}")
         if decoder.draft_layer is not None and not 1 <= decoder.draft_layer < last:
             raise BadSettings(
                 f"draft_layer {decoder.draft_layer} is out of range; expected 1 to {last - 1}"
             )
         has_checks = decoder.rule is not None and decoder.rule.name != "never"
-        self.checks = tuple(layers) if has_checks else ()
-        ids, ends = decoder.shortlist_ids, end_tokens(model)
+        self.checks = tuple(sorted(set(layers))) if has_checks else ()
+        ids, ends = decoder.shortlist_ids, request.end_tokens(model)
         self.shortlist = None if ids is None else Shortlist(self.transformer, {*ids, *ends})
         self.decoder = decoder
 

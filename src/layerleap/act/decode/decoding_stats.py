@@ -4,20 +4,21 @@ In: reports from the decoding loop. Out: `DecodingStats`, as numbers per text an
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Exactness = Literal["exact", "rounded", "approximate"]
 EXACTNESS = {
-    "exact": "identical to the full model's own text",
-    "rounded": "the full model's own text up to near-ties: passes over several tokens round "
-    "differently in this dtype",
+    "exact": "every token is the full model's choice, up to the last digits of its logits",
+    "rounded": "every token is the full model's choice, up to near-ties that rounding decides in "
+    "this dtype",
     "approximate": "tokens may be read before the last layer",
 }
 REPORTED = (
     "tokens", "passes", "tokens_per_second", "tokens_per_pass", "mean_layer", "n_layers", "drafts",
-    "accepted", "acceptance_rate", "agreement", "exactness", "policy", "texts_per_pass",
-    "prompt_seconds", "seconds",
+    "accepted", "acceptance_rate", "agreement", "departs_at", "tokens_in_common", "exactness",
+    "policy", "texts_per_pass", "prompt_seconds", "seconds",
 )  # fmt: skip
 
 
@@ -34,8 +35,10 @@ class DecodingStats:
     passes: int = 0  # forward passes after the prompt
     drafts: int = 0  # draft tokens that the full model judged
     accepted: int = 0
-    compared: int = 0  # early readings that were compared with the full model
+    compared: int = 0  # tokens that were compared with the full model's choice after the same text
     agreed: int = 0  # those that were its choice
+    departs_at: int | None = None  # the first that was not, from 0: there the two texts part
+    full_token: int | None = None  # what the full model chooses there
     prompt_seconds: float = 0.0
     seconds: float = 0.0  # after the prompt
     current_layer: int | None = None  # where the token that is being chosen was read
@@ -71,6 +74,15 @@ class DecodingStats:
         """Count the time of what had to run after the last token."""
         self.seconds = time.perf_counter() - self._started
 
+    def record_comparison(self, ours: Sequence[int], full: Sequence[int]) -> None:
+        """Record the chosen tokens and what the full model chooses after the same text."""
+        departures = [
+            n for n, (own, other) in enumerate(zip(ours, full, strict=True)) if own != other
+        ]
+        self.compared, self.agreed = len(ours), len(ours) - len(departures)
+        if departures:
+            self.departs_at, self.full_token = departures[0], full[departures[0]]
+
     @property
     def tokens(self) -> int:
         """Number of new tokens."""
@@ -102,6 +114,17 @@ class DecodingStats:
         return 1 - (self.compared - self.agreed) / self.tokens if self.tokens else None
 
     @property
+    def tokens_in_common(self) -> int | None:
+        """How many tokens the text begins with that the full model would write; None if unknown.
+
+        After the first token that departs, agreement is with what the full model chooses after a
+        text that it would not have written itself.
+        """
+        if self.agreement is None:
+            return None
+        return self.tokens if self.departs_at is None else self.departs_at
+
+    @property
     def mean_layer(self) -> float | None:
         """Mean layer at which tokens were read."""
         return sum(self.layers) / self.tokens if self.tokens else None
@@ -124,7 +147,17 @@ class DecodingStats:
                 "accepted"
             )
         if self.exactness == "approximate":
-            known = self.agreement is not None
-            parts.append(f"agreement {self.agreement:.1%}" if known else "agreement not measured")
+            parts.append(self._agreement_in_words())
         parts.append(EXACTNESS[self.exactness])
         return ", ".join(parts)
+
+    def _agreement_in_words(self) -> str:
+        if self.agreement is None:
+            return "agreement not measured"
+        common = self.tokens_in_common
+        if common == self.tokens:
+            return "agreement 100%: the full model writes the same text"
+        return (
+            f"the first {common} are the full model's own text, agreement {self.agreement:.1%} "
+            "with its choices after this text"
+        )

@@ -24,6 +24,7 @@ from layerleap.act.decode.sampling import Processor, TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.act.exits.evidence import COLUMNS, Evidence, LiveEvidence
 from layerleap.act.exits.rules import Rule
+from layerleap.errors import BadSettings
 from layerleap.models.cursor.cursor import Carry, Cursor
 from layerleap.read.lens import Lens, chunks
 from layerleap.read.metrics import Distribution
@@ -126,6 +127,12 @@ class LiveChecks:
         )  # fmt: skip
 
 
+def check_policy(policy: str) -> None:
+    """Refuse an unknown policy."""
+    if policy not in POLICIES:
+        raise BadSettings(f"unknown policy {policy!r}; expected one of: {', '.join(POLICIES)}")
+
+
 def carry_of(policy: Policy, lens: Lens) -> Carry | None:
     """How a state gets to the layers it skips; None if they are run later."""
     if policy == "recompute":
@@ -192,8 +199,8 @@ def _logits(
 
 
 @torch.no_grad()
-def agreements(writer: Cursor, chooser: TokenChooser, processor: Processor) -> list[bool]:
-    """For each chosen token: is it what the full model chooses after the same text?
+def full_choices(writer: Cursor, chooser: TokenChooser, processor: Processor) -> list[int]:
+    """For each chosen token: what the full model chooses after the same text.
 
     Edits in force apply here as they did when `writer` wrote the text. The processor is a copy from
     before the text; some processors remember what they have seen.
@@ -201,10 +208,10 @@ def agreements(writer: Cursor, chooser: TokenChooser, processor: Processor) -> l
     transformer = writer.transformer
     with Cursor(transformer, writer.axes, text=writer.text, prompt=writer.prompt) as cursor:
         h = cursor.run(chooser.text[:-1]).h[-len(chooser.chosen) :]
-    agrees: list[bool] = []
+    choices: list[int] = []
     for rows in chunks(len(h), transformer.d_vocab):
         for logits in transformer.logits(h[rows]):
-            place = chooser.ids.shape[1] - len(chooser.chosen) + len(agrees)
+            place = chooser.ids.shape[1] - len(chooser.chosen) + len(choices)
             scores = processor(chooser.ids[:, :place], logits.float()[None].to(chooser.ids.device))
-            agrees.append(int(scores.argmax()) == int(chooser.ids[0, place]))
-    return agrees
+            choices.append(int(scores.argmax()))
+    return choices

@@ -15,7 +15,7 @@ import torch
 
 from layerleap.act.decode.decoder import Decoder
 from layerleap.act.decode.decoding_stats import DecodingStats
-from layerleap.act.decode.early import Policy
+from layerleap.act.decode.early import Policy, check_policy
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
 from layerleap.errors import BadSettings, BadText
@@ -38,6 +38,7 @@ class Generation:
     ids: list[int]
     stats: DecodingStats
     prompt_ids: list[int] = field(default_factory=list)
+    full_token: str | None = None  # what the full model writes where the text departs from its own
 
     @property
     def continuation(self) -> str:
@@ -54,6 +55,18 @@ class Generation:
         """The layer at which each new token was read."""
         return self.stats.layers
 
+    @property
+    def departure(self) -> dict[str, Any] | None:
+        """The first token that departs from the text that the full model would write, if known.
+
+        `place` counts the new tokens from 0; `token` is what was written there, and `full_model`
+        what the full model writes.
+        """
+        place = self.stats.departs_at
+        if place is None:
+            return None
+        return {"place": place, "token": self.tokens[place], "full_model": self.full_token}
+
     def __str__(self) -> str:
         return self.text
 
@@ -62,6 +75,7 @@ class Generation:
         return {
             "prompt": self.prompt, "continuation": self.continuation, "ids": self.ids,
             "tokens": self.tokens, "stats": self.stats.to_dict(), "summary": str(self.stats),
+            "departure": self.departure,
         }  # fmt: skip
 
     def to_pandas(self) -> Any:
@@ -148,7 +162,7 @@ def generate(
 ) -> Generation:
     """Continue `prompt`: exactly, with speculative decoding, or exiting early by a rule or a plan.
 
-        ll.generate(model, "Once upon a time")  # exactly what the model writes, but faster
+        ll.generate(model, "Once upon a time")  # what the full model writes, but faster
         ll.generate(model, "Once upon a time", rule=ll.exits.Similarity(0.98))  # early exit
         ll.generate(model, "Once upon a time", plan="plan.json")  # from `ll.suitability`
 
@@ -162,7 +176,8 @@ def generate(
         plan: an exit plan or its file: rule, checks and bank in one.
         policy: how keys and values of skipped layers are made: recompute, propagate, shortcut.
         strict: decode one token at a time in dtypes narrower than float32.
-        compare: after an early exit run, measure the agreement with the full model.
+        compare: after an early exit run, measure the agreement with the full model, and where the
+            text departs from the one that it would write.
         decoder: an `ll.decoder` with further settings, instead of all arguments from `bank` on;
             "transformers" is the library's own loop.
         max_new_tokens: maximum number of new tokens.
@@ -178,6 +193,7 @@ def generate(
         raise BadSettings(f"max_new_tokens is {max_new_tokens}; expected at least 1")
     if "streamer" in options:
         raise BadSettings("a streamer is not supported here; pass a function as on_token instead")
+    check_policy(policy)  # before a bank is fitted
     if decoder is not None:
         _check_decoder(decoder, rule, plan)
     ids = _encode(transformer, prompt, chat)
@@ -217,7 +233,8 @@ def generate(
         stats = None if custom is None else custom.stats[0]
     new = output[0, len(ids) :].tolist()
     stats = stats or _plain_stats(transformer, len(new))
-    generation = Generation(prompt, written.pieces, new, stats, ids)
+    full = None if stats.full_token is None else decode([stats.full_token])
+    generation = Generation(prompt, written.pieces, new, stats, ids, full)
     if shown is not None:
         shown.update(generation)
     return generation

@@ -29,6 +29,10 @@ class Segment:
     src: int
     dst: int
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("run", "jump"):
+            raise BadSettings(f"unknown kind {self.kind!r} of segment; expected 'run' or 'jump'")
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -40,7 +40,8 @@ class Family:
 
     def at(self, knob: float) -> ThresholdRule:
         """The rule with this knob."""
-        value = int(knob) if self.kind.is_integer and float(knob).is_integer() else knob
+        is_whole = isinstance(knob, float) and knob.is_integer()
+        value = int(knob) if self.kind.is_integer and is_whole else knob
         return self.kind(**dict(self.fixed), **{self.kind.knob: value})
 
     def parts(self, evidence: Evidence) -> tuple[Tensor, Tensor]:

@@ -66,9 +66,8 @@ class ThresholdRule(Rule):
 
     def __post_init__(self) -> None:
         value = getattr(self, self.knob)
-        kind = int if self.is_integer else int | float
-        is_number = isinstance(value, kind) and not isinstance(value, bool)
-        if not (is_number and math.isfinite(value) and self.least <= value <= self.most):
+        is_valid = _is_number(value) and self.least <= value <= self.most
+        if not is_valid or (self.is_integer and not isinstance(value, int)):
             raise BadSettings(
                 f"rule {self.name!r} got {self.knob} {value!r}; expected {self.expected}"
             )
@@ -137,11 +136,11 @@ class Gap(ThresholdRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.length < math.inf:
-            raise BadSettings(f"length {self.length} is not a mean text length; expected above 0")
-        if not 0 <= self.temperature < math.inf:
+        if not (_is_number(self.length) and self.length > 0):
+            raise BadSettings(f"length {self.length!r} is not a mean text length; expected above 0")
+        if not (_is_number(self.temperature) and self.temperature >= 0):
             raise BadSettings(
-                f"temperature {self.temperature} is negative or infinite; expected >= 0"
+                f"temperature {self.temperature!r} is not a number from 0 on; expected >= 0"
             )
 
     def _score(self, evidence: Evidence) -> Tensor:
@@ -309,3 +308,8 @@ def rule_from_dict(data: Mapping[str, Any]) -> Rule:
         return kinds[name].from_fields(values)
     except (TypeError, ValueError, KeyError) as error:
         raise BadSettings(f"wrong fields for rule {name!r}: {error}") from error
+
+
+def _is_number(value: Any) -> bool:
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)

@@ -148,17 +148,14 @@ def _exact(
     agreement: list[float] = [1.0] * len(targets)
     knob: list[float | None] = [None] * len(targets)
     step = max(1, CHUNK // max(1, len(events.group)))
-    for start in range(0, len(weights), step):
+    for start in range(0, len(weights), step) if len(ends) else ():
         part = weights[start : start + step][:, events.group]
         total = totals[start : start + step]
         saved = (part * events.saved).cumsum(1)[:, ends] / total
         lost = (part * events.agrees).cumsum(1)[:, ends]
         agreed = (total + lost) / total
         for n, target in enumerate(targets):
-            reached = torch.where(agreed >= target, saved, -1.0)
-            if not len(ends):
-                continue
-            top = reached.max(1)
+            top = torch.where(agreed >= target, saved, -1.0).max(1)
             best[start : start + step, n] = top.values.clamp_min(0)
             if start == 0 and top.values[0] > 0:
                 place = int(top.indices[0])
