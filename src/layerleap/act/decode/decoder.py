@@ -376,7 +376,9 @@ class _Prepared:
 
     def cursor(self, text: int, n_prompt: int) -> Cursor:
         """A new cursor over one text of a batch."""
-        return Cursor(self.transformer, self.axes, packed=self.packed, text=text, prompt=n_prompt)
+        # Packed weights round differently, and `strict` asks for what `generate` computes.
+        packed = None if self.decoder._one_by_one(self.transformer) else self.packed
+        return Cursor(self.transformer, self.axes, packed=packed, text=text, prompt=n_prompt)
 
     @cached_property
     def packed(self) -> Packed | None:
