@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from made_evidence import made
+from made_evidence import made, partial_evidence
 from made_saturation import Knowing, ignorant, saturation
 from tiny_models import sentences, tiny
 
@@ -322,7 +322,7 @@ def test_a_live_run_exits_where_the_replay_does(real):
     left = torch.full((60,), 6)
     for layer in range(6, 0, -1):
         captured = {upto: states[:, upto] for upto in range(1, layer + 1)}
-        known = Evidence.partial(
+        known = partial_evidence(
             tuple(captured), torch.zeros(60), torch.zeros(60), extra=actual.evidence(captured)
         )
         left[rule.stops(known)[:, -1]] = layer

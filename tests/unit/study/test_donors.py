@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from made_evidence import partial_evidence
 from made_saturation import saturation
 
 from layerleap.act.exits.evidence import Evidence
@@ -34,7 +35,7 @@ def made(rows: int = 300, n_layers: int = 9, seed: int = 0) -> tuple[Saturation,
     p1 = 0.5 + 0.5 * torch.rand(shape, generator=g)
     p2 = (1 - p1) * torch.rand(shape, generator=g)
     documents, positions = torch.arange(rows) // 10, torch.arange(rows) % 10
-    evidence = Evidence.partial(
+    evidence = partial_evidence(
         tuple(range(n_layers + 1)), positions, documents, final=final, top=top, p1=p1, p2=p2
     )
     found = replace(
