@@ -1,6 +1,6 @@
 """Recipes of the models that are trained here, on first use, from bundled ones.
 
-In: a `TrainedModel` of the catalog, and the paths of the entries it is trained from.
+In: a trained model of the catalog, and the paths of the entries it is trained from.
 Out: a folder that `from_pretrained` reads, with a card that describes the training and reports
 the accuracy on held-out images. Nothing is tuned on that number.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from layerleap.files import whole_folder, write_json
 from layerleap.quiet import quiet_transformers
-from layerleap.zoo.catalog import TrainedModel
+from layerleap.zoo.catalog import Entry
 from layerleap.zoo.convert import BICUBIC, COLOURS, write_processor
 from layerleap.zoo.images import HELD_OUT, ImageSet, pixel_values, read_npz
 from layerleap.zoo.linear_head import at_size, cls_states, fit_head, with_head
@@ -26,7 +26,7 @@ HEAD_IMAGE_SIZE = 112  # four times that of the digits; 8 x 8 patches of 14 pixe
 Z95 = 1.959964
 
 
-def train(entry: TrainedModel, sources: Mapping[str, Path], *, tell: Tell) -> None:
+def train(entry: Entry, sources: Mapping[str, Path], *, tell: Tell) -> None:
     """Train the model and put it into the cache, with its card."""
     with whole_folder(entry.path) as folder, quiet_transformers():
         results = RECIPES[entry.name](sources, folder, tell)

@@ -8,8 +8,8 @@ import pytest
 
 from layerleap.errors import BadSettings, BadText, CannotFetch
 from layerleap.stream.documents import Document, iter_documents
+from layerleap.stream.generated import bundled_reactions
 from layerleap.stream.split import is_held_out, iter_texts
-from layerleap.zoo.reactions import REACTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -282,7 +282,7 @@ def test_unpaired_surrogates_do_not_stop_the_split():
 
 
 def test_reactions_are_distinct_and_closed():
-    smiles = [s for _, s in REACTIONS]
+    smiles = bundled_reactions()
     assert len(set(smiles)) == len(smiles) >= 45
     for text in smiles:
         assert text.count(">>") == 1
@@ -311,7 +311,7 @@ def test_reactions_are_known_to_the_masked_model_token_by_token():
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()
     right = total = 0
-    for _, smiles in REACTIONS[:8]:
+    for smiles in bundled_reactions()[:8]:
         ids = tokenizer(smiles, return_tensors="pt")["input_ids"]
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids[0], skip_special_tokens=True) == smiles
