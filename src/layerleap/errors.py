@@ -1,18 +1,5 @@
 """Every exception that layerleap raises on purpose.
 
-    LayerleapError
-    |-- ModelRefused      a model failed a law of the self-check, so it is not wrapped
-    |-- UnknownModel      there is no model with that name, folder or file
-    |-- BadText           a text source is missing, empty, unreadable or too small
-    |   `-- NothingToFit  a text source has no position to fit on
-    |-- BadMedia          an image or sound is missing, unreadable, or has the wrong shape or rate
-    |-- BadSettings       a setting is out of range: a layer that does not exist, rank 0
-    |-- NotFinite         states or their sums are NaN or infinite
-    |-- BadArtifact       a saved file is truncated, corrupted, or has another format
-    |-- WrongModel        a bank or statistics belong to another model
-    |-- CannotFetch       a package, file or library is not available
-    `-- CannotWrite       no space, no permission, or a target that must not be replaced
-
 A message is one line: what went wrong, what was expected, and what to do.
 """
 
@@ -22,7 +9,7 @@ class LayerleapError(Exception):
 
 
 class ModelRefused(LayerleapError):
-    """A model failed a law of the self-check."""
+    """A model failed a law of the self-check, so it is not wrapped."""
 
 
 class UnknownModel(LayerleapError):
@@ -42,7 +29,7 @@ class BadMedia(LayerleapError):
 
 
 class BadSettings(LayerleapError):
-    """A setting is out of range."""
+    """A setting is out of range: a layer that does not exist, rank 0."""
 
 
 class NotFinite(LayerleapError):

@@ -135,12 +135,17 @@ class Census:
     rows: int = 0
     digest: Any = field(default_factory=hashlib.sha256, repr=False)
 
-    def note(self, example: Example) -> None:
-        """Count one example."""
+    def note(self, tokens: int, rows: int, content: bytes) -> None:
+        """Count one text, image or clip."""
         self.texts += 1
-        self.tokens += len(example.ids)
-        self.rows += len(example.keep)
-        self.digest.update(repr((example.ids, example.keep)).encode())
+        self.tokens += tokens
+        self.rows += rows
+        self.digest.update(content)
+
+    def note_example(self, example: Example) -> None:
+        """Count one example."""
+        content = repr((example.ids, example.keep)).encode()
+        self.note(len(example.ids), len(example.keep), content)
 
     def to_dict(self) -> dict[str, Any]:
         """The counts, and a fingerprint of ids and positions."""
@@ -185,7 +190,7 @@ def iter_examples(
     for example in islice(_alternate(documents_of_side()), n_texts):
         numbers.add(example.document)
         census.documents = len(numbers)
-        census.note(example)
+        census.note_example(example)
         yield example
 
 

