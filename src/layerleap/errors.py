@@ -3,6 +3,10 @@
 A message is one line: what went wrong, what was expected, and what to do.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, get_args
+
 
 class LayerleapError(Exception):
     """Base class of all errors below; the command line prints one as a single red line."""
@@ -55,3 +59,19 @@ class CannotWrite(LayerleapError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def check_choice(value: object, choices: Any, name: str) -> None:
+    """Raise a `BadSettings` that lists the choices and the nearest one, unless `value` is one.
+
+    Args:
+        value: what the caller passed.
+        choices: a `Literal` type or an iterable of names.
+        name: the name of the setting.
+    """
+    known: Iterable[str] = get_args(choices) or tuple(choices)
+    if isinstance(value, str) and value in known:
+        return
+    nearest = get_close_matches(str(value).lower(), known, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise BadSettings(f"{name} is {value!r}; expected {' or '.join(map(repr, known))}{hint}")

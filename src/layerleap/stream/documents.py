@@ -47,10 +47,10 @@ def iter_documents(
     """The documents of `source`; a missing file or folder is an error right away.
 
     Args:
-        source: "wikipedia" or "news"; a .txt, .md, .jsonl or .parquet file (or .gz of one); a
-            folder of them; "-" for standard input; a data set as "org/name:config:split"; or
-            strings. Paragraphs of a plain text file count as documents; a record is one document.
-            A bundled name wins over a file of that name: write ./news for the file.
+        source: "wikipedia", "news" or "enwik8"; a .txt, .md, .jsonl or .parquet file (or .gz of
+            one); a folder of them; "-" for standard input; a data set as "org/name:config:split";
+            or strings. Paragraphs of a plain text file count as documents; a record is one
+            document. A bundled name wins over a file of that name: write ./news for the file.
         field: the column or key with the text in records.
     """
     if not isinstance(source, str | Path):
@@ -210,7 +210,8 @@ def _from_record(record: dict[str, Any], field: str, where: str, name: str) -> I
 
 
 def _from_parquet(stream: IO[bytes], path: Path, label: str, field: str) -> Iterator[Document]:
-    parquet = library("pyarrow.parquet", "data", f"reading {path} needs it")
+    why = f"reading {path} needs it"
+    arrow, parquet = (library(name, "data", why) for name in ("pyarrow", "pyarrow.parquet"))
     try:
         file = parquet.ParquetFile(stream)
         names = file.schema_arrow.names
@@ -225,7 +226,7 @@ def _from_parquet(stream: IO[bytes], path: Path, label: str, field: str) -> Iter
                 number += 1
                 where = f"row {number} of {path}"
                 yield from _from_record(record, field, where, f"{label}#{number}")
-    except library("pyarrow", "data").ArrowException as error:
+    except arrow.ArrowException as error:
         raise BadText(f"{path} is not a readable parquet file ({first_line(error)})") from error
 
 

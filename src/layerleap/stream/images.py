@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from layerleap.errors import BadMedia, BadSettings
+from layerleap.errors import BadMedia, BadSettings, check_choice
 from layerleap.extras import library
 from layerleap.files import files_under
 from layerleap.models.discovery.probe import prepare
@@ -107,6 +107,7 @@ def image_batches(
         census: counts what is read.
         ridge_share: share of the fitting side that is held back to choose a ridge.
     """
+    check_choice(side, Side, "side")
     sampling = sampling or Sampling()
     census = census if census is not None else Census()
     _require_images(transformer)

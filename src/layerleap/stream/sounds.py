@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadMedia, BadSettings
+from layerleap.errors import BadMedia, BadSettings, check_choice
 from layerleap.files import files_under
 from layerleap.models.discovery.probe import prepare, sound_shape
 from layerleap.models.transformer import Transformer
@@ -111,6 +111,7 @@ def sound_batches(
         census: counts what is read.
         ridge_share: share of the fitting side that is held back to choose a ridge.
     """
+    check_choice(side, Side, "side")
     sampling = sampling or Sampling(positions="all")
     census = census if census is not None else Census()
     _require_sound(transformer)

