@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText, NotFinite, WrongModel
+from layerleap.errors import BadSettings, BadText, NotFinite, WrongModel, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.maps.translator import Answers, Translator, kl_gradient, logits_of, translators
@@ -59,8 +59,7 @@ class Tuning:
             )
         if not 0 < self.lr < float("inf"):
             raise BadSettings(f"lr {self.lr} is not a valid step size; expected a number above 0")
-        if self.start not in ("mat", "identity"):
-            raise BadSettings(f"unknown start {self.start!r}; expected 'mat' or 'identity'")
+        check_choice(self.start, ("mat", "identity"), "start")
 
     @property
     def steps(self) -> int:

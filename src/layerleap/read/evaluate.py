@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.models.transformer import Transformer
@@ -267,8 +267,7 @@ def _source(
 ) -> tuple[str, Any, Sampling]:  # fmt: skip
     """The name of the text, the text itself, and how to sample it."""
     shares = {"held-out": sampling.held_out, "fit": 1 - sampling.held_out, "both": 1.0}
-    if side not in shares:
-        raise BadSettings(f"unknown side {side!r}; expected one of: {', '.join(shares)}")
+    check_choice(side, Side, "side")
     if not shares[side]:
         raise BadSettings(
             "no document is held out: the sampling has held_out 0; read all documents of a text "

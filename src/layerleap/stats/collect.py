@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from layerleap.errors import BadArtifact, BadSettings, NothingToFit, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, NothingToFit, WrongModel, check_choice
 from layerleap.models.discovery.parts import KINDS, block_parts
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -66,6 +66,11 @@ def collect(
     file = StateFile(save_states) if isinstance(save_states, Path) else save_states
     if file is not None and own_shard[1] > 1:
         raise BadSettings("a sharded run cannot save states; run without shards or save_states")
+    if file is not None and transformer.row_kind == "sequence":
+        raise BadSettings(
+            f"the head of {transformer.identity.name} reads all positions at once, so single "
+            "states cannot be saved for tuning; leave save_states out"
+        )
     if text is None:
         text = default_text(transformer) if starts is None else "generated"
     sampling = sampling or Sampling()
@@ -116,8 +121,7 @@ def _check_run(
 ) -> tuple[int, int]:
     """This process's shard; invalid settings are refused."""
     rank, processes = world()
-    if pairs not in ("final", "all"):
-        raise BadSettings(f"unknown pairs {pairs!r}; expected 'final' or 'all'")
+    check_choice(pairs, ("final", "all"), "pairs")
     if n_texts is not None and n_texts < 1:
         raise BadSettings(f"n_texts {n_texts} leaves nothing to fit on; expected 1 or more")
     if tokens_per_batch < 1:

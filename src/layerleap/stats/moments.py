@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel, check_choice
 from layerleap.stats.tensor_file import TensorFile
 
 FILE = TensorFile("moments", 2)
@@ -52,8 +52,7 @@ class Moments:
             n_layers: index of the last vector; vectors are counted from 0.
             names: what error messages call each vector; "layer 0" and so on by default.
         """
-        if pairs not in LAYOUTS:
-            raise BadSettings(f"unknown pairs {pairs!r}; expected one of: {', '.join(LAYOUTS)}")
+        check_choice(pairs, LAYOUTS, "pairs")
         if pairs == "parts" and n_layers % 2 == 0:
             raise BadSettings(
                 f"{n_layers + 1} vectors cannot be inputs and outputs; expected an even number"

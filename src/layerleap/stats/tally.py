@@ -269,9 +269,15 @@ def _add(
     tally: Tally, batch: Batch, states: list[Tensor], part_states: list[Tensor],
     writer: StateWriter | None,
 ) -> None:  # fmt: skip
-    back = batch.held_back
-    if back.any():
+    back, documents = batch.held_back, batch.documents
+    is_pooled = states[0].dim() == 3
+    if back.any() and not is_pooled:  # a state of a pooled head has no reading of its own
         tally.keep([h[back.to(h.device)] for h in states])
+    if is_pooled:  # a row is a whole sequence, and maps act on each of its states
+        n = states[0].shape[1]
+        back, documents = back.repeat_interleave(n), documents.repeat_interleave(n)
+        states = [h.flatten(0, 1) for h in states]
+        part_states = [h.flatten(0, 1) for h in part_states]
     if tally.held_back is not None and back.any():
         tally.held_back.add([h[back.to(h.device)] for h in states])
         states, part_states = (
@@ -280,7 +286,7 @@ def _add(
     tally.fit.add(states)
     if writer is not None:
         is_fitted = torch.ones_like(back) if tally.held_back is None else ~back
-        writer.add(states, batch.documents[is_fitted])
+        writer.add(states, documents[is_fitted])
     if tally.parts is not None:
         tally.parts.add(part_states)
     tally.n_texts += batch.n_texts
