@@ -25,7 +25,10 @@ def evaluate(**choice: str) -> object:
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda: evaluate(side="heldout"), "side is 'heldout'; expected 'fit' or 'held-out' or 'both'"),
+        (
+            lambda: evaluate(side="heldout"),
+            "side is 'heldout'; expected 'fit' or 'held-out' or 'both'",
+        ),
         (lambda: collect(tiny("llama"), TEXTS, pairs="last"), "pairs is 'last'; expected"),
         (lambda: collect(tiny("llama"), TEXTS, parts=["mlp"]), "'mlp'; expected attn"),
         (lambda: Moments(3, 8, "every"), "pairs is 'every'; expected 'final' or 'all' or 'parts'"),
