@@ -20,6 +20,9 @@ GROUPS = 32  # documents are dealt into at most this many groups for the interva
 class MapErrors:
     """Squared errors of the bank's maps and of the identity, per coordinate and document group.
 
+    Intervals are from resampled documents, or from resampled groups of them where there are more
+    than GROUPS documents: sums by document, pair and coordinate would not fit into memory.
+
     R2(src, dst) is the plain average over coordinates of 1 - error / spread, as in the paper;
     `weighted` weights each coordinate by its spread. Coordinates that never vary are left out of
     both. First positions are also counted separately, because their states are often outliers of
@@ -89,7 +92,7 @@ class MapErrors:
                         "low": finite(low), "high": finite(high),
                         "weighted": finite(weighted.item()),
                         "no_first": finite(r2[1].item()) if n[1] > 1 else None,
-                        "rows": int(n[0]), "documents": len(self.group_of),
+                        "rows": int(n[0]), "documents": len(self.group_of), "groups": used,
                     }
                 )  # fmt: skip
         return table
@@ -108,7 +111,7 @@ class MapErrors:
                 {
                     "src": src, "dst": dst, "value": finite((mat - plain)[0].item()),
                     "low": finite(low), "high": finite(high), "rows": int(n[0]),
-                    "documents": len(self.group_of),
+                    "documents": len(self.group_of), "groups": used,
                 }
             )  # fmt: skip
         return rows

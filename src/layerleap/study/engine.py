@@ -141,6 +141,7 @@ class Section:
     after: tuple[str, ...] = ()  # sections whose results it also uses if they have run
     # Whether the settings ask for it: then it always runs, and otherwise only if named.
     when: Callable[[Any], bool] | None = None
+    quick: bool = True  # False: too slow for a quick run, unless it is named
 
 
 @dataclass(frozen=True)
@@ -220,14 +221,14 @@ class Study(Generic[S]):
         Args:
             model: a wrapped model, or what `load` takes.
             settings: of this study's settings class; the defaults when None.
-            quick: smaller sizes for a first look.
+            quick: smaller sizes for a first look, without sections that are slow at any size.
             sections: keys of the optional sections to run, or one key; all of them when None.
             folder: where finished sections are saved; an interrupted study continues from there.
             progress: called with every batch and section.
             changes: single settings, by name.
         """
         settings = self._settings(settings, quick, changes)
-        chosen = self.chosen(sections, settings)
+        chosen = self.chosen(sections, settings, quick=quick)
         if not isinstance(model, Transformer):
             from layerleap.models.load import load
 
@@ -247,10 +248,15 @@ class Study(Generic[S]):
         result.run.update(seconds=seconds, whole=whole, peak_mib=peak_memory(), quick=quick)
         return result
 
-    def chosen(self, wanted: Iterable[str] | None, settings: S) -> list[Section]:
+    def chosen(
+        self, wanted: Iterable[str] | None, settings: S, *, quick: bool = False
+    ) -> list[Section]:
         """The sections to run, in order: required ones, those asked for, and what they need."""
         by_key = {section.key: section for section in self.sections}
-        usual = [key for key, section in by_key.items() if section.when is None]
+        usual = [
+            key for key, section in by_key.items()
+            if section.when is None and (section.quick or not quick)
+        ]  # fmt: skip
         names = [wanted] if isinstance(wanted, str) else list(usual if wanted is None else wanted)
         if unknown := [name for name in names if name not in by_key]:
             raise BadSettings(

@@ -197,3 +197,11 @@ def test_claims_that_were_not_tested_are_counted_below_the_table():
 
 def test_a_study_without_exits_has_no_such_table():
     assert terminal_table(TABLES["saved-table"], make_study()) is None
+
+
+def test_names_of_rules_are_whole_in_a_terminal_of_80_columns():
+    result = make_study(30, full=True)
+    words = set(shown("saved-table", result).split())
+    rules = {row["rule"] for row in result.rows("exits_saved")}
+    assert len(rules) > 3
+    assert {word for rule in rules for word in rule.split()} <= words

@@ -38,6 +38,7 @@ class Generation:
     ids: list[int]
     stats: DecodingStats
     prompt_ids: list[int] = field(default_factory=list)
+    how: dict[str, str] = field(default_factory=dict)  # rule, layers checked and bank, in words
 
     @property
     def continuation(self) -> str:
@@ -62,6 +63,7 @@ class Generation:
         return {
             "prompt": self.prompt, "continuation": self.continuation, "ids": self.ids,
             "tokens": self.tokens, "stats": self.stats.to_dict(), "summary": str(self.stats),
+            "how": self.how,
         }  # fmt: skip
 
     def to_pandas(self) -> Any:
@@ -218,7 +220,7 @@ def generate(
         stats = None if custom is None else custom.stats[0]
     new = output[0, len(ids) :].tolist()
     stats = stats or _plain_stats(transformer, len(new))
-    generation = Generation(prompt, _split(decode, new), new, stats, ids)
+    generation = Generation(prompt, _split(decode, new), new, stats, ids, _how(custom))
     if shown is not None:
         shown.show(generation)
     return generation
@@ -269,6 +271,20 @@ def _encode(transformer: Transformer, prompt: str, chat: bool) -> list[int]:
     if len(ids) >= limit:
         raise BadText(f"the prompt has {len(ids)} tokens; this model takes at most {limit}")
     return ids
+
+
+def _how(decoder: Decoder | None) -> dict[str, str]:
+    """How a text was decoded, in words: the rule, the layers checked, and the bank."""
+    if decoder is None:
+        return {"decoding": "transformers' own loop"}
+    bank = "none (logit lens)"
+    if decoder.bank is not None:
+        text, lens = decoder.bank.data.get("text"), decoder.bank.settings.get("lens", "shortcuts")
+        bank = f"{lens} fitted on {text}" if text else f"{lens} from {decoder.bank.source}"
+    if decoder.rule is None:
+        return {"decoding": "exact, without exits", "bank for drafts": bank}
+    checks = "all" if decoder.checks is None else ", ".join(map(str, sorted(decoder.checks)))
+    return {"rule": str(decoder.rule), "layers checked": checks, "bank": bank}
 
 
 def _plain_stats(transformer: Transformer, tokens: int) -> DecodingStats:

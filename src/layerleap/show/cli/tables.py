@@ -49,9 +49,13 @@ def terminal_table(table: TableSpec, result: StudyResult) -> RenderableType | No
     if not rows:
         return None
     shown = new_table(Text(table.caption))
+    if table.dense:  # heads of one word per line leave room for names
+        shown.padding = 0
+        head = [title.replace(" ", "\n").replace("\n%", " %") for title in head]
     for number, title in enumerate(head):
         is_number = any(row[number].sort is not None for row in rows)
-        shown.add_column(Text(title), justify="right" if is_number else "left")
+        # Names are folded where there is no room, never cut.
+        shown.add_column(Text(title), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         cells = [Text(cell.text, style=COLOURS.get(cell.verdict, "")) for cell in row]
         for text, cell in zip(cells, row, strict=True):

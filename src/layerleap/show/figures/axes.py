@@ -28,7 +28,10 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
         side.set_major_formatter(ticker.FuncFormatter(lambda share, _: f"{100 * share:g}%"))
     elif axis.scale == "log":
         getattr(axes, f"set_{which}scale")("log")
-        side.set_major_formatter(ticker.FuncFormatter(_power))
+        low, high = getattr(axes, f"get_{which}lim")()
+        # Few powers of ten: ticks in between too.
+        side.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 1e4 * low else (1,)))
+        side.set_major_formatter(ticker.FuncFormatter(_log_tick))
         side.set_minor_formatter(ticker.NullFormatter())
     elif axis.scale == "times":
         getattr(axes, f"set_{which}scale")("log", base=2)
@@ -44,8 +47,10 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
         axes.set_ylim(len(categories) - 0.45, -0.55)  # the first category on top
 
 
-def _power(value: float, _position: int) -> str:
-    """A power of ten, written without mathematical typesetting."""
+def _log_tick(value: float, _position: int) -> str:
+    """A number as it is, or as a power of ten, written without mathematical typesetting."""
+    if 0.001 <= value <= 1000:
+        return f"{value:g}"
     exponent = round(math.log10(value)) if value > 0 else 0
     return "10" + str(exponent).translate(RAISED)
 

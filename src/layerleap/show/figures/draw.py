@@ -27,7 +27,9 @@ def figure_rows(figure: Figure, result: StudyResult) -> list[Row]:
 
     def has(row: Row, key: str) -> bool:
         is_range = key == _value_key(figure) and row.get("line") in ranges
-        return is_known(row[key]) or (is_range and is_known(row.get("low")))
+        if is_known(row[key]):
+            return axes[key].scale != "log" or row[key] > 0
+        return is_range and is_known(row.get("low"))
 
     return [row for row in figure.rows(result) if all(has(row, key) for key in keys)]
 

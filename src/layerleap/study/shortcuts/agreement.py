@@ -224,10 +224,10 @@ FIGURES = (
     ),
     Figure(
         "kl", "KL divergence",
-        "How far the lens's distribution is from the model's, in nats. Lower is better; 0 is the "
-        "same distribution.",
+        "How far the lens's distribution is from the model's, in nats, on a log scale. Lower is "
+        "better. At the last layer it is 0, which a log scale cannot show.",
         lambda r: _points(r, "kl"),
-        y=Axis("KL divergence (nats)", low=0), size=(5.2, 3.6), narrow=True,
+        y=Axis("KL divergence (nats)", "log"), size=(5.2, 3.6), narrow=True,
     ),
 )  # fmt: skip
 

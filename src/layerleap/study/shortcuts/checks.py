@@ -94,11 +94,10 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 
 def _conditions(result: StudyResult) -> Iterator[Row]:
     for row in _finals(result):
-        if (row["condition"] or 0) > 0:
-            point = {"x": row["src"], "y": row["condition"], "rows": row["rows"]}
-            yield {**point, "line": "condition"}
-            if row["rank"] < row["width"]:
-                yield {**point, "line": "deficient"}
+        point = {"x": row["src"], "y": row["condition"], "rows": row["rows"]}
+        yield {**point, "line": "condition"}
+        if row["rank"] < row["width"]:
+            yield {**point, "line": "deficient"}
 
 
 FIGURES = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from layerleap.read.map_errors import GROUPS
 from layerleap.study.claims import Claim, Verdict, above, at_every, below, share_of, untested
 from layerleap.study.figures import LENSES, Axis, Figure
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -109,6 +110,7 @@ FIGURES = (
         "perfect prediction, 0 is no better than the mean. Values below 0 are shown as 0.",
         _cells, "heatmap", x=Axis("from layer"), y=Axis("to layer"),
         value=Axis("R\u00b2 (below 0 shown as 0)", low=0, high=1), size=(4.4, 4.4),
-        sample="95 % intervals, bootstrap over documents, are in r2.csv",
+        sample=f"95 % intervals are in r2.csv: bootstrap over documents, or over {GROUPS} groups "
+        f"of them if there are more than {GROUPS}",
     ),
 )  # fmt: skip

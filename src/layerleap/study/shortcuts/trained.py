@@ -17,16 +17,19 @@ from layerleap.study.fits import FitSettings, named
 from layerleap.study.result import Row
 from layerleap.study.shortcuts.settings import ShortcutSettings
 
-HELD_OUT = 0.1  # share of the documents fitted on that decides when training stops
+STOPPING = 0.1  # share of the documents fitted on that decides when training stops
 IDENTITY_SHARE = 0.5  # of the training rows, for the comparison that starts from the identity
 
 
 class Trained(NamedTuple):
-    """Trained maps, how training went, and how many rows decided when it stopped."""
+    """Trained maps, how training went, and the rows that decided when it stopped.
+
+    Those rows were not trained on, but they are not held out either: they chose the maps.
+    """
 
     bank: ShortcutBank
     progress: list[Row]
-    held_out: dict[str, int]
+    stopping: dict[str, int]  # number of rows, and of their documents
 
 
 def bank_of(rows: SavedStates, chosen: torch.Tensor, settings: FitSettings) -> ShortcutBank:
@@ -57,11 +60,11 @@ def train(
 ) -> Trained:
     """Train maps from the closed form, and for comparison from the identity, on fewer rows.
 
-    A tenth of the documents is held out. The closed form that training starts from, and is compared
-    with, is fitted on the training rows alone, so that the held-out rows are new to both. Both
-    trainings save their state beside `checkpoint`.
+    A tenth of the documents decides when training stops. The closed form that training starts from,
+    and is compared with, is fitted on the other rows alone, so that these rows are new to both.
+    Both trainings save their state beside `checkpoint`.
     """
-    own, held = rows.split(HELD_OUT, settings.seed)
+    own, stopping = rows.split(STOPPING, settings.seed)
     start = bank_of(own, torch.arange(len(own)), settings)
     tuning = Tuning(max_rows=settings.tuned_rows, seed=settings.seed)
     tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
@@ -72,10 +75,10 @@ def train(
         checks = max(1, round(share * tuning.steps / tuning.check_every))
         most = min(tuning.max_rows, checks * tuning.check_every * tuning.rows_per_step)
         bank, lines = tune_maps(
-            model, start, own, held, replace(tuning, start=way, max_rows=most),
+            model, start, own, stopping, replace(tuning, start=way, max_rows=most),
             checkpoint=checkpoint.with_name(f"{checkpoint.name}-{way}.safetensors"),
             progress=named(progress, f"training from {way}"),
         )  # fmt: skip
         record += [line for line in lines if line not in record]
-    held_out = {"rows": len(held), "documents": len(held.documents.unique())}
-    return Trained(bank, record, held_out)
+    counts = {"rows": len(stopping), "documents": len(stopping.documents.unique())}
+    return Trained(bank, record, counts)
