@@ -30,8 +30,7 @@ class BertSettings:
     d_model: int = 64
     heads: int = 4
     vocabulary: int = 6000
-    max_tokens: int = 64  # longer texts are truncated in training
-    positions: int = 128  # of the position table
+    max_tokens: int = 64  # length of the position table; longer texts are truncated
     epochs: int = 3
     batch: int = 64
     rate: float = 2e-3  # peak learning rate; warmed up, then a cosine decay
@@ -60,7 +59,7 @@ def train_tokenizer(texts: Sequence[str], settings: BertSettings) -> Any:
     ids = {token: backend.token_to_id(token) for token in ("[SEP]", "[CLS]")}
     backend.post_processor = BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_max_length=settings.positions,
+        tokenizer_object=backend, model_max_length=settings.max_tokens,
         **dict(zip(names, SPECIAL, strict=True)),
     )  # fmt: skip
 
@@ -152,7 +151,7 @@ def _new(tokenizer: Any, settings: BertSettings) -> Any:
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=settings.d_model,
         num_hidden_layers=settings.layers, num_attention_heads=settings.heads,
-        intermediate_size=2 * settings.d_model, max_position_embeddings=settings.positions,
+        intermediate_size=2 * settings.d_model, max_position_embeddings=settings.max_tokens,
         hidden_dropout_prob=settings.dropout, attention_probs_dropout_prob=0.0,
         pad_token_id=tokenizer.pad_token_id, id2label=dict(enumerate(CLASSES)),
         label2id={name: number for number, name in enumerate(CLASSES)},

@@ -32,7 +32,7 @@ WORDS = [
     "sea",
 ]
 TINY = BertSettings(
-    layers=2, d_model=32, heads=2, vocabulary=200, max_tokens=24, positions=64, epochs=4, batch=16,
+    layers=2, d_model=32, heads=2, vocabulary=200, max_tokens=24, epochs=4, batch=16,
     rate=3e-3,
 )  # fmt: skip
 
