@@ -16,15 +16,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from common import BUILD, MODEL, Row, generate, median
+from common import MODEL, Row, generate, median
 from early_rule import early_rule
 
-from layerleap import Lens, ShortcutBank, Transformer, decoder, load
+from layerleap import ShortcutBank, Transformer, decoder, load
 from layerleap.act.decode.decoder import Head
-from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.pass_cost import measure_passes
 from layerleap.act.exits.rules import Never
-from layerleap.errors import BadArtifact
 from layerleap.maps.fit import default_bank
 from layerleap.memory import peak_memory
 from layerleap.models.cursor.packed import Packed
@@ -68,7 +66,7 @@ def run(*, smoke: bool) -> list[Row]:
     for name, ids in prompts_of(transformer, per_set + (11 if smoke else 30)):
         if not any(torch.equal(ids, known) for _, known in prompts):
             apart.setdefault(name, []).append(ids)
-    decoders, setup = _decoders(transformer, bank, apart, len(prompts), smoke)
+    decoders, setup = _decoders(transformer, bank, apart, len(prompts))
     for _, options in _sides(transformer, decoders, with_slow=False):
         generate(transformer, [prompts[0][1]], 1, options)  # warm-up: set-up is not timed
     seen: dict[str, dict[str, list[Any]]] = {}
@@ -106,35 +104,16 @@ def prompts_of(transformer: Transformer, per_set: int) -> list[tuple[str, torch.
     return found
 
 
-def table_of(
-    transformer: Transformer, bank: ShortcutBank, smoke: bool
-) -> tuple[DraftTable, float | None]:
-    """The full table of drafts, and the seconds to compute it; None if it was saved before."""
-    table, seconds = DraftTable(Lens(transformer, bank)), None
-    path = BUILD / "drafts.safetensors"
-    if not smoke:
-        try:
-            table.load(path)
-        except BadArtifact:  # not saved yet, or for another bank
-            started = time.perf_counter()
-            table.fill()
-            seconds = time.perf_counter() - started
-            table.save(path)
-    return table, seconds
-
-
 def _decoders(
     transformer: Transformer,
     bank: ShortcutBank,
     apart: Mapping[str, list[torch.Tensor]],
     measured: int,
-    smoke: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    table, seconds = table_of(transformer, bank, smoke)
     cost = measure_passes(transformer, Packed.of(transformer.model))
     early = early_rule(transformer, bank, apart, cost.of(1), measured)
     made = {
-        "exact": decoder(bank, transformer=transformer, table=table, cost=cost),
+        "exact": decoder(bank, transformer=transformer, cost=cost),
         "loop": decoder(bank, transformer=transformer, rule=Never()),
         **{
             name: decoder(
@@ -150,7 +129,6 @@ def _decoders(
     }  # fmt: skip
     return made, {
         "sides": list(made),
-        "table_seconds": seconds,  # None if an earlier run saved it
         "pass_cost": cost.to_dict(),
         "early": said,
     }

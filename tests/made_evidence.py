@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from layerleap.act.exits.evidence import Evidence
+from layerleap.act.exits.evidence import COLUMNS, Evidence
 
 
 def made(
@@ -47,3 +47,20 @@ def with_task(evidence: Evidence, *, seed: int = 0, coarse: bool = False) -> Evi
     if coarse:
         task = (4 * task).ceil() / 4
     return replace(evidence, extra={**evidence.extra, "task": task})
+
+
+def partial_evidence(layers, position, document, *, final=None, extra=None, **columns) -> Evidence:
+    """Evidence with some of the columns; the others are unknown."""
+    shape = (len(position), len(layers))
+    blank = dict.fromkeys(COLUMNS, torch.full(shape, torch.nan)) | {"top": torch.full(shape, -1)}
+    return Evidence(
+        **{**blank, **columns}, position=position, document=document, layers=tuple(layers),
+        final=final, extra=extra or {},
+    )  # fmt: skip
+
+
+def upto(evidence: Evidence, column: int) -> Evidence:
+    """The columns up to and including `column`: what a live run knows at that point."""
+    cut = {name: getattr(evidence, name)[:, : column + 1] for name in COLUMNS}
+    extra = {name: value[:, : column + 1] for name, value in evidence.extra.items()}
+    return replace(evidence, **cut, layers=evidence.layers[: column + 1], extra=extra)

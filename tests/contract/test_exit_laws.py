@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_evidence import made as plain
-from made_evidence import with_task
+from made_evidence import upto, with_task
 
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
@@ -69,7 +69,7 @@ def naive(rule: Rule, evidence: Evidence, row: int) -> int:
             bar = 0.9 * rule.lam + 0.1 * math.exp(-rule.temperature * i / rule.length)
             stop = p1 - p2 > bar
         elif isinstance(rule, Learned):  # its probability is compared with scikit-learn elsewhere
-            known = evidence.upto(column).rows(torch.tensor([row]))
+            known = upto(evidence, column).rows(torch.tensor([row]))
             stop = float(rule.models.probability(known)[0, -1]) > rule.threshold
         else:
             stop = {
@@ -93,7 +93,7 @@ def test_a_rule_does_not_look_ahead(rule):
     whole = rule.stops(evidence)
     assert whole.dtype == torch.bool
     for column in range(len(evidence.layers)):
-        assert torch.equal(rule.stops(evidence.upto(column)), whole[:, : column + 1])
+        assert torch.equal(rule.stops(upto(evidence, column)), whole[:, : column + 1])
 
 
 @pytest.mark.parametrize("rule", MEMBERS, ids=words)

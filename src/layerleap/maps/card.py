@@ -97,7 +97,7 @@ def _evaluation(bank: "ShortcutBank") -> list[str]:
     if bank.quality:
         columns = list(bank.quality[0])
         rows = [[_cell(row.get(column)) for column in columns] for row in bank.quality]
-        on = bank.data.get("evaluated_on", "the rows that decided when training stopped")
+        on = bank.data.get("evaluated_on", "held-out text")
         lines += [f"Scores on {on}:", "", *_table(columns, rows), ""]
     deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
     if deficient:

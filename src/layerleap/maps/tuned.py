@@ -315,7 +315,10 @@ class _Run:
             **asdict(self.tuning), "layers": self.layers, "never_improved": sorted(unimproved),
             "rows_seen": [n * self.tuning.rows_per_step for n in steps],
         }  # fmt: skip
-        rows = {"rows_tuned_on": len(self.states), "rows_tuning_held_out": len(self.held_out)}
+        rows = {
+            "rows_tuned_on": len(self.states), "rows_tuning_held_out": len(self.held_out),
+            "evaluated_on": "the rows that decided when training stopped",
+        }  # fmt: skip
         return origin.changed(
             maps=({**origin.maps, **tuned}).values(), fits=[*fits, *origin.part_fits.values()],
             settings={**origin.settings, "lens": "tuned", "tuning": settings},

@@ -52,6 +52,8 @@ class Moments:
             n_layers: index of the last vector; vectors are counted from 0.
             names: what error messages call each vector; "layer 0" and so on by default.
         """
+        if pairs not in LAYOUTS:
+            raise BadSettings(f"unknown pairs {pairs!r}; expected one of: {', '.join(LAYOUTS)}")
         if pairs == "parts" and n_layers % 2 == 0:
             raise BadSettings(
                 f"{n_layers + 1} vectors cannot be inputs and outputs; expected an even number"

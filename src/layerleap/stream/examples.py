@@ -13,19 +13,19 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.inputs import encode_pair, padded, without_padding
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.pairs import iter_pairs
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
-from layerleap.stream.split import UNITS, Side, fingerprint, is_held_out, iter_texts, on_side
+from layerleap.stream.split import Side, Unit, fingerprint, is_held_out, iter_texts, on_side
 
 POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # limits of the pool that texts alternate over
 DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked
@@ -38,7 +38,7 @@ WINDOW = 2048  # examples sorted by length at a time: little padding, constant m
 class Sampling:
     """How documents are cut into texts and positions chosen; plain values, written into cards."""
 
-    unit: Literal["sentence", "paragraph", "document"] = "sentence"
+    unit: Unit = "sentence"
     max_tokens: int = 128  # longer texts are truncated
     positions: str = "one"  # "one", "all" or "every:N"
     per_document: int | None = 256  # at most this many texts per document; None for all
@@ -49,8 +49,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         parse_positions(self.positions)
-        if self.unit not in UNITS:
-            raise BadSettings(f"unit {self.unit!r} is unknown; expected one of {', '.join(UNITS)}")
+        check_choice(self.unit, Unit, "unit")
         if self.max_tokens < 1:
             raise BadSettings(f"max_tokens {self.max_tokens} is too small; expected 1 or more")
         if not 0 <= self.held_out < 1:
@@ -162,12 +161,17 @@ class Census:
         """Count a document that is being read."""
         self.used.add(self.seen[document])
 
-    def note(self, example: Example) -> None:
-        """Count one example."""
+    def note(self, tokens: int, rows: int, content: bytes) -> None:
+        """Count one text, image or clip."""
         self.texts += 1
-        self.tokens += len(example.ids)
-        self.rows += len(example.keep)
-        self.digest.update(repr((example.ids, example.keep)).encode())
+        self.tokens += tokens
+        self.rows += rows
+        self.digest.update(content)
+
+    def note_example(self, example: Example) -> None:
+        """Count one example."""
+        content = repr((example.ids, example.keep)).encode()
+        self.note(len(example.ids), len(example.keep), content)
 
     def to_dict(self) -> dict[str, Any]:
         """The counts, and a fingerprint of ids and positions."""
@@ -196,6 +200,7 @@ def iter_examples(
         census: counts what is read.
         ridge_share: share of the fitting documents that is held back to choose a ridge.
     """
+    check_choice(side, Side, "side")
     _require_stream(transformer, sampling)
     census = census if census is not None else Census()
     policy = parse_positions(sampling.positions, sampling.seed)
@@ -214,7 +219,7 @@ def iter_examples(
         numbers.add(example.document)
         census.use(example.document)
         census.documents = len(numbers)
-        census.note(example)
+        census.note_example(example)
         yield example
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import layerleap
-from layerleap.errors import BadText, LayerleapError
+from layerleap.errors import BadText, LayerleapError, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import METHOD, solve_bank
-from layerleap.maps.linear import solve_parts
+from layerleap.maps.linear import check_solving, solve_parts
 from layerleap.memory import give_back
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
@@ -40,7 +40,7 @@ def _parse_ridge(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        return text  # "auto"; anything else is refused when maps are solved
+        return text  # "auto"; anything else is refused by the settings
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,10 @@ class FitSettings(TextSettings):
     ridge: float | str = option(
         0.0, "Penalty as a fraction of the mean eigenvalue, or 'auto'.", parse=_parse_ridge
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_solving(self.ridge, None, 1)
 
 
 class Fitted(NamedTuple):
@@ -114,6 +118,7 @@ class FitContext(TextContext[FS]):
             parts: kinds of parts of blocks to fit maps for, in the same pass.
             keep_rows: also save rows, so that more can be fitted on them without another pass.
         """
+        check_choice(pairs, ("final", "all"), "pairs")
         started, s = time.monotonic(), self.settings
         source, sampling = self.source(text)
         depends = (

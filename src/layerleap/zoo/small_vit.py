@@ -8,7 +8,7 @@ up to two pixels each time. Held-out images are not used, not even for early sto
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,10 +29,6 @@ class VitSettings:
     decay: float = 0.05  # weight decay
     shift: int = 2  # pixels
     seed: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 def train_vit(

@@ -4,6 +4,7 @@ import re
 import time
 from dataclasses import replace
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from decoders import wrapped
 from families import build
 from transformers import DynamicCache
 
+from layerleap.act.decode import decoder as decoder_module
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.exits.evidence import Evidence
@@ -187,12 +189,49 @@ def test_streamers_get_every_token_and_the_end(llama, capsys):
 
     heard = Heard()
     decoding = decoder(bank, transformer=transformer, cost=CHEAP)
-    ids = write(transformer, decoding, streamer=heard)
+    ids = write(transformer, decoding, stream_to=heard)
     assert heard.tokens[0] == PROMPT[0].tolist()
     assert [token for put in heard.tokens[1:] for token in put] == ids[
         0, PROMPT.shape[1] :
     ].tolist()
     assert heard.ended == 1
+
+
+def test_a_streamer_that_generate_would_drop_is_refused(llama):
+    """Whoever reads from it would wait forever."""
+    transformer, bank = llama
+    decoding = decoder(bank, transformer=transformer, cost=CHEAP)
+    with pytest.raises(BadSettings, match="pass it as stream_to"):
+        write(transformer, decoding, streamer=SimpleNamespace(put=print, end=print))
+    with pytest.raises(BadSettings, match="synced_gpus"):
+        write(transformer, decoding, synced_gpus=True)
+
+
+def test_bad_input_is_refused_before_anything_is_timed(llama, monkeypatch):
+    transformer, bank = llama
+    refuse = lambda *_, **__: pytest.fail("timed before the input was checked")  # noqa: E731
+    monkeypatch.setattr(decoder_module, "measure_passes", refuse)
+    monkeypatch.setattr(decoder_module.Packed, "of", refuse)
+    decoding = decoder(bank, transformer=transformer)
+    with pytest.raises(BadSettings, match="beam"):
+        write(transformer, decoding, num_beams=2)
+    with pytest.raises(BadText, match="at most"):
+        write(transformer, decoding, ids=PROMPT.repeat(1, 50))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policy": "guess"}, "recompute, propagate, shortcut"),
+        ({"drafts": ("oracle",)}, "table, lookup or early"),
+        ({"head": "half"}, "'whole' or 'shortlist'"),
+        ({"rule": Fixed(2), "checks": ["3"]}, "expected 1 to 4"),
+    ],
+)
+def test_an_unknown_choice_is_refused_with_the_choices(llama, settings, message):
+    transformer, bank = llama
+    with pytest.raises(BadSettings, match=message):
+        write(transformer, decoder(bank, transformer=transformer, **settings))
 
 
 def test_scores_and_logits_are_those_of_generate(llama):

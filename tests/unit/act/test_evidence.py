@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from made_evidence import made
+from made_evidence import made, partial_evidence
 
 from layerleap.act.exits.evidence import Evidence, split
 from layerleap.errors import BadSettings
@@ -12,7 +12,7 @@ def tops(*rows: list[int], layers: tuple[int, ...] | None = None) -> Evidence:
     top = torch.tensor(rows)
     layers = tuple(range(top.shape[1])) if layers is None else layers
     zero = torch.zeros(len(rows), dtype=torch.long)
-    return Evidence.partial(layers, zero, zero, top=top, final=top[:, -1])
+    return partial_evidence(layers, zero, zero, top=top, final=top[:, -1])
 
 
 def test_a_streak_counts_from_layer_one_and_starts_again_with_another_token():
@@ -25,7 +25,7 @@ def test_agreement_is_with_the_models_own_token():
 
 
 def test_agreement_that_is_not_known_yet_is_an_error():
-    live = Evidence.partial((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[3, 3]]))
+    live = partial_evidence((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[3, 3]]))
     with pytest.raises(BadSettings, match="model's own answer"):
         _ = live.agrees
 
@@ -35,19 +35,6 @@ def test_the_gap_is_the_difference_of_the_two_best():
     expected = evidence.p1.double() - evidence.p2.double()
     assert torch.equal(evidence.gap, expected)
     assert evidence.gap.dtype == torch.float64
-
-
-def test_a_prefix_holds_the_first_columns_of_everything():
-    evidence = made(10)
-    extra = {"norm": torch.rand(10, 7)}
-    whole = Evidence(**{**vars(evidence), "extra": extra})
-    part = whole.upto(2)
-    assert part.layers == (0, 1, 2)
-    assert torch.equal(part.top, evidence.top[:, :3])
-    assert torch.equal(part.extra["norm"], extra["norm"][:, :3])
-    assert torch.equal(part.final, evidence.final)
-    with pytest.raises(BadSettings, match="column 7"):
-        whole.upto(7)
 
 
 def test_rows_can_be_taken_by_number_or_mask():
@@ -76,11 +63,6 @@ def test_rows_can_be_taken_by_number_or_mask():
 def test_evidence_of_a_wrong_shape_or_range_is_refused(change, words):
     with pytest.raises(BadSettings, match=words):
         Evidence(**{**vars(made(10)), **change})
-
-
-def test_an_unknown_column_is_refused():
-    with pytest.raises(BadSettings, match="'norm'"):
-        Evidence.partial((1,), torch.zeros(1), torch.zeros(1), norm=torch.zeros(1, 1))
 
 
 @pytest.mark.parametrize("by", ["document", "row"])

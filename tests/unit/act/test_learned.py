@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from made_evidence import made
+from made_evidence import made, upto
 
 from layerleap.act.exits.evidence import Evidence, split
 from layerleap.act.exits.families import family
@@ -47,7 +47,7 @@ def test_features_do_not_look_ahead():
     evidence = with_extra(made(30), norm=torch.rand(30, 7))
     whole = features(evidence)
     for column in range(7):
-        assert torch.equal(features(evidence.upto(column)), whole[:, : column + 1])
+        assert torch.equal(features(upto(evidence, column)), whole[:, : column + 1])
 
 
 def test_certain_readings_have_finite_features():
@@ -154,8 +154,8 @@ def test_applying_a_saved_rule_needs_no_scikit_learn(tmp_path):
         "from layerleap.act.exits.rules import rule_from_dict\n"
         "from layerleap.act.exits.evidence import Evidence\n"
         f"rule = rule_from_dict(json.load(open({str(tmp_path / 'rule.json')!r})))\n"
-        "e = Evidence.partial((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[1, 1]]),\n"
-        "    **{k: torch.full((1, 2), 0.4) for k in ('p1', 'p2', 'entropy', 'cosine')})\n"
+        "e = Evidence(torch.tensor([[1, 1]]), *[torch.full((1, 2), 0.4)] * 4, torch.zeros(1),\n"
+        "    torch.zeros(1), layers=(1, 2))\n"
         "rule.stops(e)\n"
         "print([m for m in ('sklearn', 'scipy.stats') if m in sys.modules])\n"
     )

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from made_evidence import made
+from made_evidence import made, upto
 
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import Evidence
@@ -33,7 +33,7 @@ COST = Cost((10.0,) * 6, 80.0, (1.0,) * 6 + (0.0,), d_model=4, context=8)
 
 def test_evidence_that_does_not_reach_the_last_layer_is_not_replayed():
     with pytest.raises(BadSettings, match="layer 5"):
-        replay(Never(), made(50).upto(5))
+        replay(Never(), upto(made(50), 5))
     with pytest.raises(BadSettings, match="no rows"):
         replay(Never(), made(50).rows(torch.zeros(50, dtype=torch.bool)))
 

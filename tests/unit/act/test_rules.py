@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from made_evidence import partial_evidence
 
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import family
@@ -24,7 +25,7 @@ def one_row(layers: tuple[int, ...] | None = None, position: int = 0, **columns)
     n = next(iter(values.values())).shape[1]
     where = torch.tensor([position])
     final = values.pop("final", None)
-    found = Evidence.partial(layers or tuple(range(n)), where, torch.zeros(1), **values)
+    found = partial_evidence(layers or tuple(range(n)), where, torch.zeros(1), **values)
     return found if final is None else Evidence(**{**vars(found), "final": final[:, 0]})
 
 
@@ -41,7 +42,7 @@ def test_the_gap_must_pass_the_papers_threshold_strictly():
     # 0.9 * 0 + 0.1 exp(0): a gap of exactly 0.1 is not above it.
     double = {"p1": [[0.0, 0.1, 0.2]], "p2": [[0.0, 0.0, 0.0]]}
     exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in double.items()}
-    evidence = Evidence.partial((0, 1, 2), torch.zeros(1), torch.zeros(1), **exact)
+    evidence = partial_evidence((0, 1, 2), torch.zeros(1), torch.zeros(1), **exact)
     assert first(Gap(0.0, 8.0), evidence) == 2
 
 
@@ -91,13 +92,13 @@ def test_the_oracle_takes_the_first_layer_that_agrees_but_not_layer_zero():
 )
 def test_a_rule_refuses_evidence_without_what_it_needs(rule, need):
     assert rule.needs == need
-    blank = Evidence.partial((0, 1, 2), torch.zeros(2), torch.zeros(2))
+    blank = partial_evidence((0, 1, 2), torch.zeros(2), torch.zeros(2))
     with pytest.raises(NotFinite, match=f"needs a {need} at layer 1"):
         rule.stops(blank)
 
 
 def test_rules_that_need_nothing_work_without_readings():
-    blank = Evidence.partial((0, 1, 2), torch.zeros(2), torch.zeros(2))
+    blank = partial_evidence((0, 1, 2), torch.zeros(2), torch.zeros(2))
     assert Fixed(2).stops(blank).tolist() == [[False, False, True]] * 2
     assert not Never().stops(blank).any()
 

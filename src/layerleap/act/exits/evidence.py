@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, TooFewRows
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -31,6 +31,7 @@ FIRST_EXIT = 1  # no rule exits at layer 0: nothing has been computed there
 CHUNK = 256  # rows per call of a probe
 SLACK = 1e-3  # rounding may take probabilities and cosines this far out of their range
 COLUMNS = ("top", "p1", "p2", "entropy", "cosine")
+PER_ROW = ("position", "document", "final")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +52,10 @@ class Evidence:
     def __post_init__(self) -> None:
         self._check_layers()
         rows, columns = self.position.shape[0] if self.position.dim() else -1, len(self.layers)
-        expected: dict[str, tuple[int, ...]] = {
-            name: (rows, columns) for name in (*COLUMNS, *self.extra)
-        }
-        expected |= {"position": (rows,), "document": (rows,)} | (
-            {} if self.final is None else {"final": (rows,)}
-        )
-        for name, shape in expected.items():
-            value = self.extra[name] if name in self.extra else getattr(self, name)
-            if tuple(value.shape) != shape:
+        values = {name: getattr(self, name) for name in (*COLUMNS, *PER_ROW)} | dict(self.extra)
+        for name, value in values.items():
+            shape = (rows,) if name in PER_ROW else (rows, columns)
+            if value is not None and tuple(value.shape) != shape:
                 raise BadSettings(
                     f"evidence {name!r} has shape {tuple(value.shape)}; expected {shape} for "
                     f"{rows} rows" + (f" and {columns} layers" if len(shape) == 2 else "")
@@ -74,7 +70,7 @@ class Evidence:
                 f"layers {layers} of the evidence are not in order; expected ascending layers "
                 "from 0 on"
             )
-        if clash := {*COLUMNS, "position"} & set(self.extra):
+        if clash := {*COLUMNS, *PER_ROW} & set(self.extra):
             raise BadSettings(f"the name {sorted(clash)[0]!r} is taken; rename this extra evidence")
 
     def _check_ranges(self) -> None:
@@ -90,35 +86,6 @@ class Evidence:
             raise BadSettings(
                 "evidence p2 is above p1 in some rows; expected p1 to be the larger of the two"
             )
-
-    @classmethod
-    def partial(
-        cls,
-        layers: Sequence[int],
-        position: Tensor,
-        document: Tensor,
-        *,
-        final: Tensor | None = None,
-        extra: Mapping[str, Tensor] | None = None,
-        **columns: Tensor,
-    ) -> "Evidence":
-        """Evidence with some of the columns; the others are unknown."""
-        if unknown := set(columns) - set(COLUMNS):
-            raise BadSettings(
-                f"unknown column {sorted(unknown)[0]!r}; expected some of {', '.join(COLUMNS)}, "
-                "or use extra"
-            )
-        shape = (len(position), len(layers))
-        blank = {
-            name: torch.full(shape, -1, device=position.device)
-            if name == "top"
-            else torch.full(shape, torch.nan, device=position.device)
-            for name in COLUMNS
-        }
-        return cls(
-            **{**blank, **columns}, position=position, document=document, layers=tuple(layers),
-            final=final, extra=extra or {},
-        )  # fmt: skip
 
     @classmethod
     def from_scores(cls, scores: Scores, lens: str) -> "Evidence":
@@ -205,14 +172,6 @@ class Evidence:
             parts.append(probe.evidence(by_layer)[EVIDENCE])
         return replace(self, extra={**self.extra, EVIDENCE: torch.cat(parts)})
 
-    def upto(self, column: int) -> "Evidence":
-        """The columns up to and including `column`: what a live run knows at that point."""
-        if not 0 <= column < len(self.layers):
-            raise BadSettings(f"column {column} is not in 0 to {len(self.layers) - 1}")
-        cut = {name: getattr(self, name)[:, : column + 1] for name in COLUMNS}
-        extra = {name: value[:, : column + 1] for name, value in self.extra.items()}
-        return replace(self, **cut, layers=self.layers[: column + 1], extra=extra)
-
     def at(self, layers: Sequence[int]) -> "Evidence":
         """The columns of `layers` and the last one: what a run knows that checks only there.
 
@@ -296,7 +255,7 @@ def split(
     for low, high in pairwise(ends):
         part = (place[group] >= low) & (place[group] < high)
         if not part.any():
-            raise BadSettings(
+            raise TooFewRows(
                 f"{len(names)} {by}s are too few to split into {tuple(fractions)}; use more text"
             )
         parts.append(evidence.rows(part))

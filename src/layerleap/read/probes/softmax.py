@@ -47,7 +47,9 @@ class Softmax(Brief):
     def _folded(self) -> tuple[Tensor, Tensor]:
         """Standardisation and regression as one product, because it runs at every layer."""
         weight = self.coefficients.contiguous() / self.scale
-        return weight.T.contiguous(), self.intercepts - weight @ self.mean
+        # A copy: how a product rounds depends on where in memory its factors begin, and those of a
+        # loaded probe may begin anywhere.
+        return weight.T.contiguous(), self.intercepts - weight @ self.mean.clone()
 
     @classmethod
     def fit(cls, x: Tensor, task: Tensor, n_tasks: int, strength: float) -> "Softmax":

@@ -72,15 +72,16 @@ def terminal_table(table: TableSpec, result: StudyResult) -> RenderableType | No
 
 
 def claims_table(result: StudyResult) -> RenderableType:
-    """What the paper claims, and whether it holds here."""
+    """What the paper claims, and whether it holds here; what was not tested is only counted."""
     table = new_table(Text("claims of the paper, tested here"))
     table.add_column("claim", ratio=5)
     table.add_column("holds here?", no_wrap=True)
     table.add_column("measured", ratio=4)
-    for row in result.claims:
+    for row in (row for row in result.claims if row not in result.untested):
         style = COLOURS.get(GOOD_OR_BAD.get(row["agrees"], "open"), "")
         table.add_row(Text(row["claim"]), Text(row["agrees"], style=style), Text(row["seen"]))
-    return table
+    left = f"{len(result.untested)} more could not be tested in this run: see the report"
+    return Group(table, Text(left, style="dim")) if result.untested else table
 
 
 def laws_table(rows: list[Row]) -> RenderableType:

@@ -29,8 +29,8 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
     elif axis.scale == "log":
         getattr(axes, f"set_{which}scale")("log")
         low, high = getattr(axes, f"get_{which}lim")()
-        if high / low < 1e4:  # few powers of ten: ticks in between too
-            side.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        # Few powers of ten: ticks in between too.
+        side.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 1e4 * low else (1,)))
         side.set_major_formatter(ticker.FuncFormatter(_log_tick))
         side.set_minor_formatter(ticker.NullFormatter())
     elif axis.scale == "times":

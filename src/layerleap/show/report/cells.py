@@ -80,21 +80,21 @@ def _is_hashable(value: Any) -> bool:
     return not isinstance(value, list | dict)
 
 
-OPEN = {"cannot tell": "open", "not tested": "open"}
 CLAIMS = Table(
     "claims-table", "Claims, beside what this study measured",
-    lambda r: [row for row in r.claims if row["agrees"] != "not tested"],
+    lambda r: [row for row in r.claims if row not in r.untested],
     (
         Column("claim", "the paper says"),
-        Column("agrees", "holds here?", colours={**GOOD_OR_BAD, **OPEN}),
+        Column("agrees", "holds here?", colours={**GOOD_OR_BAD, "cannot tell": "open"}),
         Column("seen", "measured here"), Column("why", "how decided"),
     ),
 )  # fmt: skip
 UNTESTED = Table(
-    "untested-table", "Claims that this run could not test, and why",
-    lambda r: [row for row in r.claims if row["agrees"] == "not tested"],
+    "untested-table",
+    "Claims that this run could not test",
+    lambda r: r.untested,
     (Column("claim", "the paper says"), Column("seen", "why it was not tested")),
-)  # fmt: skip
+)
 DATA = Table(
     "data-table", "Data", lambda r: r.data,
     (

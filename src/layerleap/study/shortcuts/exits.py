@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from layerleap.act.exits.cost import Cost, measure
 from layerleap.study import exits as replayed
 from layerleap.study.claims import Claim, Verdict, above, at_every, difference, untested
-from layerleap.study.early_texts import early_texts
 from layerleap.study.engine import Section
 from layerleap.study.exits import CLOSE_UP, CLOSE_UP_PANEL, RULE_LINES, Lensed, exit_rows
 from layerleap.study.figures import LENSES, Axis, Figure, Line
@@ -32,14 +31,14 @@ def run(context: ShortcutContext) -> Tables:
     if lenses["id"].train is None:
         context.note("No rule was learned: there are too few documents to train on some of them.")
     calibrated = context.attempt(
-        "Calibrated exits", lambda: replayed.calibrated_tables(lenses, text, s.tolerance, s.delta)
+        "Calibrated exits", lambda: replayed.calibrated_rows(lenses, text, s.tolerance, s.delta)
     )
     texts = context.attempt("Generated texts", lambda: _texts(context, lenses, exits["saved"]))
     return {
         "exits": exits["curves"], "exits_saved": exits["saved"], "exits_cost": [exits["cost"]],
         "exits_lead": replayed.leads_over_fixed(lenses),
         "same_rows": replayed.same_rows(lenses, TARGET),
-        "calibrated": [] if calibrated is None else replayed.calibrated_rows(calibrated),
+        "calibrated": calibrated or [],
         "texts": texts or [],
     }  # fmt: skip
 
@@ -60,7 +59,7 @@ def _texts(context: ShortcutContext, lenses: Mapping[str, Lensed], saved: list[R
         best = _best([row for row in exiting if row["map"] == name])
         rules[name, best["rule"]] = lenses[name].families[best["rule"]].at(best["knob"])
     banks = {"id": None, "mat": context.bank, "tuned": context.banks.get("tuned")}
-    return early_texts(context.model, banks, rules, context.beginning(PROMPT))
+    return replayed.early_texts(context.model, banks, rules, context.beginning(PROMPT))
 
 
 def _best(rows: list[Row], key: str = "saved") -> Row:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from layerleap.act.edits.part_scores import PartScores
+from layerleap.act.edits.scores import PartScores
 from layerleap.errors import BadText, ModelRefused
 from layerleap.study.claims import Claim, Verdict, above, all_of, below, share_of, untested
 from layerleap.study.engine import Section
@@ -86,8 +86,8 @@ def _agreement(result: StudyResult, kind: str, start: int = 0, *, bias: bool = F
 
 def _means(result: StudyResult, start: int = 0) -> dict[str, float]:
     """Mean agreement over start layers, by kind of part."""
-    curves = {kind: values(_agreement(result, kind, start)) for kind in NAMES}
-    return {kind: sum(own) / len(own) for kind, own in curves.items() if own}
+    shares = {kind: values(_agreement(result, kind, start)) for kind in NAMES}
+    return {kind: sum(own) / len(own) for kind, own in shares.items() if own}
 
 
 def _in_words(means: dict[str, float]) -> str:
@@ -101,7 +101,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
     listed = ", ".join(f"{NAMES[kind]} {percent(means[kind])}" for kind in order)
     yield Finding(
         f"Remaining agreement, averaged over the layers from which on a part is replaced: {listed} "
-        f"(n = {first['rows']:,} texts of {first['documents']:,} documents)."
+        f"(n = {first['rows']:,} states of {first['documents']:,} documents)."
     )
     for kind in order:
         answered = result.rows("parts", map=kind, metric="answered", bias=False)
@@ -109,7 +109,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         if worst is not None and worst["value"] < 1:
             yield Finding(
                 f"With {NAMES[kind]} replaced from layer {worst['layer']} on, the model's output "
-                f"is NaN or infinite in {percent(1 - worst['value'])} of texts. Such texts count "
+                f"is NaN or infinite in {percent(1 - worst['value'])} of states. Such states count "
                 "as wrong, and surprisal has no mean there."
             )
     for kind in NAMES:

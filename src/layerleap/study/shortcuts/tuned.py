@@ -122,6 +122,6 @@ SECTION = Section(
     "tuned", "Fitted or trained?", run,
     lead="A shortcut is fitted in one step, to states. A tuned lens is trained in many steps, to "
     "match the model's output. What does training add, and how much text does it take?",
-    short="Training", help="trained maps", findings=findings, figures=FIGURES, tables=TABLES,
-    needs=("readings",),
+    short="Training", help="trained maps; with --quick only if named", findings=findings,
+    figures=FIGURES, tables=TABLES, needs=("readings",), quick=False,
 )  # fmt: skip
