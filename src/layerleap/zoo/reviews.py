@@ -7,6 +7,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def bert_reviews(
     settings: BertSettings | None = None,
 ) -> dict[str, Any]:
     """Train a small BERT on the reviews and return what goes into its card."""
-    from layerleap.zoo.train import accuracy
+    from layerleap.zoo.train import accuracy  # which has this recipe in its table
 
     settings = settings or BertSettings()
     records = [json.loads(line) for line in sources["reviews"].open(encoding="utf8")]
@@ -64,5 +65,5 @@ def bert_reviews(
             for side, (own, truth) in sides.items()
         },
         "held_out_share": HELD_OUT,
-        "settings": settings.to_dict(),
+        "settings": asdict(settings),
     }

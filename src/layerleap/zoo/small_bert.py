@@ -9,7 +9,7 @@ neither for the vocabulary nor for early stopping.
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,10 +37,6 @@ class BertSettings:
     decay: float = 0.05  # weight decay
     dropout: float = 0.1
     seed: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 def train_tokenizer(texts: Sequence[str], settings: BertSettings) -> Any:
