@@ -47,7 +47,8 @@ def bert_reviews(
     from layerleap.zoo.train import accuracy  # which has this recipe in its table
 
     settings = settings or BertSettings()
-    records = [json.loads(line) for line in sources["reviews"].open(encoding="utf8")]
+    with sources["reviews"].open(encoding="utf8") as lines:
+        records = [json.loads(line) for line in lines]
     sides: dict[str, tuple[list[str], list[int]]] = {"fitted": ([], []), "held_out": ([], [])}
     for record in records:
         texts, labels = sides["held_out" if is_held_out(record["text"]) else "fitted"]
