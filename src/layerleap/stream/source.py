@@ -16,6 +16,7 @@ from layerleap.stream.espeak import PROGRAM as SPEAKER
 from layerleap.stream.examples import Sampling, reads_pairs
 from layerleap.stream.generated import TextGeneration, generated_texts
 
+OWN_TEXTS = {"bert-reviews": "reviews"}  # what a bundled model was trained for
 NOT_ENGLISH = ("rxnfp", "rxnmapper", "mgm")  # bundled models trained on something else
 
 
@@ -61,6 +62,7 @@ def n_to_generate(n_texts: int, share: float) -> int:
 def default_text(transformer: Transformer) -> str:
     """The text that suits the model: "wikipedia", or "generated" for those not trained on English.
 
+    The classifier of film reviews gets film reviews.
     Image classifiers get the bundled digits. Speech models get sentences spoken by espeak-ng, or,
     if that is not installed, the bundled recording, which is too short to fit on.
     """
@@ -72,4 +74,6 @@ def default_text(transformer: Transformer) -> str:
             f"{transformer.identity.name} reads pairs of texts, and none are bundled; give a .tsv "
             "file (source, tab, target), a .jsonl file with these fields, or tuples"
         )
-    return "generated" if transformer.identity.name in NOT_ENGLISH else "wikipedia"
+    if transformer.identity.name in NOT_ENGLISH:
+        return "generated"
+    return OWN_TEXTS.get(transformer.identity.name, "wikipedia")
