@@ -42,7 +42,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
-from layerleap.models.cursor.verify import find_axes
+from layerleap.models.cursor.verify import find_axes, keeps_bits
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
@@ -249,7 +249,7 @@ class Decoder:
         request.check_positions(transformer.model.config, n_prompt, max_length)
         room = min(max_length - chooser.ids.shape[1], limit + 1 - n_prompt)
         policy = None if self.rule is None else self.policy
-        return DecodingStats(transformer.n_layers, self._exactness(transformer), room, policy)
+        return DecodingStats(transformer.n_layers, self._exactness(ready), room, policy)
 
     def _can_share_passes(self, ready: "_Prepared", cache: Cache | None) -> bool:
         """True if texts can share passes: exact decoding of new texts only."""
@@ -265,7 +265,9 @@ class Decoder:
         """Generate several texts in shared passes; their prompts are read one by one."""
         stats = [self._new_stats(ready, chooser, max_length) for chooser in choosers]
         drafters = [ready.drafter.twin() for _ in choosers]
-        batch = BatchCursor(ready.transformer, ready.axes, packed=ready.packed)
+        batch = BatchCursor(
+            ready.transformer, ready.axes, packed=ready.packed, rowwise=ready.keeps_bits
+        )
         with torch.inference_mode():
             for n, (chooser, drafter) in enumerate(zip(choosers, drafters, strict=True)):
                 with ready.cursor(first + n, len(chooser.text)) as cursor:
@@ -329,11 +331,11 @@ class Decoder:
         """Checked at every call: the model may be cast, or autocast entered, in between."""
         return self.strict and not _is_wide(transformer)
 
-    def _exactness(self, transformer: Transformer) -> Exactness:
+    def _exactness(self, ready: "_Prepared") -> Exactness:
         if self.rule is not None and self.rule.name != "never":
             return "approximate"
-        exact = self.strict or self.rule is not None or _is_wide(transformer)
-        return "exact" if exact else "rounded"
+        is_exact = self.strict or self.rule is not None or _is_wide(ready.transformer)
+        return "exact" if is_exact or ready.keeps_bits else "rounded"
 
 
 def _is_wide(transformer: Transformer) -> bool:
@@ -378,12 +380,24 @@ class _Prepared:
         """A new cursor over one text of a batch."""
         # Packed weights round differently, and `strict` asks for what `generate` computes.
         packed = None if self.decoder._one_by_one(self.transformer) else self.packed
-        return Cursor(self.transformer, self.axes, packed=packed, text=text, prompt=n_prompt)
+        return Cursor(
+            self.transformer, self.axes, packed=packed, rowwise=self.keeps_bits, text=text,
+            prompt=n_prompt,
+        )  # fmt: skip
 
     @cached_property
     def packed(self) -> Packed | None:
         """The packed weights, if wanted and faster."""
         return Packed.of(self.transformer.model) if self.decoder.packed else None
+
+    @cached_property
+    def keeps_bits(self) -> bool:
+        """True if passes over several tokens can be computed to the bits of one-token passes."""
+        decoder, transformer = self.decoder, self.transformer
+        is_early = decoder.rule is not None or "early" in decoder.drafts
+        if is_early or decoder.strict or _is_wide(transformer):
+            return False
+        return keeps_bits(transformer, self.axes, self.packed)
 
     @cached_property
     def drafter(self) -> Drafter:
@@ -395,7 +409,9 @@ class _Prepared:
         has_table = "table" in decoder.drafts and decoder.bank is not None
         with unedited(self.transformer.model):  # what a model can do is measured without edits
             table = DraftTable(self.lens) if has_table else None
-            cost = decoder._cost or measure_passes(self.transformer, self.packed)
+            cost = decoder._cost or measure_passes(
+                self.transformer, self.packed, rowwise=self.keeps_bits
+            )
         return Drafter(
             cost, table, lookup="lookup" in decoder.drafts, branches=self.axes.branches,
             most=decoder.max_nodes, d_vocab=vocabulary_size(self.transformer.model),
