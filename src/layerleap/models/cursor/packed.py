@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -132,7 +132,11 @@ class Packed:
         sample = _sample(modules)
         trials = [cls(layout, sample) for layout in layouts]
         best = min(trials, key=lambda one: one._seconds(TYPICAL))
-        useful = best._faster_sizes() if sizes is None else sizes
+        useful = best._faster_sizes() if sizes is None else set(sizes)
+        if (
+            sizes is None and useful and best.dtype == torch.bfloat16
+        ):  # all: the weights themselves keep no bits
+            useful |= set(range(2, MOST_ROWS + 1))
         del trials
         if not useful:
             return None
@@ -269,6 +273,7 @@ def _product(layout: Layout, one: _Copy, x: Tensor, n: int) -> Tensor:
     return torch.cat(parts, 1).reshape(*x.shape[:-1], -1)
 
 
+@cache
 def _steps(layout: Layout, d_out: int, d_in: int, dtype: torch.dtype) -> tuple[int, ...]:
     """Numbers of rows whose product has the bits of products of one row; none if not even one has.
 
