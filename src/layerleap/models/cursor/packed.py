@@ -239,10 +239,10 @@ def _checksum(module: nn.Linear) -> Tensor:
 
 
 def _is_correct(packed: Packed, one: _Copy, n: int) -> bool:
-    weight, bias = one.module.weight, one.module.bias
+    weight = one.module.weight
+    bias = None if one.module.bias is None else one.module.bias.float()
     generator = torch.Generator().manual_seed(n)
     rows = torch.randn(n, weight.shape[1], generator=generator).to(weight.dtype)
-    bias = None if bias is None else bias.float()
     expected = nn.functional.linear(rows.float(), weight.float(), bias)
     product = _forward(packed, one, frozenset([n]), get_ident(), rows[None])[0]
     error = (product.float() - expected).norm()
