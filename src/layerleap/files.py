@@ -8,9 +8,9 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,14 @@ def whole_file(target: Path) -> Iterator[Path]:
     target = Path(target)
     with clear_write_errors(target, ours=True):
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        os.close(handle)
-    temporary = Path(name)
+        temporary = _beside(target)
+        temporary.touch(exist_ok=False)  # unlike mkstemp, with the user's default mode
+        mode = temporary.stat().st_mode
     try:
         with clear_write_errors(target):
             yield temporary
         with clear_write_errors(target, ours=True):
-            _open_up(temporary)
+            temporary.chmod(mode)  # safetensors replaces it by a private file
             os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -86,15 +86,16 @@ def whole_folder(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file():
             raise CannotWrite(f"{target} is a file; expected a folder or a new name")
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        temporary.chmod(0o777 & ~_umask())
+        temporary = _beside(target)
+        temporary.mkdir()
+        mode = temporary.stat().st_mode & 0o666
     try:
         with clear_write_errors(target):
             yield temporary
         with clear_write_errors(target, ours=True):
             for path in temporary.rglob("*"):
                 if path.is_file() and not path.is_symlink():
-                    _open_up(path)
+                    path.chmod(mode)
             _swap_in(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -105,8 +106,7 @@ def _swap_in(fresh: Path, target: Path) -> None:
     if not target.exists():
         fresh.rename(target)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-    old.rmdir()
+    old = _beside(target)
     target.rename(old)
     try:
         fresh.rename(target)
@@ -116,15 +116,9 @@ def _swap_in(fresh: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _open_up(path: Path) -> None:
-    """Give a file the user's default mode; mkstemp and safetensors create files with 0600."""
-    path.chmod(0o666 & ~_umask())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _beside(target: Path) -> Path:
+    """An unused hidden path next to `target`, where a rename is a single step."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}")
 
 
 def write_json(target: Path, value: Any) -> None:
@@ -148,6 +142,12 @@ def read_json(source: Path) -> Any:
         raise BadArtifact(
             f"{source} is not valid JSON ({error}); create or copy it again"
         ) from error
+
+
+def files_under(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    """The wanted files in `folder` and its subfolders, sorted; hidden ones are left out."""
+    inside = sorted(path for path in folder.rglob("*") if path.is_file() and wanted(path))
+    return [p for p in inside if not any(x.startswith(".") for x in p.relative_to(folder).parts)]
 
 
 def sha256_of(path: Path) -> str:

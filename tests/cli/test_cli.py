@@ -1,6 +1,7 @@
 """The command line through its runner: what people type, and what they mistype."""
 
 import errno
+import itertools
 import json
 import shutil
 import sys
@@ -519,3 +520,22 @@ def test_states_that_are_not_numbers_are_refused(tmp_path: Path, text: Path) -> 
     model.tokenizer.save_pretrained(tmp_path / "broken")  # type: ignore[union-attr]
     result = run("fit", tmp_path / "broken", "--text", text, "-o", tmp_path / "bank")
     refused(result, "NaN or infinite")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("fit",), ("tune",), ("evaluate",), ("read",), ("saturation",), ("suitability",),
+        ("merge",), ("models",), ("study", "shortcuts"), ("study", "saturation"), ("import", "mat"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_help_is_filled_to_the_width_of_the_terminal(words, monkeypatch):
+    """Line breaks of the code used to stay, so that every second line of a paragraph was short."""
+    monkeypatch.setattr("rich.console.Console.width", 80)
+    text = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).output
+    before = text.split("\u256d")[0].splitlines()
+    assert len(before) > 4
+    for line, following in itertools.pairwise(map(str.rstrip, before)):
+        if line and following and not following.startswith("  "):
+            assert len(f"{line} {following.split()[0]}") > 78, (line, following)

@@ -206,9 +206,11 @@ def test_folders_and_what_is_in_them_have_the_mode_the_user_wants(tmp_path, mask
     assert mode(tmp_path / "a" / "inner" / "weights") == 0o640
 
 
-def test_finding_the_umask_does_not_change_it(mask):
-    assert files._umask() == mask
-    assert files._umask() == mask
+@pytest.mark.parametrize("whole", [whole_file, whole_folder])
+def test_the_umask_of_the_process_is_never_set(tmp_path, monkeypatch, whole):
+    monkeypatch.setattr(os, "umask", lambda _: pytest.fail("another thread would see this"))
+    with whole(tmp_path / "a"):
+        pass
 
 
 def test_json_round_trips(tmp_path):

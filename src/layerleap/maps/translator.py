@@ -102,7 +102,7 @@ def translators(starts: Sequence[LinearMap], states: SavedStates) -> list[Transl
     for chunk in rows.split(CHUNK):
         h = states.states(chunk).to(device)
         y = h[:, -1]
-        size = _rms(y)
+        size = y.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)  # rms, (row, 1)
         sizes.append(size)
         for index, start in enumerate(starts):
             x = h[:, start.src]
@@ -121,11 +121,6 @@ def _whitening(gram: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(gram)
     values = values.clamp_min(0)
     return (vectors * (values + FLOOR * values.mean()).clamp_min(1e-30).rsqrt()).float()
-
-
-def _rms(rows: Tensor) -> Tensor:
-    """The root mean square of each row, never 0: (row, d) -> (row, 1)."""
-    return rows.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
 
 
 def kl_gradient(transformer: Transformer, y: Tensor, p: Tensor) -> Tensor:

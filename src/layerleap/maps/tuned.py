@@ -33,7 +33,7 @@ from layerleap.stats.tally import Saver
 from layerleap.stats.tensor_file import TensorFile
 
 ENTRIES = 2**23  # logits held at a time when readings are measured: 32 MB in float32
-CHECKPOINT = TensorFile("tuning", 2)
+CHECKPOINT = TensorFile("tuning", 3)
 COUNTERS = ("seconds", "best", "misses", "stopped")  # by layer
 
 
@@ -88,16 +88,13 @@ def tune_maps(
     kl, agreement, and best (True if the map was the best so far).
 
     Args:
-        transformer: the model.
         bank: the closed-form maps to train, and to compare with.
         states: states to train on, from `collect(..., save_states=...)`.
         held_out: states of other documents, which decide when to stop; `SavedStates.split` gives
             both.
-        tuning: how to train.
         layers: source layers to train; all by default.
         checkpoint: a file to save to about every half minute, and to resume from. It stays; call
             `layerleap.stats.finish` once the bank is saved.
-        progress: called with rows times layers.
     """
     tuning = tuning or Tuning()
     bank.check_model(transformer)
@@ -169,14 +166,8 @@ class Training:
             for layer, translator in self.translators.items()
             for name, value in translator.state().items()
         }
-        counters = {
-            name: [[layer, value] for layer, value in getattr(self, name).items()]
-            for name in COUNTERS
-        }
-        header = {
-            "about": about, "step": self.step, "checked": self.checked, "record": self.record,
-            **counters,
-        }  # fmt: skip
+        plain = ("step", "checked", "record", *COUNTERS)
+        header = {"about": about, **{name: getattr(self, name) for name in plain}}
         CHECKPOINT.save(path, tensors, header)
 
     def resume(self, path: Path, about: Mapping[str, Any]) -> None:
@@ -190,10 +181,9 @@ class Training:
                 f"({', '.join(differing)}); delete it to start over, or repeat those settings to "
                 "resume"
             )
-        self.step, self.checked = header["step"], header["checked"]
-        self.record = header["record"]
-        for name in COUNTERS:
-            setattr(self, name, {layer: value for layer, value in header[name]})
+        self.step, self.checked, self.record = (header[k] for k in ("step", "checked", "record"))
+        for name in COUNTERS:  # JSON has no integer keys
+            setattr(self, name, {int(layer): value for layer, value in header[name].items()})
         for layer, translator in self.translators.items():
             translator.restore({n: tensors[f"{layer}.{n}"] for n in translator.state()})
 
@@ -202,14 +192,9 @@ class _Run:
     """The training of all layers together, batch by batch."""
 
     def __init__(
-        self,
-        transformer: Transformer,
-        bank: ShortcutBank,
-        states: SavedStates,
-        held_out: SavedStates,
-        tuning: Tuning,
-        layers: list[int],
-    ) -> None:
+        self, transformer: Transformer, bank: ShortcutBank, states: SavedStates,
+        held_out: SavedStates, tuning: Tuning, layers: list[int],
+    ) -> None:  # fmt: skip
         self.transformer, self.tuning, self.origin = transformer, tuning, bank
         self.states, self.held_out, self.layers = states, held_out, layers
         self.device = transformer.device(transformer.n_layers)
@@ -225,12 +210,17 @@ class _Run:
             training.resume(checkpoint, about)
         saver = Saver(lambda path: training.save(path, about), checkpoint)
         while True:
-            if training.checked < training.step and self._is_due():
+            is_last = training.step == self.tuning.steps
+            is_due = training.step % self.tuning.check_every == 0 or is_last
+            if is_due and training.checked < training.step:
                 self._check()
-            if training.step == self.tuning.steps or not training.active:
+            if is_last or not training.active:
                 break
             self._step()
-            self._report(progress)
+            size = self.tuning.rows_per_step
+            finished, n = sum(training.stopped.values()), len(training.active)
+            done, total = finished + n * training.step, finished + n * self.tuning.steps
+            progress("tuning", done * size, total * size, "rows x layers")
             saver.save_if_due()
         saver.save()
 
@@ -253,10 +243,6 @@ class _Run:
             "layers": self.layers, "maps": digest.hexdigest(),
             "states": self.states.fingerprint(), "held_out": self.held_out.fingerprint(),
         }  # fmt: skip
-
-    def _is_due(self) -> bool:
-        step = self.training.step
-        return step % self.tuning.check_every == 0 or step == self.tuning.steps
 
     def _check(self) -> None:
         """Measure on the held-out states, and stop layers that no longer improve."""
@@ -305,22 +291,13 @@ class _Run:
         lr = tuning.lr * (1 - training.step / tuning.steps)
         for layer in training.active:
             started = time.perf_counter()
-            self._update(layer, states[:, layer], p, lr)
+            translator, x = training.translators[layer], states[:, layer]
+            white = translator.whitened(x)
+            at_last = kl_gradient(self.transformer, translator(x, white), p).to(white.device)
+            translator.update(translator.gradient(white, at_last), lr, training.step + 1)
             spent = shared + time.perf_counter() - started
             training.seconds[layer] = training.seconds.get(layer, 0.0) + spent
         training.step += 1
-
-    def _update(self, layer: int, x: Tensor, p: Tensor, lr: float) -> None:
-        translator = self.training.translators[layer]
-        white = translator.whitened(x)
-        at_last = kl_gradient(self.transformer, translator(x, white), p).to(white.device)
-        translator.update(translator.gradient(white, at_last), lr, self.training.step + 1)
-
-    def _report(self, progress: Progress) -> None:
-        training, size = self.training, self.tuning.rows_per_step
-        finished, n = sum(training.stopped.values()), len(training.active)
-        done, total = finished + n * training.step, finished + n * self.tuning.steps
-        progress("tuning", done * size, total * size, "rows x layers")
 
     def bank(self) -> ShortcutBank:
         """The tuned bank; fit reports of maps that were replaced are dropped."""
@@ -333,20 +310,20 @@ class _Run:
             if layer not in unchanged
         }
         fits = [fit for pair, fit in origin.fits.items() if pair not in tuned]
+        steps = [self.training.stopped.get(layer, self.training.step) for layer in self.layers]
         settings = {
             **asdict(self.tuning), "layers": self.layers, "never_improved": sorted(unimproved),
-            "rows_seen": [self._rows_seen(layer) for layer in self.layers],
+            "rows_seen": [n * self.tuning.rows_per_step for n in steps],
         }  # fmt: skip
-        rows = {"rows_tuned_on": len(self.states), "rows_tuning_held_out": len(self.held_out)}
+        rows = {
+            "rows_tuned_on": len(self.states), "rows_tuning_held_out": len(self.held_out),
+            "evaluated_on": "the rows that decided when training stopped",
+        }  # fmt: skip
         return origin.changed(
             maps=({**origin.maps, **tuned}).values(), fits=[*fits, *origin.part_fits.values()],
             settings={**origin.settings, "lens": "tuned", "tuning": settings},
             data={**origin.data, **rows}, quality=self._quality(), source=f"{origin.source}, tuned",
         )  # fmt: skip
-
-    def _rows_seen(self, layer: int) -> int:
-        steps = self.training.stopped.get(layer, self.training.step)
-        return steps * self.tuning.rows_per_step
 
     def _quality(self) -> list[dict[str, Any]]:
         """Scores of the final maps on the states that decided when to stop."""

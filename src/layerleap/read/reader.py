@@ -61,7 +61,9 @@ class RowQueue:
         """Add the rows of one batch; every batch must have the same keys."""
         self._batches.append(rows)
         self._n_rows += len(rows[self.transformer.n_layers])
-        if self._n_rows >= min(QUEUE_ROWS, budget.ENTRIES // self.transformer.d_vocab):
+        last = rows[self.transformer.n_layers]
+        states = 1 if last.dim() == 2 else last.shape[1]  # per row
+        if self._n_rows * states >= min(QUEUE_ROWS, budget.ENTRIES // self.transformer.d_vocab):
             self.flush()
 
     def flush(self) -> None:
@@ -89,8 +91,6 @@ class Reader:
         """Start without rows.
 
         Args:
-            transformer: the model.
-            predictors: by name.
             layers: the layers below the last to read, in order; all by default.
             on_logits: called with all logits, including those of the last layer.
         """
@@ -149,7 +149,7 @@ def _size(state: Tensor) -> Tensor:
 
     A fitted map carries an unfamiliar state to near the mean, so its prediction is short.
     """
-    return state.float().norm(dim=-1).cpu()
+    return state.flatten(1).float().norm(dim=-1).cpu()
 
 
 def _failures_marked(compared: Comparison) -> Comparison:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from layerleap.files import clear_write_errors, read_json, write_json
 from layerleap.models.transformer import Transformer
 
 FORMAT = 1
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class StateWriter:
         write_json(self.target.header, {**self.about, "rows": rows})
 
 
-def _places(numbers: "np.ndarray[Any, Any]", limit: int, seed: int) -> "np.ndarray[Any, Any]":
+def _places(numbers: Array, limit: int, seed: int) -> Array:
     """The place of each row in the file; at or past the limit it is dropped.
 
     The first rows fill the file. Row i then takes a random place in 0 .. i and is saved if that
@@ -169,19 +170,8 @@ def _places(numbers: "np.ndarray[Any, Any]", limit: int, seed: int) -> "np.ndarr
 class SavedStates:
     """The rows of a finished file, or some of them; states are read from disk on demand."""
 
-    def __init__(
-        self,
-        records: "np.ndarray[Any, Any]",
-        chosen: "np.ndarray[Any, Any]",
-        model: Mapping[str, Any],
-    ) -> None:
-        """Use `StateFile.open` to create one.
-
-        Args:
-            records: the memory map.
-            chosen: indices of the rows to include.
-            model: the identity of the model, as JSON types.
-        """
+    def __init__(self, records: Array, chosen: Array, model: Mapping[str, Any]) -> None:
+        """The rows `chosen` of a memory map; use `StateFile.open` to create one."""
         self._records, self._chosen = records, chosen
         self.model = dict(model)
         shape = records.dtype["states"].shape

@@ -26,6 +26,7 @@ from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments
 from layerleap.stats.saved_states import StateWriter
 from layerleap.stream.examples import Batch
+from layerleap.stream.split import unpack_fingerprints
 
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 30.0, 55.0
 MEDIA = ("pixel_values", "input_features", "decoder_input_ids")  # inputs of models without text
@@ -54,12 +55,7 @@ class Tally:
 
     @classmethod
     def empty(
-        cls,
-        transformer: Transformer,
-        pairs: Pairs,
-        about: dict[str, Any],
-        *,
-        hold_back: bool = False,
+        cls, transformer: Transformer, pairs: Pairs, about: dict[str, Any], hold_back: bool = False
     ) -> "Tally":
         """A tally without rows; about["parts"] lists the parts of blocks to include."""
         shape = (transformer.n_layers, transformer.d_model)
@@ -72,15 +68,16 @@ class Tally:
         model, text = self.about.get("model", {}).get("name"), self.about.get("text")
         return f"Tally({self.fit.rows} rows from {self.n_texts} texts of {text}, {model})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Settings and counts, as plain JSON types."""
-        rows = {name: moments.rows for name, moments in self.sets.items()}
-        return {**self.about, "n_texts": self.n_texts, "n_batches": self.n_batches, "rows": rows}
-
     @property
     def block_parts(self) -> list[BlockPart]:
         """The parts of blocks with moments, in the order of those moments."""
         return [BlockPart(block, part) for block, part in self.about.get("parts") or ()]
+
+    @property
+    def documents(self) -> frozenset[int] | None:
+        """Fingerprints of the documents read; None before the end of a run."""
+        packed = self.about.get("documents")
+        return None if packed is None else unpack_fingerprints(packed)
 
     @property
     def sets(self) -> dict[str, Moments]:
@@ -131,19 +128,12 @@ class Tally:
             raise BadSettings(f"shard {self.about['shard']} was given twice")
         if (self.held_back is None) != (other.held_back is None):
             raise WrongModel("only one of these tallies has rows held back; collect both again")
+        merged = {name: own.merge(other.sets[name]) for name, own in self.sets.items()}
         return Tally(
-            self.fit.merge(other.fit),
-            _merged(self.held_back, other.held_back),
-            {**self.about, "shard": None},
-            max(self.n_batches, other.n_batches),
-            self.n_texts + other.n_texts,
-            self.digest,
-            _merged(self.parts, other.parts),
-        )
-
-
-def _merged(mine: Moments | None, theirs: Moments | None) -> Moments | None:
-    return None if mine is None or theirs is None else mine.merge(theirs)
+            merged["fit"], merged.get("held_back"), {**self.about, "shard": None},
+            max(self.n_batches, other.n_batches), self.n_texts + other.n_texts, self.digest,
+            merged.get("parts"),
+        )  # fmt: skip
 
 
 def _site_names(parts: Iterable[BlockPart]) -> list[str]:
@@ -168,15 +158,12 @@ def run_tally(
     """Add every batch of this shard that is not in `tally` yet.
 
     Args:
-        transformer: the model whose states are added.
         batches: the whole stream; batches of other shards and those already added are skipped.
         tally: empty, or loaded from a checkpoint.
         shard: (index, number of shards).
         checkpoint: where to save the tally: about every half minute, when interrupted, and at the
             end.
         writer: also saves the states that are fitted on.
-        progress: called with the number of texts.
-        total: expected number of texts, if known.
     """
     saver = Saver(tally.save, checkpoint)
     n_new, digest = 0, ""
@@ -264,13 +251,15 @@ def _states(
 
 
 def _add(
-    tally: Tally,
-    batch: Batch,
-    states: list[Tensor],
-    part_states: list[Tensor],
+    tally: Tally, batch: Batch, states: list[Tensor], part_states: list[Tensor],
     writer: StateWriter | None,
-) -> None:
-    back = batch.held_back
+) -> None:  # fmt: skip
+    back, documents = batch.held_back, batch.documents
+    if states[0].dim() == 3:  # a row is a whole sequence, and maps act on each of its states
+        n = states[0].shape[1]
+        back, documents = back.repeat_interleave(n), documents.repeat_interleave(n)
+        states = [h.flatten(0, 1) for h in states]
+        part_states = [h.flatten(0, 1) for h in part_states]
     if back.any():
         assert tally.held_back is not None, "the batch holds rows back, but the tally does not"
         tally.held_back.add([h[back.to(h.device)] for h in states])
@@ -279,7 +268,7 @@ def _add(
         )
     tally.fit.add(states)
     if writer is not None:
-        writer.add(states, batch.documents[~back])
+        writer.add(states, documents[~back])
     if tally.parts is not None:
         tally.parts.add(part_states)
     tally.n_texts += batch.n_texts
@@ -294,24 +283,30 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
+def cpu_group() -> Any:
+    """The process group that can add up CPU tensors; None is the default one.
+
+    A script that trains on GPUs has started NCCL, which cannot. All processes must call this.
+    """
+    return None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
+
+
 def wait_for_all() -> None:
     """Wait until every torchrun process gets here."""
     if world()[1] > 1:
-        dist.barrier()
+        dist.barrier(group=cpu_group())
 
 
 def reduce_tally(tally: Tally) -> Tally:
     """Add up the tallies of all processes; each then holds the total."""
     if world()[1] == 1:
         return tally
-    for moments in tally.sets.values():
-        moments.flush()
-        count = torch.tensor([moments.n])
-        dist.all_reduce(count)
-        moments.n = int(count)
+    group, sets = cpu_group(), tally.sets.values()
+    counts = torch.tensor([tally.n_texts, *(moments.flush().n for moments in sets)])
+    dist.all_reduce(counts, group=group)
+    tally.n_texts, *rows = counts.tolist()
+    for moments, n in zip(sets, rows, strict=True):
+        moments.n = n
         for tensor in (moments.sums, *moments.cross):
-            dist.all_reduce(tensor)
-    texts = torch.tensor([tally.n_texts])
-    dist.all_reduce(texts)
-    tally.n_texts = int(texts)
+            dist.all_reduce(tensor, group=group)
     return tally

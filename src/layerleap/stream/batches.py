@@ -6,6 +6,7 @@ In: a wrapped model and a source of its modality. Out: `Batch`es.
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from layerleap.errors import check_choice
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Census, Sampling, iter_batches, iter_examples
 from layerleap.stream.images import image_batches
@@ -45,6 +46,7 @@ def batches_of(
         ridge_share: share of the fitting side that is held back to choose a ridge.
         tokens_per_batch: padded tokens per batch of text; ignored for images and speech.
     """
+    check_choice(side, Side, "side")
     census = census if census is not None else Census()
     kind = modality(transformer)
     common: dict[str, Any] = {"side": side, "census": census, "ridge_share": ridge_share}

@@ -8,12 +8,12 @@ import shutil
 from dataclasses import replace
 from typing import Any
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stream.batches import modality
 from layerleap.stream.espeak import PROGRAM as SPEAKER
-from layerleap.stream.examples import Sampling
+from layerleap.stream.examples import Sampling, reads_pairs
 from layerleap.stream.generated import TextGeneration, generated_texts
 
 NOT_ENGLISH = ("rxnfp", "rxnmapper", "mgm")  # bundled models trained on something else
@@ -67,4 +67,9 @@ def default_text(transformer: Transformer) -> str:
     if (kind := modality(transformer)) != "text":
         speech = "spoken" if shutil.which(SPEAKER) else "beckett"
         return {"images": "mnist", "sound": speech}[kind]
+    if reads_pairs(transformer):
+        raise BadText(
+            f"{transformer.identity.name} reads pairs of texts, and none are bundled; give a .tsv "
+            "file (source, tab, target), a .jsonl file with these fields, or tuples"
+        )
     return "generated" if transformer.identity.name in NOT_ENGLISH else "wikipedia"

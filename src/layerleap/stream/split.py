@@ -6,15 +6,16 @@ Out: its sentences or paragraphs in random order, or the whole; and whether it i
 
 import random
 import re
-from collections.abc import Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Literal
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, check_choice
 from layerleap.stream.documents import Document
 
 Side = Literal["fit", "held-out", "both"]
-UNITS = ("sentence", "paragraph", "document")
+Unit = Literal["sentence", "paragraph", "document"]
 FEWEST_WORDS = 3  # a shorter sentence is a heading, a rest of a list or a wrong split
 
 # An end mark, optional closing quotes or brackets, then space before the next word.
@@ -46,8 +47,7 @@ def iter_texts(
     The first few are thus a random sample, not the lead of an article. The order depends only on
     the seed and the document's text, not on other documents.
     """
-    if unit not in UNITS:
-        raise BadSettings(f"unit {unit!r} is unknown; expected one of {', '.join(UNITS)}")
+    check_choice(unit, Unit, "unit")
     if per_document is not None and per_document < 1:
         raise BadSettings(f"per_document is {per_document}; expected at least 1, or None for all")
     texts = _texts(document.text, unit)
@@ -69,6 +69,23 @@ def is_held_out(document: Document, *, share: float, seed: int) -> bool:
 def on_side(side: Side, held_out: bool) -> bool:
     """True if something that is held out or not belongs to `side`."""
     return side == "both" or held_out == (side == "held-out")
+
+
+def fingerprint(content: str | bytes) -> int:
+    """A number below 2**64 that recognises a document; the same on every machine."""
+    data = content.encode("utf8", "surrogatepass") if isinstance(content, str) else content
+    return int.from_bytes(blake2b(data, digest_size=8, person=b"document").digest(), "big")
+
+
+def pack_fingerprints(marks: Iterable[int]) -> str:
+    """Fingerprints as text for JSON, eight bytes each."""
+    return b64encode(b"".join(mark.to_bytes(8, "big") for mark in sorted(marks))).decode()
+
+
+def unpack_fingerprints(packed: str) -> frozenset[int]:
+    """The inverse of `pack_fingerprints`."""
+    data = b64decode(packed, validate=True)
+    return frozenset(int.from_bytes(data[i : i + 8], "big") for i in range(0, len(data), 8))
 
 
 def _hash(*parts: str) -> int:

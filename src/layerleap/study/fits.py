@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import layerleap
-from layerleap.errors import BadText, LayerleapError
+from layerleap.errors import BadText, LayerleapError, check_choice
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import solve_bank
-from layerleap.maps.parts import solve_parts
+from layerleap.maps.fit import METHOD, solve_bank
+from layerleap.maps.linear import check_solving, solve_parts
 from layerleap.memory import give_back
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
 from layerleap.read.map_errors import MapErrors
 from layerleap.read.scores import Scores, score
+from layerleap.stats.collect import METHOD as collect_method
 from layerleap.stats.collect import collect, finish
 from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stats.tally import Tally
@@ -39,7 +40,7 @@ def _parse_ridge(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        return text  # "auto"; anything else is refused when maps are solved
+        return text  # "auto"; anything else is refused by the settings
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class FitSettings(TextSettings):
     ridge: float | str = option(
         0.0, "Penalty as a fraction of the mean eigenvalue, or 'auto'.", parse=_parse_ridge
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_solving(self.ridge, None, 1)
 
 
 class Fitted(NamedTuple):
@@ -91,7 +96,8 @@ class FitContext(TextContext[FS]):
             name: of a text, for instance.
             depends: all that it depends on besides the model, as plain values.
         """
-        parts = [layerleap.__version__, self.model.identity.fingerprint, kind, name, depends]
+        methods = [layerleap.__version__, METHOD, collect_method]
+        parts = [*methods, self.model.identity.fingerprint, kind, name, depends]
         digest = blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         readable = "".join(c if c.isalnum() else "-" for c in name)[-40:]
         return self.folder / f"{kind}-{readable}-{digest}"
@@ -112,6 +118,7 @@ class FitContext(TextContext[FS]):
             parts: kinds of parts of blocks to fit maps for, in the same pass.
             keep_rows: also save rows, so that more can be fitted on them without another pass.
         """
+        check_choice(pairs, ("final", "all"), "pairs")
         started, s = time.monotonic(), self.settings
         source, sampling = self.source(text)
         depends = (

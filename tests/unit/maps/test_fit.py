@@ -3,16 +3,23 @@
 import re
 import shutil
 import sys
+import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import sentences, tiny
 
-from layerleap.errors import BadSettings, CannotWrite
+from layerleap.errors import BadSettings, CannotWrite, FewRowsWarning, WrongModel
 from layerleap.maps import fit as maps_fit
-from layerleap.maps.fit import default_bank, fit, solve_bank
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import SCORED_TEXTS, default_bank, fit, solve_bank
+from layerleap.maps.linear import RIDGES, solve
+from layerleap.read.evaluate import sampling_of
 from layerleap.stats.collect import collect
+from layerleap.stats.moments import Moments
 from layerleap.stream.examples import Sampling
 
 COLLECT = sys.modules[collect.__module__]  # `layerleap.stats.collect` itself is the function
@@ -200,3 +207,92 @@ def test_a_masked_models_default_bank_hides_one_position_per_text(
     assert set(torch.cat(hidden).tolist()) == {1}
     plans = [maps_fit._default_plan(model) for model in (bert, tiny("llama"))]
     assert plans[0]["n_texts"] >= 4 * plans[1]["n_texts"]
+
+
+def few(n: int, **options: Any) -> ShortcutBank:
+    sampling = Sampling(unit="document", positions="all")
+    return fit(tiny("llama"), sentences(n), sampling, **options)
+
+
+def test_few_rows_are_said_and_get_a_ridge():
+    """Plain least squares on few rows reads worse than the logit lens, and nothing said so."""
+    with pytest.warns(FewRowsWarning, match=r"rows are few: \d+ for maps of width 24"):
+        bank = few(4)
+    assert bank.settings["ridge"] == "gcv"
+    assert any(report.ridge > 0 for report in bank.fits.values())
+    plain = few(4, ridge=0.0)  # as asked: no warning, no ridge
+    assert {report.ridge for report in plain.fits.values()} == {0.0}
+    fresh = sentences(60, seed=5)
+    scores = {
+        name: one.evaluate(tiny("llama"), fresh, side="both") for name, one in
+        (("ridge", bank), ("plain", plain))
+    }  # fmt: skip
+    kl = {
+        name: sum(
+            row["value"] for row in one.scores if (row["map"], row["metric"]) == ("mat", "kl")
+        )
+        for name, one in scores.items()
+    }
+    assert kl["ridge"] < kl["plain"]
+
+
+def test_enough_rows_are_fitted_without_a_ridge_or_a_word():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bank = few(120)
+    assert {report.ridge for report in bank.fits.values()} == {0.0}
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_generalised_cross_validation_is_that_of_its_definition(intercept):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 12, generator=generator).double() + 1
+    y = (x @ torch.randn(12, 12, generator=generator).double()) + 3 * torch.randn(
+        40, 12, generator=generator
+    ).double()
+    moments = Moments(1, 12)
+    moments.add([x, y])
+    ((_, report),) = solve(moments, 0, ridge="gcv", intercept=intercept)
+    mean_x, mean_y = (x.mean(0), y.mean(0)) if intercept else (0.0, 0.0)
+    xc, yc = x - mean_x, y - mean_y
+    spread = (y - y.mean(0)).square().sum(0)
+    gram = xc.T @ xc
+
+    def error(ridge: float) -> float:
+        penalty = ridge * torch.linalg.eigvalsh(gram).mean()
+        hat = xc @ torch.linalg.inv(gram + penalty * torch.eye(12).double()) @ xc.T
+        rest = ((yc - hat @ yc).square().sum(0) / spread).sum()
+        return float(rest / (1 - (hat.trace() + intercept) / len(x)) ** 2)
+
+    assert report.ridge == min(RIDGES, key=error)
+
+
+def test_a_fit_scores_itself_on_held_out_documents_for_its_card():
+    bank = few(120)
+    assert [row["layer"] for row in bank.quality] == [0, 1, 2]
+    assert {"precision@1", "precision@1 of id", "kl", "kl of id", "r2"} <= bank.quality[0].keys()
+    assert "held-out documents" in bank.data["evaluated_on"]
+    assert f"Scores on {bank.data['evaluated_on']}:" in bank.card()
+    sampling = replace(sampling_of(bank), positions="one")
+    again = bank.evaluate(tiny("llama"), sentences(120), sampling, n_texts=SCORED_TEXTS)
+    assert again.by_layer() == bank.quality
+    for other in (few(120, evaluate=False), fit(tiny("llama"), iter(sentences(120)))):
+        assert other.quality == []
+        assert "Not evaluated on held-out text" in other.card()
+
+
+def test_caches_of_another_method_are_not_read(default_source, tmp_path, monkeypatch):
+    """A changed algorithm used to find the bank and the statistics of the old one."""
+    monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path))
+    banks = []
+    for method in (1, 2, 2):
+        monkeypatch.setattr(maps_fit, "METHOD", method)
+        default_bank(tiny("llama"))
+        banks.append({path.name for path in (tmp_path / "banks").iterdir()})
+    assert [len(folders) for folders in banks] == [1, 2, 2]
+    checkpoint = tmp_path / "fit.safetensors"
+    sampling = Sampling(unit="document")
+    collect(tiny("llama"), sentences(120), sampling, checkpoint=checkpoint)
+    monkeypatch.setattr(COLLECT, "METHOD", 99)
+    with pytest.raises(WrongModel, match=r"different settings \(method\)"):
+        collect(tiny("llama"), sentences(120), sampling, checkpoint=checkpoint)

@@ -22,7 +22,7 @@ from layerleap.errors import BadArtifact, BadSettings, BadText, CannotWrite, Not
 from layerleap.maps.artifact import config_hash
 from layerleap.read.lens import Lens
 from layerleap.read.probes.cells import CellSampling, cells_of, task_labels
-from layerleap.read.probes.softmax import Softmax
+from layerleap.read.probes.softmax import ARRAYS, Softmax
 from layerleap.read.probes.task import TaskProbe, features
 from layerleap.read.saturation import saturate
 from layerleap.read.scores import score
@@ -116,6 +116,19 @@ def test_a_loaded_probe_is_bit_identical_to_the_saved_one(tmp_path):
         "README.md", "probe.json", "probe.safetensors",
     ]  # fmt: skip
     assert "AUC of task 2: 0.750" in (tmp_path / "probe" / "README.md").read_text()
+
+
+def test_a_probe_gives_the_same_bits_wherever_its_numbers_lie_in_memory():
+    """Loaded numbers begin anywhere in memory, and products round differently for it."""
+    h, weights = torch.randn(9, 16), probe().weights
+    for offset in range(1, 8):
+        moved = {}
+        for name in ARRAYS:
+            value = getattr(weights, name)
+            moved[name] = torch.empty(offset + value.numel(), dtype=value.dtype)[offset:]
+            moved[name] = moved[name].view(value.shape).copy_(value)
+        same = Softmax(**moved)
+        assert torch.equal(same.probabilities(h.double()), weights.probabilities(h.double()))
 
 
 def change(folder, **values):

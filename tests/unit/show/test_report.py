@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from pages import HOSTILE, Page
 from studies import make_study
 
@@ -110,6 +111,19 @@ def test_sections_that_failed_and_quick_runs_say_so():
     assert "quick run" in text
     assert "This section could not run: no rows." in text
     assert "\u201cexits\u201d could not run: no rows." in text
+
+
+def test_claims_that_were_not_tested_are_folded(undrawn):
+    result = make_study(full=True)
+    result.claims[0] |= {"agrees": "not tested", "seen": "section 'x' was not run"}
+    page = report_html(result)
+    n = sum(row["agrees"] == "not tested" for row in result.claims)
+    table, folded = page.split('id="claims"')[1].split("</section>")[0].split("<details>")
+    assert f"{n} more claim" in folded
+    assert str(escape(result.claims[0]["claim"])) in folded
+    assert "not tested" not in table
+    assert all(str(escape(row["claim"])) in table for row in result.claims
+               if row["agrees"] != "not tested")  # fmt: skip
 
 
 def test_nothing_from_the_study_becomes_markup():

@@ -534,3 +534,18 @@ dist.destroy_process_group()
                 assert gap < 1e-12
             exact = bank[src, 3].weight
             assert (theirs[f"map.{src}"] - exact).abs().max() / exact.abs().max() < 1e-6
+
+
+def test_sums_are_added_up_even_if_the_script_has_started_nccl(monkeypatch):
+    """NCCL adds up GPU tensors only, and the sums are on the CPU: the run used to end there."""
+    used = []
+    dist = tally_module.dist
+    monkeypatch.setattr(tally_module, "world", lambda: (0, 2))
+    monkeypatch.setattr(dist, "get_backend_config", lambda *_: "cuda:nccl")
+    monkeypatch.setattr(dist, "new_group", lambda backend: f"a group of {backend}")
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: used.append((tensor, group)))
+    tally = run()
+    assert len(used) == 1 + sum(1 + len(moments.cross) for moments in tally.sets.values())
+    assert {group for _, group in used} == {"a group of gloo"}
+    monkeypatch.setattr(dist, "get_backend_config", lambda *_: "cpu:gloo,cuda:nccl")
+    assert tally_module.cpu_group() is None

@@ -38,6 +38,7 @@ class Generation:
     ids: list[int]
     stats: DecodingStats
     prompt_ids: list[int] = field(default_factory=list)
+    how: dict[str, str] = field(default_factory=dict)  # rule, layers checked and bank, in words
     full_token: str | None = None  # what the full model writes where the text departs from its own
 
     @property
@@ -75,7 +76,7 @@ class Generation:
         return {
             "prompt": self.prompt, "continuation": self.continuation, "ids": self.ids,
             "tokens": self.tokens, "stats": self.stats.to_dict(), "summary": str(self.stats),
-            "departure": self.departure,
+            "how": self.how, "departure": self.departure,
         }  # fmt: skip
 
     def to_pandas(self) -> Any:
@@ -234,7 +235,7 @@ def generate(
     new = output[0, len(ids) :].tolist()
     stats = stats or _plain_stats(transformer, len(new))
     full = None if stats.full_token is None else decode([stats.full_token])
-    generation = Generation(prompt, written.pieces, new, stats, ids, full)
+    generation = Generation(prompt, written.pieces, new, stats, ids, _how(custom), full)
     if shown is not None:
         shown.update(generation)
     return generation
@@ -300,6 +301,20 @@ def _encode(transformer: Transformer, prompt: str, chat: bool) -> list[int]:
     if len(ids) >= limit:
         raise BadText(f"the prompt has {len(ids)} tokens; this model takes at most {limit}")
     return ids
+
+
+def _how(decoder: Decoder | None) -> dict[str, str]:
+    """How a text was decoded, in words: the rule, the layers checked, and the bank."""
+    if decoder is None:
+        return {"decoding": "transformers' own loop"}
+    bank = "none (logit lens)"
+    if decoder.bank is not None:
+        text, lens = decoder.bank.data.get("text"), decoder.bank.settings.get("lens", "shortcuts")
+        bank = f"{lens} fitted on {text}" if text else f"{lens} from {decoder.bank.source}"
+    if decoder.rule is None:
+        return {"decoding": "exact, without exits", "bank for drafts": bank}
+    checks = "all" if decoder.checks is None else ", ".join(map(str, sorted(decoder.checks)))
+    return {"rule": str(decoder.rule), "layers checked": checks, "bank": bank}
 
 
 def _plain_stats(transformer: Transformer, tokens: int) -> DecodingStats:

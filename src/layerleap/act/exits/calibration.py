@@ -27,7 +27,7 @@ from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import replay, sweep
 from layerleap.act.exits.rules import Never, Rule, rule_from_dict
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, TooFewRows
 from layerleap.extras import learn_library
 from layerleap.read.metrics import Bootstrap
 
@@ -118,7 +118,7 @@ def calibrate(
     level = delta if method == "ltt" else None
     rows = len(evidence)
     if rows < (needed := rows_needed(tolerance, level, method)):
-        raise BadSettings(
+        raise TooFewRows(
             f"{rows} calibration rows are too few to prove a disagreement of at most "
             f"{tolerance:g}; at least {needed} are needed: use more text, or a larger tolerance"
         )

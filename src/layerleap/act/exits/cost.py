@@ -10,7 +10,7 @@ head costs as much as several blocks, so saving layers may cost more than it sav
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -94,6 +94,10 @@ class Cost(LayerPrices):
     maps: tuple[float, ...]  # of mapping h[0], h[1], ... to the last layer; 0 for the identity
     d_model: int
     context: int  # tokens that the counted token attends to, itself included
+
+    def per_text(self) -> "Cost":
+        """The cost of an answer for which all tokens of a text go through the blocks."""
+        return replace(self, blocks=tuple(self.context * block for block in self.blocks))
 
     def of(self, exits: Exits, rule: Rule, layers_checked: Sequence[int] | None = None) -> float:
         """Mean FLOPs per token of rows that leave at `exits`.

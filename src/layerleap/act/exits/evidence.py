@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, TooFewRows
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -255,7 +255,7 @@ def split(
     for low, high in pairwise(ends):
         part = (place[group] >= low) & (place[group] < high)
         if not part.any():
-            raise BadSettings(
+            raise TooFewRows(
                 f"{len(names)} {by}s are too few to split into {tuple(fractions)}; use more text"
             )
         parts.append(evidence.rows(part))

@@ -12,7 +12,7 @@ RMS norm without weights does.
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -61,8 +61,15 @@ def require_aligned(saturation: Saturation, states: States) -> None:
         )
 
 
+def require_space(space: str) -> None:
+    """Refuse an unknown way to scale states."""
+    if space not in get_args(Space):
+        raise BadSettings(f"unknown space {space!r}; expected 'raw' or 'unit'")
+
+
 def in_space(h: Tensor, space: Space) -> Tensor:
     """States as input of the probe, float64."""
+    require_space(space)
     h = h.double()
     if space == "raw":
         return h
@@ -85,8 +92,7 @@ class TaskProbe:
     quality: tuple[Mapping[str, Any], ...] = ()  # held-out scores, if measured
 
     def __post_init__(self) -> None:
-        if self.space not in ("raw", "unit"):
-            raise BadSettings(f"unknown space {self.space!r}; expected 'raw' or 'unit'")
+        require_space(self.space)
         layers = self.layers
         if not layers or min(layers) < 0 or max(layers) > self.n_layers:
             raise BadSettings(f"layers {layers} do not fit a model with {self.n_layers} layers")
@@ -122,11 +128,9 @@ class TaskProbe:
         """A probe trained on all rows given; use `score_probe` to see how good it is.
 
         Args:
-            saturation: the saturation layers of the rows.
             states: the states of the same rows in the same order.
             sampling: which (row, layer) to use.
             strength: inverse of the penalty on coefficients, scikit-learn's C.
-            space: how to scale states.
             quality: the rows of `score_probe`, to save with the probe.
         """
         sampling = sampling or CellSampling()
@@ -187,11 +191,8 @@ class TaskProbe:
         """The probe in a folder or hub repository; a damaged one is an error.
 
         Args:
-            source: the folder or the repository.
             transformer: the model to use it on, which must be the one it was fitted on. Without it,
                 call `check_model` yourself.
-            revision: the revision of the repository.
-            token: the hub token.
         """
         path, config, tensors = PROBE.load(source, revision=revision, token=token)
         try:
