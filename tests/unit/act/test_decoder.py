@@ -222,8 +222,8 @@ def test_bad_input_is_refused_before_anything_is_timed(llama, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"policy": "guess"}, "recompute, propagate, shortcut"),
-        ({"drafts": ("oracle",)}, "table, lookup or early"),
+        ({"policy": "guess"}, "'recompute' or 'propagate' or 'shortcut'"),
+        ({"drafts": ("oracle",)}, "'table' or 'lookup' or 'early'"),
         ({"head": "half"}, "'whole' or 'shortlist'"),
         ({"rule": Fixed(2), "checks": ["3"]}, "expected 1 to 4"),
     ],

@@ -24,7 +24,7 @@ from layerleap.act.decode import request
 from layerleap.act.decode.decoding_stats import DecodingStats, Exactness
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, Drafter
-from layerleap.act.decode.early import LiveChecks, Policy, check_policy, decode_early, full_choices
+from layerleap.act.decode.early import LiveChecks, Policy, decode_early, full_choices
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
 from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
@@ -37,7 +37,7 @@ from layerleap.act.decode.speculative import (
 )
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
@@ -142,11 +142,9 @@ class Decoder:
                 f"the bank has type {type(self.bank).__name__}; expected a ShortcutBank, or "
                 "the folder or hub name of one"
             )
-        check_policy(self.policy)
-        if unknown := set(self.drafts) - {"table", "lookup", "early"}:
-            raise BadSettings(
-                f"unknown drafts {sorted(unknown)[0]!r}; expected table, lookup or early"
-            )
+        check_choice(self.policy, Policy, "policy")
+        for source in self.drafts:
+            check_choice(source, Drafts, "a source of drafts")
         if "early" in self.drafts and (len(self.drafts) > 1 or self.draft_layer is None):
             raise BadSettings(
                 "drafts 'early' need a draft_layer, and cannot be combined with others"
@@ -166,8 +164,7 @@ class Decoder:
                 f"the rule has type {type(self.rule).__name__}; expected an exit rule, such as "
                 "ll.exits.Similarity(0.98)"
             )
-        if self.head not in ("whole", "shortlist"):
-            raise BadSettings(f"unknown head {self.head!r}; expected 'whole' or 'shortlist'")
+        check_choice(self.head, Head, "head")
         if self.head == "shortlist" and (self.shortlist_ids is None or self.rule is None):
             raise BadSettings(
                 "head 'shortlist' reads tokens that exit early; pass a rule and a shortlist too"
