@@ -82,4 +82,4 @@ def check_choice(value: object, choices: Any, name: str) -> None:
         return
     nearest = get_close_matches(str(value).lower(), map(str, known), n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise BadSettings(f"{name} is {value!r}; expected {' or '.join(map(repr, known))}{hint}")
+    raise BadSettings(f"{name} is {value!r}; expected one of {', '.join(map(repr, known))}{hint}")

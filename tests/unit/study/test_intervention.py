@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 import torch
 from families import build
+from made_evidence import partial_evidence
 from tiny_models import sentences, tiny
 
 from layerleap.act.edits import PatchState
-from layerleap.act.exits.evidence import Evidence
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
@@ -83,7 +83,7 @@ def pass_over(name: str):
         [lens.logits(states[:, layer], layer).softmax(-1) for layer in range(model.n_layers + 1)], 1
     )
     best = p.topk(2).values
-    evidence = Evidence.partial(
+    evidence = partial_evidence(
         tuple(range(model.n_layers + 1)), of.positions, of.documents, final=of.tokens[:, 0],
         top=p.argmax(-1), p1=best[..., 0], p2=best[..., 1],
     )  # fmt: skip
