@@ -25,7 +25,7 @@ from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
 from layerleap.stream.split import Side, Unit, is_held_out, iter_texts, on_side
 
-POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # limits of the pool that texts alternate over
+POOL_DOCUMENTS, POOL_CHARACTERS = 1024, 2**24  # limits of the pool that texts alternate over
 DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked
 # Config fields for the length of the position table; the last one is for speech decoders.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
@@ -269,7 +269,7 @@ def _encode(
     texts = iter_texts(
         document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
     )
-    while chunk := [_without_surrogates(text) for text in islice(texts, 64)]:
+    while chunk := [_without_surrogates(text) for text in islice(texts, 16)]:
         encoded = tokenizer(chunk, truncation=True, max_length=limit, return_attention_mask=False)
         for text, ids in zip(chunk, encoded["input_ids"], strict=True):
             example = _example(transformer, text, list(ids), number, sampling, policy, held_back)
