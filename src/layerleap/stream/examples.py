@@ -18,12 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.models.discovery.probe import prepare, vocabulary_size
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
-from layerleap.stream.split import Side, Unit, is_held_out, iter_texts, on_side
+from layerleap.stream.split import (
+    Side,
+    Unit,
+    check_per_document,
+    is_held_out,
+    iter_texts,
+    on_side,
+)
 
 POOL_DOCUMENTS, POOL_CHARACTERS = 1024, 2**24  # limits of the pool that texts alternate over
 DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked
@@ -46,10 +54,11 @@ class Sampling:
     field: str = "text"  # the column or key that holds the text in records
 
     def __post_init__(self) -> None:
+        check_fields(self)
         parse_positions(self.positions)
-        check_choice(self.unit, Unit, "unit")
         if self.max_tokens < 1:
             raise BadSettings(f"max_tokens {self.max_tokens} is too small; expected 1 or more")
+        check_per_document(self.per_document)
         if not 0 <= self.held_out < 1:
             raise BadSettings(f"held_out is {self.held_out}; expected at least 0 and below 1")
 
