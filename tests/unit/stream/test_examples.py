@@ -289,6 +289,19 @@ def test_a_mistyped_side_is_refused_and_never_reads_the_fitting_side():
         batches_of(model(), TEXTS, Sampling(), side="heldout")
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"n_texts": 0}, "n_texts is 0; expected 1 or more, or None for all"),
+        ({"n_texts": -1}, "n_texts is -1; expected 1 or more"),
+        ({"tokens_per_batch": 0}, "tokens_per_batch is 0; expected 1 or more"),
+    ],
+)
+def test_sizes_that_leave_nothing_to_read_are_refused(setting, message):
+    with pytest.raises(BadSettings, match=message):
+        batches_of(model(), TEXTS, Sampling(), **setting)
+
+
 @pytest.mark.parametrize("positions", ["all", "every:1"])
 def test_masking_every_position_is_refused(positions):
     with pytest.raises(BadSettings, match="would mask 100% of a text"):
