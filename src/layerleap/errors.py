@@ -1,23 +1,11 @@
 """Every exception that layerleap raises on purpose.
 
-    LayerleapError
-    |-- ModelRefused      a model failed a law of the self-check, so it is not wrapped
-    |-- UnknownModel      there is no model with that name, folder or file
-    |-- BadText           a text source is missing, empty, unreadable or too small
-    |   |-- NothingToFit  a text source has no position to fit on
-    |   `-- TooFewRows    a text source is too small for the settings, so also a BadSettings
-    |-- BadMedia          an image or sound is missing, unreadable, or has the wrong shape or rate
-    |-- BadSettings       a setting is out of range: a layer that does not exist, rank 0
-    |-- NotFinite         states or their sums are NaN or infinite
-    |-- BadArtifact       a saved file is truncated, corrupted, or has another format
-    |-- WrongModel        a bank or statistics belong to another model
-    |-- CannotFetch       a package, file or library is not available
-    `-- CannotWrite       no space, no permission, or a target that must not be replaced
-
 A message is one line: what went wrong, what was expected, and what to do.
 """
 
 from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, get_args
 
 
 class LayerleapError(Exception):
@@ -25,7 +13,7 @@ class LayerleapError(Exception):
 
 
 class ModelRefused(LayerleapError):
-    """A model failed a law of the self-check."""
+    """A model failed a law of the self-check, so it is not wrapped."""
 
 
 class UnknownModel(LayerleapError):
@@ -45,7 +33,7 @@ class BadMedia(LayerleapError):
 
 
 class BadSettings(LayerleapError):
-    """A setting is out of range."""
+    """A setting is out of range: a layer that does not exist, rank 0."""
 
 
 class TooFewRows(BadText, BadSettings):
@@ -81,7 +69,17 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
-    """Refuse a value that is not one of the choices, and list them."""
-    if value not in (known := list(choices)):
-        raise BadSettings(f"{name} is {value!r}; expected one of {', '.join(map(repr, known))}")
+def check_choice(value: object, choices: Any, name: str) -> None:
+    """Raise a `BadSettings` that lists the choices and the nearest one, unless `value` is one.
+
+    Args:
+        value: what the caller passed.
+        choices: a `Literal` type or an iterable of names.
+        name: the name of the setting.
+    """
+    known: Iterable[object] = get_args(choices) or tuple(choices)
+    if value in known:
+        return
+    nearest = get_close_matches(str(value).lower(), map(str, known), n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise BadSettings(f"{name} is {value!r}; expected one of {', '.join(map(repr, known))}{hint}")

@@ -5,6 +5,7 @@ Out: the module, or an error that says how to install it.
 """
 
 import importlib
+from functools import partial
 from typing import Any
 
 from layerleap.errors import CannotFetch
@@ -27,11 +28,5 @@ def library(name: str, extra: str, why: str = "") -> Any:
         ) from error
 
 
-def report_library(name: str) -> Any:
-    """A library of the `report` extra: figures and pages."""
-    return library(name, "report")
-
-
-def learn_library(name: str) -> Any:
-    """A library of the `learn` extra: exact binomial tests and learned rules."""
-    return library(name, "learn")
+report_library = partial(library, extra="report")  # figures and pages
+learn_library = partial(library, extra="learn")  # exact binomial tests and learned rules

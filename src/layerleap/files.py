@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,14 @@ def whole_file(target: Path) -> Iterator[Path]:
     target = Path(target)
     with clear_write_errors(target, ours=True):
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _unused(target)
-        temporary.touch(exist_ok=False)
+        temporary = _beside(target)
+        temporary.touch(exist_ok=False)  # unlike mkstemp, with the user's default mode
         mode = temporary.stat().st_mode
     try:
         with clear_write_errors(target):
             yield temporary
         with clear_write_errors(target, ours=True):
-            temporary.chmod(mode)  # a library may have replaced it by a file of mode 0600
+            temporary.chmod(mode)  # safetensors replaces it by a private file
             os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file():
             raise CannotWrite(f"{target} is a file; expected a folder or a new name")
-        temporary = _unused(target)
+        temporary = _beside(target)
         temporary.mkdir()
         mode = temporary.stat().st_mode & 0o666
     try:
@@ -106,7 +106,7 @@ def _swap_in(fresh: Path, target: Path) -> None:
     if not target.exists():
         fresh.rename(target)
         return
-    old = _unused(target)
+    old = _beside(target)
     target.rename(old)
     try:
         fresh.rename(target)
@@ -116,13 +116,9 @@ def _swap_in(fresh: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _unused(target: Path) -> Path:
-    """A new name beside `target`.
-
-    What is created under it has the mode the user wants. `tempfile` would make it private, and the
-    umask can only be read by setting it, for all threads of the process.
-    """
-    return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+def _beside(target: Path) -> Path:
+    """An unused hidden path next to `target`, where a rename is a single step."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}")
 
 
 def write_json(target: Path, value: Any) -> None:
@@ -146,6 +142,12 @@ def read_json(source: Path) -> Any:
         raise BadArtifact(
             f"{source} is not valid JSON ({error}); create or copy it again"
         ) from error
+
+
+def files_under(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    """The wanted files in `folder` and its subfolders, sorted; hidden ones are left out."""
+    inside = sorted(path for path in folder.rglob("*") if path.is_file() and wanted(path))
+    return [p for p in inside if not any(x.startswith(".") for x in p.relative_to(folder).parts)]
 
 
 def sha256_of(path: Path) -> str:

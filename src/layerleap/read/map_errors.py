@@ -53,6 +53,9 @@ class MapErrors:
         member[torch.arange(len(groups)), groups] = 1
         member[:, GROUPS] = (batch.positions == 0).double()
         h = {layer: value.float().cpu() for layer, value in states.items()}
+        if h[0].dim() == 3:  # a row is a whole sequence, and maps act on each of its states
+            member = member.repeat_interleave(h[0].shape[1], 0)
+            h = {layer: value.flatten(0, 1) for layer, value in h.items()}
         self._buffer.append((h, member))
         if sum(len(rows) for _, rows in self._buffer) >= BUFFER_ROWS:
             self._flush()

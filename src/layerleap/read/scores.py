@@ -27,7 +27,7 @@ from layerleap.read.reader import MEASURES, LogitObserver, Predictor, Reader, sc
 from layerleap.stats.tensor_file import TensorFile
 from layerleap.stream.examples import Batch
 
-FILE = TensorFile("scores", 1)
+FILE = TensorFile("scores", 2)
 CHECK_EVERY = 16  # the tail is checked on a few texts of one batch in this many
 TRIM_EVERY = 8  # batches after which freed memory is returned to the system
 MOST_WRONG = 0.01  # largest share of rows with another top token than the model
@@ -84,8 +84,8 @@ class Scores(Brief):
     surprisal: dict[str, Tensor]  # (row, layer)
     kl: dict[str, Tensor]  # (row, layer)
     top: dict[str, Tensor]  # (row, layer) int32
-    p1: dict[str, Tensor]
-    p2: dict[str, Tensor]
+    top_prob: dict[str, Tensor]
+    second_prob: dict[str, Tensor]
     entropy: dict[str, Tensor]
     size: dict[str, Tensor]  # norm of the state passed to the tail
     cosine: Tensor  # (row, layer): between h[layer] and h[layer - 1]; NaN at layer 0
@@ -203,7 +203,7 @@ def check_tail(transformer: Transformer, batch: Batch, check: TailCheck) -> None
     captured = transformer.capture(few.inputs, keep=few.keep, layers=[last], logits=True)
     assert captured.logits is not None
     own = captured.logits  # of every position, or of the whole input if the model is a classifier
-    own = own[few.keep.to(own.device)] if own.dim() == 3 else own[few.keep.nonzero()[:, 0]]
+    own = own[few.keep.to(own.device)] if own.dim() == 3 else own[few.text_of_row]
     for rows in chunks(len(own), transformer.d_vocab):
         check.add(own[rows], transformer.logits(captured.states[last][rows]))
     check.require(rows=100)  # a handful of rows must not decide
@@ -212,7 +212,9 @@ def check_tail(transformer: Transformer, batch: Batch, check: TailCheck) -> None
 def _cosines(h: Mapping[int, Tensor]) -> Tensor:
     """Between each state and the one a layer below: (row, layer), NaN at layer 0."""
     pairs = [
-        torch.cosine_similarity(h[layer - 1].float().to(h[layer].device), h[layer].float()).cpu()
+        torch.cosine_similarity(
+            h[layer - 1].flatten(1).float().to(h[layer].device), h[layer].flatten(1).float()
+        ).cpu()
         for layer in range(1, len(h))
     ]
     return torch.stack([torch.full((len(h[0]),), torch.nan), *pairs], dim=1)

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from layerleap.errors import BadText, CannotFetch, first_line
+from layerleap.extras import library
+from layerleap.files import files_under
 from layerleap.zoo.catalog import TEXT_NAMES
 from layerleap.zoo.download import fetch
 
@@ -37,6 +39,7 @@ class Document:
 
     name: str  # unique within its source, and the same each time it is read
     text: str
+    target: str = ""  # what a decoder writes for this text, if it is one of a pair
 
 
 def iter_documents(
@@ -45,10 +48,10 @@ def iter_documents(
     """The documents of `source`; a missing file or folder is an error right away.
 
     Args:
-        source: "wikipedia" or "news"; a .txt, .md, .jsonl or .parquet file (or .gz of one); a
-            folder of them; "-" for standard input; a data set as "org/name:config:split"; or
-            strings. Paragraphs of a plain text file count as documents; a record is one document.
-            A bundled name wins over a file of that name: write ./news for the file.
+        source: "wikipedia", "news" or "enwik8"; a .txt, .md, .jsonl or .parquet file (or .gz of
+            one); a folder of them; "-" for standard input; a data set as "org/name:config:split";
+            or strings. Paragraphs of a plain text file count as documents; a record is one
+            document. A bundled name wins over a file of that name: write ./news for the file.
         field: the column or key with the text in records.
     """
     if not isinstance(source, str | Path):
@@ -94,8 +97,7 @@ def _from_bundled(path: Path) -> Iterator[Document]:
 
 
 def _files_under(folder: Path) -> list[Path]:
-    inside = sorted(p for p in folder.rglob("*") if p.is_file() and _kind(p) in FOLDER_SUFFIXES)
-    files = [p for p in inside if not any(x.startswith(".") for x in p.relative_to(folder).parts)]
+    files = files_under(folder, lambda path: _kind(path) in FOLDER_SUFFIXES)
     if not files:
         suffixes = ", ".join(FOLDER_SUFFIXES)
         raise BadText(f"the folder {folder} contains no text file; expected {suffixes} or .gz")
@@ -209,13 +211,10 @@ def _from_record(record: dict[str, Any], field: str, where: str, name: str) -> I
 
 
 def _from_parquet(stream: IO[bytes], path: Path, label: str, field: str) -> Iterator[Document]:
+    why = f"reading {path} needs it"
+    arrow, parquet = (library(name, "data", why) for name in ("pyarrow", "pyarrow.parquet"))
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise _missing("pyarrow", f"reading {path}") from error
-    try:
-        file = pyarrow.parquet.ParquetFile(stream)
+        file = parquet.ParquetFile(stream)
         names = file.schema_arrow.names
         columns = [c for c in dict.fromkeys((field, "name", "title")) if c in names]
         if field not in names:
@@ -228,7 +227,7 @@ def _from_parquet(stream: IO[bytes], path: Path, label: str, field: str) -> Iter
                 number += 1
                 where = f"row {number} of {path}"
                 yield from _from_record(record, field, where, f"{label}#{number}")
-    except pyarrow.ArrowException as error:
+    except arrow.ArrowException as error:
         raise BadText(f"{path} is not a readable parquet file ({first_line(error)})") from error
 
 
@@ -238,17 +237,15 @@ def _may_be_hub_name(label: str) -> bool:
 
 
 def _from_hub(label: str, field: str) -> Iterator[Document]:
-    try:
-        from datasets import load_dataset
-        from huggingface_hub import HfApi
-    except ImportError as error:
-        unknown = f"{label!r}, which is neither a file nor one of {', '.join(TEXT_NAMES)},"
-        raise _missing("datasets", f"reading {unknown} as a data set") from error
+    from huggingface_hub import HfApi
+
+    unknown = f"{label!r} is neither a file nor one of {', '.join(TEXT_NAMES)}"
+    datasets = library("datasets", "data", f"{unknown}: reading it as a data set needs it")
     name, config, split = (*label.split(":"), "", "")[:3]
     try:
         # Checked first, because without a network load_dataset retries noisily for half a minute.
         HfApi().dataset_info(name, timeout=10)
-        rows = load_dataset(name, config or None, split=split or "train", streaming=True)
+        rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, start=1):
             place = f"{label}#{number}"
             yield from _from_record(row, field, f"row {number} of {label}", place)
@@ -256,13 +253,6 @@ def _from_hub(label: str, field: str) -> Iterator[Document]:
         raise
     except Exception as error:  # the library raises whatever its many back ends raise
         raise CannotFetch(
-            f"{label!r} is neither a file nor one of {', '.join(TEXT_NAMES)}, and it could not be "
-            f"loaded as a data set ({type(error).__name__}: {first_line(error)}); check the "
-            "spelling and the network"
+            f"{unknown}, and it could not be loaded as a data set ({type(error).__name__}: "
+            f"{first_line(error)}); check the spelling and the network"
         ) from error
-
-
-def _missing(library: str, purpose: str) -> CannotFetch:
-    return CannotFetch(
-        f'{purpose} needs the library {library}; install it with pip install "layerleap[data]"'
-    )

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from layerleap.errors import BadMedia, CannotFetch
+from layerleap.extras import library
 from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.sounds import Clip, read_wav
 from layerleap.stream.split import iter_texts
@@ -81,33 +82,11 @@ def speak(sentence: str, program: str = PROGRAM) -> tuple[np.ndarray[Any, Any], 
 
 
 def resampled(samples: np.ndarray[Any, Any], rate: int, new_rate: int) -> np.ndarray[Any, Any]:
-    """The same sound at `new_rate`: its spectrum, truncated or padded with zeros.
-
-    The sound is padded with silence until its length is a product of small primes: with a large
-    prime factor, the Fourier transform takes ten times as long.
-    """
+    """The same sound at `new_rate`."""
     if rate == new_rate:
         return samples
-    common = math.gcd(rate, new_rate)
-    periods = _smooth(-(-len(samples) // (rate // common)))
-    old_length, new_length = periods * (rate // common), periods * (new_rate // common)
-    spectrum = np.fft.rfft(samples.astype(np.float64), old_length)
-    new_spectrum = np.zeros(new_length // 2 + 1, dtype=complex)
-    both = min(len(spectrum), len(new_spectrum))
-    new_spectrum[:both] = spectrum[:both]
-    sound = np.fft.irfft(new_spectrum, new_length)[: round(len(samples) * new_rate / rate)]
-    return (sound * (new_length / old_length)).astype(np.float32)
-
-
-def _smooth(least: int) -> int:
-    """The smallest number >= `least` whose only prime factors are 2, 3 and 5."""
-    best = 2 ** max(0, least - 1).bit_length()
-    five = 1
-    while five < best:
-        three = five
-        while three < best:
-            twos = 2 ** max(0, -(-least // three) - 1).bit_length()
-            best = min(best, three * twos)
-            three *= 3
-        five *= 5
-    return best
+    signal = library("scipy.signal", "bundled", "speaking text needs it")
+    # Padded with silence to a length that is a whole number at both rates.
+    padded = np.pad(samples, (0, -len(samples) % (rate // math.gcd(rate, new_rate))))
+    sound = signal.resample(padded.astype(np.float64), len(padded) * new_rate // rate)
+    return sound[: round(len(samples) * new_rate / rate)].astype(np.float32)

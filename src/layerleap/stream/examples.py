@@ -11,21 +11,32 @@ and absolute positions counted from 0, it cannot affect a real token.
 import hashlib
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
-from layerleap.models.discovery.probe import prepare, vocabulary_size
+from layerleap.arguments import check_fields
+from layerleap.errors import BadSettings, BadText, check_choice
+from layerleap.models.discovery.probe import prepare
+from layerleap.models.inputs import encode_pair, padded, without_padding
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
+from layerleap.stream.pairs import iter_pairs
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
-from layerleap.stream.split import UNITS, Side, fingerprint, is_held_out, iter_texts, on_side
+from layerleap.stream.split import (
+    Side,
+    Unit,
+    check_per_document,
+    fingerprint,
+    is_held_out,
+    iter_texts,
+    on_side,
+)
 
-POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # limits of the pool that texts alternate over
+POOL_DOCUMENTS, POOL_CHARACTERS = 1024, 2**24  # limits of the pool that texts alternate over
 DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked
 # Config fields for the length of the position table; the last one is for speech decoders.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
@@ -36,7 +47,7 @@ WINDOW = 2048  # examples sorted by length at a time: little padding, constant m
 class Sampling:
     """How documents are cut into texts and positions chosen; plain values, written into cards."""
 
-    unit: Literal["sentence", "paragraph", "document"] = "sentence"
+    unit: Unit = "sentence"
     max_tokens: int = 128  # longer texts are truncated
     positions: str = "one"  # "one", "all" or "every:N"
     per_document: int | None = 256  # at most this many texts per document; None for all
@@ -46,11 +57,11 @@ class Sampling:
     field: str = "text"  # the column or key that holds the text in records
 
     def __post_init__(self) -> None:
+        check_fields(self)
         parse_positions(self.positions)
-        if self.unit not in UNITS:
-            raise BadSettings(f"unit {self.unit!r} is unknown; expected one of {', '.join(UNITS)}")
         if self.max_tokens < 1:
             raise BadSettings(f"max_tokens {self.max_tokens} is too small; expected 1 or more")
+        check_per_document(self.per_document)
         if not 0 <= self.held_out < 1:
             raise BadSettings(f"held_out is {self.held_out}; expected at least 0 and below 1")
 
@@ -68,6 +79,7 @@ class Example:
     keep: tuple[int, ...]
     held_back: bool = False  # reserved for choosing the ridge
     gold: tuple[int, ...] = ()  # correct token at each kept position, -1 unknown; () if all are
+    source: tuple[int, ...] = ()  # what the encoder reads, if `ids` are those of a decoder
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,7 @@ class Batch:
             name: value[chosen] if isinstance(value, Tensor) else value
             for name, value in self.cut(width).items()
         }
-        rows = chosen[self.keep.nonzero()[:, 0]]
+        rows = chosen[self.text_of_row]
         return Batch(
             self.index, inputs, self.keep[chosen][:, :width], self.documents[rows],
             self.positions[rows], self.held_back[rows], int(chosen.sum()), int(mask.sum()),
@@ -115,6 +127,15 @@ class Batch:
             name: value[:, :width] if has_positions(name, value) else value
             for name, value in self.inputs.items()
         }
+
+    @property
+    def text_of_row(self) -> Tensor:
+        """The text that each row comes from: (row,).
+
+        A head that pools positions makes one row of all kept positions of a text.
+        """
+        texts = self.keep.nonzero()[:, 0]
+        return texts if len(texts) == len(self.documents) else texts.unique()
 
     @property
     def mask(self) -> Tensor:
@@ -150,12 +171,17 @@ class Census:
         """Count a document that is being read."""
         self.used.add(self.seen[document])
 
-    def note(self, example: Example) -> None:
-        """Count one example."""
+    def note(self, tokens: int, rows: int, content: bytes) -> None:
+        """Count one text, image or clip."""
         self.texts += 1
-        self.tokens += len(example.ids)
-        self.rows += len(example.keep)
-        self.digest.update(repr((example.ids, example.keep)).encode())
+        self.tokens += tokens
+        self.rows += rows
+        self.digest.update(content)
+
+    def note_example(self, example: Example) -> None:
+        """Count one example."""
+        content = repr((example.ids, example.keep)).encode()
+        self.note(len(example.ids), len(example.keep), content)
 
     def to_dict(self) -> dict[str, Any]:
         """The counts, and a fingerprint of ids and positions."""
@@ -184,12 +210,14 @@ def iter_examples(
         census: counts what is read.
         ridge_share: share of the fitting documents that is held back to choose a ridge.
     """
+    check_choice(side, Side, "side")
     _require_stream(transformer, sampling)
     census = census if census is not None else Census()
     policy = parse_positions(sampling.positions, sampling.seed)
 
     def documents_of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
-        for number, document in enumerate(iter_documents(source, field=sampling.field)):
+        iterate = iter_pairs if reads_pairs(transformer) else iter_documents
+        for number, document in enumerate(iterate(source, field=sampling.field)):
             held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
             if not (on_side(side, held_out) and census.admits(number, document.text)):
                 continue
@@ -201,7 +229,7 @@ def iter_examples(
         numbers.add(example.document)
         census.use(example.document)
         census.documents = len(numbers)
-        census.note(example)
+        census.note_example(example)
         yield example
 
 
@@ -233,23 +261,28 @@ def _turn(pool: deque[tuple[int, Iterator[Example]]]) -> Generator[Example, None
 
 def require_text(transformer: Transformer) -> None:
     """Raise an error if the model's input is not a single text."""
-    if transformer.kind == "class" or transformer.model.config.is_encoder_decoder:
+    if transformer.model.main_input_name != "input_ids" or reads_pairs(transformer):
         raise BadSettings(
             f"{transformer.identity.name} reads images, sound or two texts at once; expected a "
-            "causal or masked language model, which reads one text"
+            "language model or text classifier, which reads one text"
         )
 
 
+def reads_pairs(transformer: Transformer) -> bool:
+    """True for an encoder-decoder of texts."""
+    model = transformer.model
+    return model.main_input_name == "input_ids" and bool(model.config.is_encoder_decoder)
+
+
 def _require_stream(transformer: Transformer, sampling: Sampling) -> None:
-    name = transformer.identity.name
-    if transformer.tokenizer is None:
-        raise BadText(f"{name} has no tokenizer, so it cannot read text; pass tokenizer=...")
-    require_text(transformer)
+    name, tokenizer = transformer.identity.name, transformer.need_tokenizer()
+    if not reads_pairs(transformer):
+        require_text(transformer)
     if transformer.kind == "masked-token":
-        if transformer.tokenizer.mask_token_id is None:
+        if tokenizer.mask_token_id is None:
             raise BadText(f"the tokenizer of {name} has no mask token; pass tokenizer=...")
         _require_few_masks(parse_positions(sampling.positions))
-    special = transformer.tokenizer.num_special_tokens_to_add()
+    special = tokenizer.num_special_tokens_to_add()
     if sampling.max_tokens <= special:  # the tokenizer would then not cut at all
         raise BadSettings(
             f"max_tokens is {sampling.max_tokens}, but the tokenizer adds {special} special "
@@ -277,10 +310,17 @@ def _encode(
     tokenizer = transformer.tokenizer
     assert tokenizer is not None
     limit = min(sampling.max_tokens, longest_input(transformer))
+    if document.target:
+        pair = document.text, document.target
+        source, ids = (part[:limit] for part in encode_pair(transformer, *pair))
+        example = _example(transformer, "\t".join(pair), ids, number, sampling, policy, held_back)
+        if example:
+            yield replace(example, source=tuple(source))
+        return
     texts = iter_texts(
         document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
     )
-    while chunk := [_without_surrogates(text) for text in islice(texts, 64)]:
+    while chunk := [_without_surrogates(text) for text in islice(texts, 16)]:
         encoded = tokenizer(chunk, truncation=True, max_length=limit, return_attention_mask=False)
         for text, ids in zip(chunk, encoded["input_ids"], strict=True):
             example = _example(transformer, text, list(ids), number, sampling, policy, held_back)
@@ -303,11 +343,18 @@ def _example(
     held_back: bool,
 ) -> Example | None:
     masked = transformer.kind == "masked-token"
-    special = set(transformer.tokenizer.all_special_ids) if masked else set()  # type: ignore[union-attr]
+    if transformer.pooling is not None:  # the head decides which positions it reads
+        ids = without_padding(transformer, ids)
+        keep = transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
+        return Example(number, tuple(ids), tuple(keep), held_back) if keep else None
+    both_ways = masked or transformer.kind == "token-class"
+    special = set(transformer.tokenizer.all_special_ids) if both_ways else set()  # type: ignore[union-attr]
     skip = set() if sampling.include_special else special
     keep = policy.choose([p for p, token in enumerate(ids) if token not in skip], text)
     if not keep:
         return None
+    if transformer.kind == "token-class":
+        return Example(number, tuple(ids), tuple(keep), held_back)
     # The masked token or the next one; read before the ids are masked or truncated.
     gold = [ids[p] if masked else ids[p + 1] if p + 1 < len(ids) else -1 for p in keep]
     if masked:
@@ -355,23 +402,20 @@ def _padded(window: list[Example], start: int, stop: int) -> int:
 
 def collate(transformer: Transformer, examples: list[Example], index: int = 0) -> Batch:
     """A batch of these examples, padded on the right, with the padding masked."""
-    width = max(len(example.ids) for example in examples)
-    tokenizer = transformer.tokenizer
-    pad = tokenizer.pad_token_id if tokenizer is not None else None
-    # Some tokenizers have a padding token for which the model has no embedding.
-    if pad is None or pad >= vocabulary_size(transformer.model):
-        pad = 0  # masked, so any id works
-    ids = torch.full((len(examples), width), pad)
-    mask = torch.zeros_like(ids)
-    keep = torch.zeros_like(ids, dtype=torch.bool)
+    inputs = padded(transformer, [example.ids for example in examples])
+    mask = inputs["attention_mask"]
+    if examples[0].source:
+        sources = padded(transformer, [example.source for example in examples])
+        inputs = {**sources, **{f"decoder_{name}": value for name, value in inputs.items()}}
+    keep = torch.zeros_like(mask, dtype=torch.bool)
     for row, example in enumerate(examples):
-        ids[row, : len(example.ids)] = torch.tensor(example.ids)
-        mask[row, : len(example.ids)] = 1
         keep[row, list(example.keep)] = True
     rows, positions = keep.nonzero(as_tuple=True)
+    if transformer.row_kind != "position":  # one row per text
+        rows, positions = torch.arange(len(examples)), keep.int().argmax(1)
     return Batch(
         index,
-        prepare(transformer.model, {"input_ids": ids, "attention_mask": mask}),
+        prepare(transformer.model, inputs),
         keep,
         torch.tensor([example.document for example in examples])[rows],
         positions,

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stream.documents import iter_documents
 from layerleap.stream.examples import longest_input
-from layerleap.zoo.reactions import REACTIONS
 
 METHOD = 2  # raised when the same settings would give other texts
 NOTE = (
@@ -72,9 +72,9 @@ def generated_texts(
         progress: called after every round.
     """
     settings = settings or TextGeneration()
-    if transformer.tokenizer is None:
-        raise BadText(f"{transformer.identity.name} has no tokenizer, so it cannot generate text")
-    if transformer.kind == "class" or transformer.model.config.is_encoder_decoder:
+    transformer.need_tokenizer()
+    is_model = transformer.kind in ("next-token", "masked-token")
+    if not is_model or transformer.model.config.is_encoder_decoder:
         raise BadSettings(
             f"{transformer.identity.name} cannot generate texts: expected a causal or masked "
             "language model"
@@ -97,7 +97,7 @@ def _starts(transformer: Transformer, starts: str | Path | None) -> list[str]:
     if starts is not None:
         return [document.text for document in iter_documents(starts)]
     tokenizer: Any = transformer.tokenizer
-    texts = [smiles for _, smiles in REACTIONS]
+    texts = bundled_reactions()
     unknown = sum(tokenizer.unk_token_id in ids for ids in tokenizer(texts)["input_ids"])
     if unknown > len(texts) // 10 or tokenizer.vocab_size > 5000:
         raise BadText(
@@ -105,6 +105,16 @@ def _starts(transformer: Transformer, starts: str | Path | None) -> list[str]:
             "own, or a file of a few dozen sequences with --starts"
         )
     return texts
+
+
+def bundled_reactions() -> list[str]:
+    """Well-known reactions as "reactants>>product", written from textbook knowledge.
+
+    No free corpus comes with the bundled masked models. Only the main product is given, and only
+    some of the reagents that add no atom to it.
+    """
+    lines = files("layerleap.zoo").joinpath("reactions.smi").read_text(encoding="utf8")
+    return [line.split("\t")[0] for line in lines.splitlines()]
 
 
 def _write(path: Path, rounds: Iterable[Sequence[str]]) -> None:

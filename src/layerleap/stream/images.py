@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from layerleap.errors import BadMedia, BadSettings
+from layerleap.errors import BadMedia, BadSettings, check_choice
 from layerleap.extras import library
+from layerleap.files import files_under
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Census, Sampling
@@ -106,6 +107,7 @@ def image_batches(
         census: counts what is read.
         ridge_share: share of the fitting side that is held back to choose a ridge.
     """
+    check_choice(side, Side, "side")
     sampling = sampling or Sampling()
     census = census if census is not None else Census()
     _require_images(transformer)
@@ -125,7 +127,10 @@ def image_batches(
             captured = transformer.capture({"pixel_values": pixels[:1]}, layers=[0])
             n_positions = captured.states[0].shape[1]
         for labelled in chunk:
-            _note(census, labelled, n_positions)
+            census.documents += 1
+            census.use(labelled.number)
+            shape_and_pixels = f"{labelled.image.shape}".encode() + labelled.image.tobytes()
+            census.note(n_positions, 1, shape_and_pixels)
         yield _batch(transformer, chunk, inputs, n_positions, index, ridge_share)
         index += 1
 
@@ -144,29 +149,18 @@ def _batch(
                 f"image {labelled.number} has class {labelled.label}, but the model knows classes "
                 f"0 to {transformer.d_vocab - 1}; use images of its classes"
             )
-    keep = torch.zeros(len(chunk), n_positions, dtype=torch.bool)
-    position = transformer.picked_position or 0
-    keep[:, position] = True
+    keep = transformer.pooled(torch.ones(len(chunk), n_positions))
     held_back = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
     return Batch(
         index, inputs, keep, torch.tensor([labelled.number for labelled in chunk]),
-        torch.full((len(chunk),), position), torch.tensor(held_back), len(chunk), keep.numel(),
+        keep.int().argmax(1), torch.tensor(held_back), len(chunk), keep.numel(),
         torch.tensor([labelled.label for labelled in chunk]),
     )  # fmt: skip
 
 
-def _note(census: Census, labelled: LabelledImage, n_positions: int) -> None:
-    census.documents += 1
-    census.use(labelled.number)
-    census.texts += 1
-    census.tokens += n_positions
-    census.rows += 1
-    census.digest.update(f"{labelled.image.shape}".encode() + labelled.image.tobytes())
-
-
 def _require_images(transformer: Transformer) -> None:
     name = transformer.identity.name
-    if transformer.model.main_input_name != "pixel_values" or transformer.picked_position is None:
+    if transformer.kind != "image-class":
         raise BadSettings(f"{name} cannot read images; expected an image classifier")
     if transformer.processor is None:
         raise BadMedia(
@@ -195,8 +189,7 @@ def _from_images(images: Iterable[Any]) -> Iterator[LabelledImage]:
 
 
 def _from_folder(folder: Path, classes: Mapping[str, int], seed: int) -> Iterator[LabelledImage]:
-    inside = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
-    files = [p for p in inside if not any(x.startswith(".") for x in p.relative_to(folder).parts)]
+    files = files_under(folder, lambda path: path.suffix.lower() in SUFFIXES)
     if not files:
         raise BadMedia(f"the folder {folder} contains no image; expected {', '.join(SUFFIXES)}")
     labels = [_label(path, folder, classes) for path in files]  # check all before reading any

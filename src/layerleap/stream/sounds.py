@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadMedia, BadSettings
+from layerleap.errors import BadMedia, BadSettings, check_choice
+from layerleap.files import files_under
 from layerleap.models.discovery.probe import prepare, sound_shape
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document
@@ -74,7 +75,7 @@ def _iter_recorded(source: Any) -> Iterator[Clip]:
         return iter([_from_file(fetch(label))])
     path = Path(label).expanduser()
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() == ".wav")
+        files = files_under(path, lambda file: file.suffix.lower() == ".wav")
         if not files:
             raise BadMedia(f"the folder {path} contains no .wav file; expected recordings")
         return (_from_file(file) for file in files)
@@ -110,6 +111,7 @@ def sound_batches(
         census: counts what is read.
         ridge_share: share of the fitting side that is held back to choose a ridge.
     """
+    check_choice(side, Side, "side")
     sampling = sampling or Sampling(positions="all")
     census = census if census is not None else Census()
     _require_sound(transformer)
@@ -130,7 +132,7 @@ def sound_batches(
             census.admits(document, clip.split_document.text)
             census.use(document)
             census.documents = len(documents)
-            census.note(examples[-1])
+            census.note_example(examples[-1])
         features = [_features(transformer, clip) for clip in chunk]
         yield _batch(transformer, torch.cat(features), examples, index)
         index += 1

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Literal
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, check_choice
 from layerleap.stream.documents import Document
 
 Side = Literal["fit", "held-out", "both"]
-UNITS = ("sentence", "paragraph", "document")
+Unit = Literal["sentence", "paragraph", "document"]
 FEWEST_WORDS = 3  # a shorter sentence is a heading, a rest of a list or a wrong split
 
 # An end mark, optional closing quotes or brackets, then space before the next word.
@@ -47,13 +47,17 @@ def iter_texts(
     The first few are thus a random sample, not the lead of an article. The order depends only on
     the seed and the document's text, not on other documents.
     """
-    if unit not in UNITS:
-        raise BadSettings(f"unit {unit!r} is unknown; expected one of {', '.join(UNITS)}")
-    if per_document is not None and per_document < 1:
-        raise BadSettings(f"per_document is {per_document}; expected at least 1, or None for all")
+    check_choice(unit, Unit, "unit")
+    check_per_document(per_document)
     texts = _texts(document.text, unit)
     random.Random(_hash("order", str(seed), document.text)).shuffle(texts)
     return iter(texts[:per_document])
+
+
+def check_per_document(n: int | None) -> None:
+    """Refuse a limit that leaves no text."""
+    if n is not None and n < 1:
+        raise BadSettings(f"per_document is {n}; expected at least 1, or None for all")
 
 
 def is_held_out(document: Document, *, share: float, seed: int) -> bool:

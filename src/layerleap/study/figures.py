@@ -17,9 +17,9 @@ written beside a dot, or once in the corner of its panel.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from layerleap.errors import require_choice
+from layerleap.errors import check_choice
 
 if TYPE_CHECKING:
     from layerleap.study.result import StudyResult
@@ -45,7 +45,7 @@ class Axis:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        require_choice("scale", self.scale, get_args(Scale))
+        check_choice(self.scale, Scale, "scale")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Line:
     width: float = 1.9
 
     def __post_init__(self) -> None:
-        require_choice("style", self.style, get_args(Style))
+        check_choice(self.style, Style, "style")
 
 
 # Lenses look the same in every figure.
@@ -82,7 +82,7 @@ class Mark:
     panel: str | None = None
 
     def __post_init__(self) -> None:
-        require_choice("axis", self.axis, ("x", "y"))
+        check_choice(self.axis, ("x", "y"), "axis")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Figure:
     narrow: bool = False  # two such figures stand side by side
 
     def __post_init__(self) -> None:
-        require_choice("kind", self.kind, get_args(Kind))
+        check_choice(self.kind, Kind, "kind")
 
 
 def short(name: str, limit: int = 28) -> str:

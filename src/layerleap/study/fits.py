@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import layerleap
-from layerleap.errors import BadText, LayerleapError, require_choice
+from layerleap.errors import BadText, LayerleapError, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import METHOD, solve_bank
 from layerleap.maps.linear import check_solving, solve_parts
@@ -120,7 +120,7 @@ class FitContext(TextContext[FS]):
             parts: kinds of parts of blocks to fit maps for, in the same pass.
             keep_rows: also save rows, so that more can be fitted on them without another pass.
         """
-        require_choice("pairs", pairs, ("final", "all"))
+        check_choice(pairs, ("final", "all"), "pairs")
         started, s = time.monotonic(), self.settings
         source, sampling = self.source(text)
         depends = (

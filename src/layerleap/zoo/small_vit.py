@@ -8,7 +8,7 @@ up to two pixels each time. Held-out images are not used, not even for early sto
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,10 +29,6 @@ class VitSettings:
     decay: float = 0.05  # weight decay
     shift: int = 2  # pixels
     seed: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 def train_vit(
@@ -60,7 +56,7 @@ def train_vit(
         steps = settings.epochs * math.ceil(len(pixels) / settings.batch)
         warmup = steps // settings.epochs
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: _learning_rate(step, warmup, steps)
+            optimizer, lambda step: learning_rate(step, warmup, steps)
         )
         model.train()
         for epoch in range(settings.epochs):
@@ -93,7 +89,7 @@ def _new(pixels: Tensor, n_classes: int, settings: VitSettings) -> Any:
     return ViTForImageClassification(config)
 
 
-def _learning_rate(step: int, warmup: int, steps: int) -> float:
+def learning_rate(step: int, warmup: int, steps: int) -> float:
     """The learning rate as a fraction of its peak."""
     if step < warmup:
         return (step + 1) / warmup

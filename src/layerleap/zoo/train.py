@@ -1,49 +1,43 @@
 """Recipes of the models that are trained here, on first use, from bundled ones.
 
-In: a `TrainedModel` of the catalog, and the paths of the entries it is trained from.
+In: a trained model of the catalog, and the paths of the entries it is trained from.
 Out: a folder that `from_pretrained` reads, with a card that describes the training and reports
-the accuracy on held-out images. Nothing is tuned on that number.
+the accuracy on held-out images or texts. Nothing is tuned on that number.
 """
 
-import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from layerleap.extras import library
 from layerleap.files import whole_folder, write_json
 from layerleap.quiet import quiet_transformers
-from layerleap.zoo.catalog import TrainedModel
+from layerleap.zoo.catalog import Entry, accuracy_words
 from layerleap.zoo.convert import BICUBIC, COLOURS, write_processor
 from layerleap.zoo.images import HELD_OUT, ImageSet, pixel_values, read_npz
 from layerleap.zoo.linear_head import at_size, cls_states, fit_head, with_head
+from layerleap.zoo.reviews import bert_reviews
 from layerleap.zoo.small_vit import VitSettings, train_vit
 
 Tell = Callable[[str], None]
 HEAD_IMAGE_SIZE = 112  # four times that of the digits; 8 x 8 patches of 14 pixels
-Z95 = 1.959964
 
 
-def train(entry: TrainedModel, sources: Mapping[str, Path], *, tell: Tell) -> None:
+def train(entry: Entry, sources: Mapping[str, Path], *, tell: Tell) -> None:
     """Train the model and put it into the cache, with its card."""
     with whole_folder(entry.path) as folder, quiet_transformers():
         results = RECIPES[entry.name](sources, folder, tell)
-        card = {
-            "name": entry.name,
-            "kind": entry.kind,
-            "trained_from": list(entry.trained_from),
-            "recipe": entry.recipe,
-            "licence": entry.licence,
-            "model": entry.note,
-            "note": "trained by layerleap on this machine; not endorsed by the authors of the "
-            "models and data it was trained from",
-            **results,
-        }
-        write_json(folder / "layerleap.json", card)
-    test = results["held_out"]
-    tell(f"{entry.name}: {test['accuracy']:.1%} accuracy on {test['images']:,} held-out images")
+        note = (
+            "trained by layerleap on this machine; not endorsed by the authors of the models and "
+            "data it was trained from"
+        )
+        card = entry.card("name", "kind", "trained_from", "recipe", "licence", note=note)
+        write_json(folder / "layerleap.json", {**card, **results})
+    tell(f"{entry.name}: {accuracy_words(results['held_out'])}")
 
 
 def dinov2_mnist(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[str, Any]:
@@ -95,7 +89,7 @@ def vit_mnist(
         "fitted": accuracy(_logits(model, pixels), _labels(fitted)),
         "held_out": accuracy(_logits(model, test_pixels), _labels(held_out)),
         "held_out_share": HELD_OUT,
-        "settings": settings.to_dict(),
+        "settings": asdict(settings),
     }
 
 
@@ -108,16 +102,16 @@ def _labels(images: ImageSet) -> Tensor:
     return torch.tensor(images.labels, dtype=torch.long)
 
 
-def accuracy(logits: Tensor, labels: Tensor) -> dict[str, Any]:
-    """The share of images classified correctly, with Wilson's 95 % interval."""
+def accuracy(logits: Tensor, labels: Tensor, noun: str = "images") -> dict[str, Any]:
+    """The share of images or texts classified correctly, with Wilson's 95 % interval."""
+    binomtest = library("scipy.stats", "bundled", "intervals need it").binomtest
     n, correct = len(labels), int((logits.argmax(-1) == labels).sum())
-    p, z2 = correct / n, Z95**2
-    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
-    margin = Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    return {"images": n, "accuracy": p, "low": centre - margin, "high": centre + margin}
+    low, high = map(float, binomtest(correct, n).proportion_ci(method="wilson"))
+    return {noun: n, "accuracy": correct / n, "low": low, "high": high}
 
 
 RECIPES: dict[str, Callable[[Mapping[str, Path], Path, Tell], dict[str, Any]]] = {
     "dinov2-mnist": dinov2_mnist,
     "vit-mnist": vit_mnist,
+    "bert-reviews": bert_reviews,
 }

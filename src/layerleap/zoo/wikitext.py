@@ -9,11 +9,13 @@ or an unknown template: a model should not be judged on text with holes in it.
 """
 
 import bz2
+import gzip
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from xml.parsers.expat import errors
 
 SHORTEST_ARTICLE = 300  # characters; the remains of a disambiguation page are shorter
 HOLE, LISTED = "\ue000", "\ue001"  # private-use characters that no article contains
@@ -23,12 +25,21 @@ SKIPPED_SECTIONS = re.compile(
     r"works cited|citations|gallery|filmography|discography|works|publications|"
     r"((explanatory )?notes|references|footnotes)( and (notes|references|footnotes))?)$"
 )
-SKIPPED_TAGS = ("table", "ref", "references", "gallery", "timeline", "source", "pre", "score")
+SKIPPED_TAGS = (
+    *("table", "ref", "references", "gallery", "timeline", "source", "pre", "score", "graph"),
+    *("categorytree", "imagemap", "inputbox", "section", "templatedata"),
+)
 FORMULAS = ("math", "chem", "ce", "hiero")
 # Removed before parsing: there are thousands, and each replacement costs a search.
 REFERENCES = re.compile(
     r"<!--.*?-->|<ref\b[^<>]*/>|<ref\b[^<>]*>.*?</ref\s*>", re.DOTALL | re.IGNORECASE
 )
+ENDS_TOO_EARLY = {
+    errors.codes[errors.XML_ERROR_NO_ELEMENTS],
+    errors.codes[errors.XML_ERROR_UNCLOSED_TOKEN],
+    errors.codes[errors.XML_ERROR_PARTIAL_CHAR],
+}
+REDIRECT = re.compile(r"\s*#redirect", re.IGNORECASE)
 SKIPPED_LINKS = re.compile(r"\s*:?(file|image|category|media|[a-z]{2,3})\s*:", re.IGNORECASE)
 
 # Beginnings of the names of templates that print nothing in running text.
@@ -49,18 +60,39 @@ UNITS = {
 RANGES = {"to": "to", "-": "to", "\u2013": "to", "and": "and", "or": "or", "x": "by", "by": "by"}
 
 
-def iter_articles(dump: Path) -> Iterator[tuple[str, str]]:
-    """Title and prose of each article in the dump; redirects and very short ones are left out."""
-    with bz2.open(dump) as stream:
-        for _, element in ElementTree.iterparse(stream):
-            if not element.tag.endswith("}page"):
+def iter_articles(dump: Path, shortest: int = SHORTEST_ARTICLE) -> Iterator[tuple[str, str]]:
+    """Title and prose of each article in the dump; redirects and very short ones are left out.
+
+    Args:
+        dump: a .bz2 or .gz file. One that ends in the middle of a page ends with the page before.
+        shortest: fewest characters of an article's prose.
+    """
+    with (bz2.open if dump.suffix == ".bz2" else gzip.open)(dump) as stream:
+        for title, markup in _iter_pages(stream):
+            if len(text := prose(markup)) >= shortest:
+                yield title, text
+
+
+def _iter_pages(stream: IO[bytes]) -> Iterator[tuple[str, str]]:
+    """Title and markup of each page that is an article; one page at a time is in memory."""
+    other_spaces: set[str] = set()  # dumps of 2006 do not state a page's namespace
+    events = ElementTree.iterparse(stream, events=("start", "end"))
+    _, root = next(events)
+    try:
+        for event, element in events:
+            if event == "end" and element.tag.endswith("}namespace") and element.text:
+                other_spaces.add(element.text)
+            if event == "start" or not element.tag.endswith("}page"):
                 continue
-            is_article = element.findtext("{*}ns") == "0" and element.find("{*}redirect") is None
             title = element.findtext("{*}title") or ""
             markup = element.findtext("{*}revision/{*}text") or ""
-            element.clear()  # otherwise the whole dump stays in memory
-            if is_article and len(text := prose(markup)) >= SHORTEST_ARTICLE:
-                yield title, text
+            is_redirect = element.find("{*}redirect") is not None or REDIRECT.match(markup)
+            if not is_redirect and title.partition(":")[0] not in other_spaces:
+                yield title, markup
+            root.clear()  # otherwise the whole dump stays in memory
+    except ElementTree.ParseError as error:
+        if error.code not in ENDS_TOO_EARLY:
+            raise
 
 
 def prose(markup: str) -> str:
@@ -68,74 +100,60 @@ def prose(markup: str) -> str:
     import mwparserfromhell
 
     code = mwparserfromhell.parse(REFERENCES.sub("", markup))
-    _drop_sections(code)
-    _replace_each(code, code.filter_tags(matches=_is_dropped_tag), _in_place_of_tag)
-    # Templates can be nested; the inner ones appear once the outer one is replaced.
-    while code.filter_templates():
-        outer = code.filter_templates(recursive=code.RECURSE_OTHERS)
-        _replace_each(code, outer, _in_place_of_template)
-    _replace_each(code, code.filter_wikilinks(), _in_place_of_link)
-    _replace_each(code, code.filter_tags(), _in_place_of_inline_tag)
-    plain = code.strip_code(normalize=True, collapse=False)
-    return "\n\n".join(filter(None, map(_clean, re.split(r"\n\s*\n", _unlisted(plain)))))
+    plain = _rendered(_kept(code.nodes))
+    lines = (line for line in plain.split("\n") if LISTED not in line)
+    return "\n\n".join(filter(None, map(_clean, re.split(r"\n\s*\n", "\n".join(lines)))))
 
 
-def _drop_sections(code: Any) -> None:
-    for section in code.get_sections(levels=[2, 3]):
-        headings = section.filter_headings()
-        if headings and SKIPPED_SECTIONS.match(_plain(headings[0].title)):
-            _replace(code, section, "")
-    for heading in code.filter_headings():
-        _replace(code, heading, "\n\n")
-
-
-def _plain(title: Any) -> str:
-    return str(title.strip_code()).strip().lower()
-
-
-def _replace_each(code: Any, nodes: list[Any], text_for: Callable[[Any], str | None]) -> None:
-    """Replace each node by `text_for(node)`; None keeps the node."""
+def _kept(nodes: Iterable[Any]) -> Iterator[Any]:
+    """The nodes outside of sections that are not prose."""
+    dropped = 0  # the level of the section that is being left out
     for node in nodes:
-        if (text := text_for(node)) is not None:
-            _replace(code, node, text)
+        if type(node).__name__ == "Heading":
+            if node.level <= dropped:
+                dropped = 0
+            title = _rendered(node.title.nodes).strip().lower()
+            if not dropped and node.level in (2, 3) and SKIPPED_SECTIONS.match(title):
+                dropped = node.level
+        if not dropped:
+            yield node
 
 
-def _replace(code: Any, node: Any, text: str) -> None:
-    try:
-        code.replace(node, text)
-    except ValueError:  # it was inside a node that is already replaced
-        return
+def _rendered(nodes: Iterable[Any]) -> str:
+    """The text that these nodes show; what is not in the table below shows nothing."""
+    return "".join(RENDERERS[name](n) for n in nodes if (name := type(n).__name__) in RENDERERS)
 
 
-def _is_dropped_tag(tag: Any) -> bool:
+def _tag(tag: Any) -> str:
     name = str(tag.tag).strip().lower()
-    return name in SKIPPED_TAGS or name in FORMULAS
-
-
-def _in_place_of_tag(tag: Any) -> str:
-    return HOLE if str(tag.tag).strip().lower() in FORMULAS else ""
-
-
-def _in_place_of_inline_tag(tag: Any) -> str | None:
-    name = str(tag.tag).strip().lower()
+    if name in FORMULAS:
+        return HOLE
     if name in ("li", "dd", "dt") and tag.wiki_markup:
         return LISTED
     if name == "br":
         return " "
-    if name == "sup":
-        inside = str(tag.contents)
-        return f"^{inside}" if re.match(r"[\d\u2212+-]", inside) else inside
-    return None
+    if name in SKIPPED_TAGS or tag.contents is None:
+        return ""
+    inside = _rendered(tag.contents.nodes)
+    return f"^{inside}" if name == "sup" and re.match(r"[\d\u2212+-]", inside) else inside
 
 
-def _in_place_of_link(link: Any) -> str | None:
-    return "" if SKIPPED_LINKS.match(str(link.title)) else None
+def _link(link: Any) -> str:
+    if SKIPPED_LINKS.match(str(link.title)):
+        return ""
+    return _rendered((link.title if link.text is None else link.text).nodes)
 
 
-def _in_place_of_template(template: Any) -> str:
+def _external_link(link: Any) -> str:
+    if not link.brackets:
+        return HOLE  # an address is no prose
+    return "" if link.title is None else _rendered(link.title.nodes)
+
+
+def _template(template: Any) -> str:
     """The text that the template prints, or a hole if that is unknown."""
     name = str(template.name).strip().lower().replace("_", " ")
-    values = [str(p.value).strip() for p in template.params if not p.showkey]
+    values = [_rendered(p.value.nodes).strip() for p in template.params if not p.showkey]
     if name in DASHES:
         return " \u2013 "
     if name in ("nbsp", "space", "'", "'s", "-", "!"):
@@ -175,10 +193,6 @@ def _measure(values: list[str]) -> str:
     return f"{amount} {UNITS.get(unit, unit)}"
 
 
-def _unlisted(plain: str) -> str:
-    return "\n".join(line for line in plain.split("\n") if LISTED not in line)
-
-
 def _clean(paragraph: str) -> str:
     """The complete sentences of a paragraph, or "" if it is not prose."""
     text = re.sub(r"\s+", " ", paragraph.replace("\u200b", "")).strip()
@@ -195,3 +209,14 @@ def _clean(paragraph: str) -> str:
     ends = re.search(r"[.!?][\"')\u201d]*$", text)
     is_prose = starts and ends and len(text.split()) >= 6
     return text if is_prose and not re.search(r"\[\[|\]\]|\{\{|\}\}|\{\||\||</?\w", text) else ""
+
+
+RENDERERS: dict[str, Callable[[Any], str]] = {
+    "Text": str,
+    "HTMLEntity": lambda entity: entity.normalize(),
+    "Heading": lambda _: "\n\n",
+    "Template": _template,
+    "Wikilink": _link,
+    "ExternalLink": _external_link,
+    "Tag": _tag,
+}

@@ -119,7 +119,8 @@ def test_another_shape_is_refused(bank, changes):
 
 def test_a_cast_model_is_still_the_same_model(bank):
     model = build("llama")
-    bank.check_model(Transformer.wrap(model.to(torch.bfloat16), name="tiny-llama", check=False))
+    cast = Transformer.wrap(model.to(torch.bfloat16), name="tiny-llama", check=False)
+    assert bank.check_model(cast) is None  # no WrongModel
 
 
 @pytest.mark.parametrize("keep", [0, 10, -1])

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from made_evidence import made
+from made_evidence import made, partial_evidence
 from made_saturation import Knowing, ignorant, saturation
 from tiny_models import sentences, tiny
 
@@ -204,7 +204,7 @@ def test_broken_numbers_and_settings_are_refused():
         TaskProbe.fit(of, Broken(of))
     with pytest.raises(BadSettings, match="strength"):
         TaskProbe.fit(of, Knowing(of), strength=0)
-    with pytest.raises(BadSettings, match="space 'normed'"):
+    with pytest.raises(BadSettings, match="space is 'normed'"):
         replace(probe(), space="normed")
     with pytest.raises(BadSettings, match="width 3"):
         probe().probabilities(torch.zeros(1, 3))
@@ -322,7 +322,7 @@ def test_a_live_run_exits_where_the_replay_does(real):
     left = torch.full((60,), 6)
     for layer in range(6, 0, -1):
         captured = {upto: states[:, upto] for upto in range(1, layer + 1)}
-        known = Evidence.partial(
+        known = partial_evidence(
             tuple(captured), torch.zeros(60), torch.zeros(60), extra=actual.evidence(captured)
         )
         left[rule.stops(known)[:, -1]] = layer

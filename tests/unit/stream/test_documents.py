@@ -8,8 +8,8 @@ import pytest
 
 from layerleap.errors import BadSettings, BadText, CannotFetch
 from layerleap.stream.documents import Document, iter_documents
+from layerleap.stream.generated import bundled_reactions
 from layerleap.stream.split import is_held_out, iter_texts
-from layerleap.zoo.reactions import REACTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -282,7 +282,7 @@ def test_unpaired_surrogates_do_not_stop_the_split():
 
 
 def test_reactions_are_distinct_and_closed():
-    smiles = [s for _, s in REACTIONS]
+    smiles = bundled_reactions()
     assert len(set(smiles)) == len(smiles) >= 45
     for text in smiles:
         assert text.count(">>") == 1
@@ -290,7 +290,7 @@ def test_reactions_are_distinct_and_closed():
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("name", "fewest"), [("wikipedia", 90), ("news", 290)])
+@pytest.mark.parametrize(("name", "fewest"), [("wikipedia", 90), ("news", 290), ("enwik8", 4000)])
 def test_bundled_texts_are_clean_prose_with_unique_names(name, fewest):
     documents = list(iter_documents(name))
     assert len(documents) >= fewest
@@ -311,7 +311,7 @@ def test_reactions_are_known_to_the_masked_model_token_by_token():
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()
     right = total = 0
-    for _, smiles in REACTIONS[:8]:
+    for smiles in bundled_reactions()[:8]:
         ids = tokenizer(smiles, return_tensors="pt")["input_ids"]
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids[0], skip_special_tokens=True) == smiles

@@ -96,14 +96,3 @@ def test_a_sound_of_any_length_is_the_same_at_another_rate(n):
     if n > 441:
         again = np.interp(np.arange(len(sound)) / 16_000, seconds, swell)
         assert np.abs(sound - again).max() < 0.01
-
-
-def test_lengths_are_rounded_up_to_products_of_small_primes():
-    def is_smooth(n):
-        for prime in (2, 3, 5):
-            while n % prime == 0:
-                n //= prime
-        return n == 1
-
-    for least in range(1, 700):
-        assert espeak_module._smooth(least) == next(n for n in range(least, 2000) if is_smooth(n))

@@ -246,3 +246,8 @@ def test_a_labelled_image_is_used_as_it_is(vit):
     (batch,) = image_batches(vit, [given, replace(given, number=18, label=-1)], side="both")
     assert batch.documents.tolist() == [17, 18]
     assert batch.gold.tolist() == [2, -1]
+
+
+def test_a_mistyped_side_of_images_is_refused(vit):
+    with pytest.raises(BadSettings, match=r"side is 'heldout'; .* did you mean 'held-out'"):
+        next(image_batches(vit, images(4), side="heldout"))

@@ -272,3 +272,8 @@ def test_without_espeak_nothing_is_spoken(whisper, monkeypatch):
 def test_the_words_of_the_tests_are_known(whisper):
     assert len(WORDS) > 30
     assert whisper.tokenizer.unk_token_id not in whisper.tokenizer(" ".join(WORDS))["input_ids"]
+
+
+def test_a_mistyped_side_of_clips_is_refused(whisper):
+    with pytest.raises(BadSettings, match=r"side is 'Fit'; .* did you mean 'fit'"):
+        next(sound_batches(whisper, [clip()], side="Fit"))

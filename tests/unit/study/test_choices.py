@@ -16,9 +16,9 @@ from layerleap.study.saturation import SaturationSettings
         (lambda: Line(style="dotted"), "style is 'dotted'; .*'solid', 'dashed'"),
         (lambda: Mark("z", 1.0), "axis is 'z'; expected one of 'x', 'y'"),
         (lambda: Figure("a", "A", "", list, kind="pie"), "kind is 'pie'; .*'lines', 'dots'"),
-        (lambda: FitSettings(ridge="some"), "ridge 'some' is invalid; expected 'auto' or a number"),
-        (lambda: FitSettings(ridge=-1.0), "expected 'auto' or a number"),
-        (lambda: SaturationSettings(unit="page"), "unit 'page' .*sentence, paragraph, document"),
+        (lambda: FitSettings(ridge="some"), "ridge 'some' is invalid; expected 'auto'"),
+        (lambda: FitSettings(ridge=-1.0), "expected 'auto'"),
+        (lambda: SaturationSettings(unit="page"), "unit is 'page'; .*'sentence', 'paragraph'"),
         (lambda: SaturationSettings(positions="some"), "positions"),
     ],
 )

@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 import torch
 from families import build
+from made_evidence import partial_evidence
 from tiny_models import sentences, tiny
 
 from layerleap.act.edits import PatchState
-from layerleap.act.exits.evidence import Evidence
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
@@ -59,7 +59,7 @@ def others_of(name: str) -> tuple[Transformer, list[Batch]]:
     for index in range(12):
         inputs = probe(model.model, rows=16, seed=index)
         keep = torch.zeros(model.capture(inputs, layers=[0]).states[0].shape[:2], dtype=torch.bool)
-        keep[:, 0 if model.kind == "class" else 3] = True
+        keep[:, 0 if model.kind == "image-class" else 3] = True
         rows = int(keep.sum())
         documents = torch.arange(rows) + 16 * index
         blank = torch.zeros(rows, dtype=torch.bool)
@@ -83,9 +83,9 @@ def pass_over(name: str):
         [lens.logits(states[:, layer], layer).softmax(-1) for layer in range(model.n_layers + 1)], 1
     )
     best = p.topk(2).values
-    evidence = Evidence.partial(
+    evidence = partial_evidence(
         tuple(range(model.n_layers + 1)), of.positions, of.documents, final=of.tokens[:, 0],
-        top=p.argmax(-1), p1=best[..., 0], p2=best[..., 1],
+        top=p.argmax(-1), top_prob=best[..., 0], second_prob=best[..., 1],
     )  # fmt: skip
     return model, lens, batches, of, evidence, Kept(states, of.documents)
 

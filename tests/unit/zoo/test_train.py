@@ -11,7 +11,7 @@ from layerleap.errors import CannotWrite
 from layerleap.models.load import load
 from layerleap.stream.images import image_batches
 from layerleap.zoo import download, fetch, inventory
-from layerleap.zoo.catalog import CATALOG, TrainedModel
+from layerleap.zoo.catalog import CATALOG
 from layerleap.zoo.linear_head import at_size, fit_head, with_head
 from layerleap.zoo.small_vit import VitSettings, train_vit
 from layerleap.zoo.train import RECIPES, accuracy, dinov2_mnist, train, vit_mnist
@@ -83,7 +83,7 @@ def test_a_head_is_trained_cached_and_accepted_by_every_law(backbone, digits, em
     assert 0 <= test["low"] <= test["accuracy"] <= test["high"] <= 1
     assert f"{test['accuracy']:.1%} accuracy on {test['images']} held-out images" in messages[-1]
     transformer = load("dinov2-mnist")  # the laws, among them that the tail gives the logits
-    assert transformer.kind == "class"
+    assert transformer.kind == "image-class"
     assert (transformer.n_layers, transformer.d_vocab) == (3, 3)
     batches = [
         (transformer.model(**batch.inputs).logits.argmax(-1), batch.gold)
@@ -212,7 +212,7 @@ def test_first_use_fetches_the_sources_of_a_model_and_trains_it(digits, empty_ca
 
 
 def test_every_trained_model_has_a_recipe_and_its_sources_are_in_the_catalog():
-    trained = {name: entry for name, entry in CATALOG.items() if isinstance(entry, TrainedModel)}
+    trained = {name: entry for name, entry in CATALOG.items() if entry.trained_from}
     assert set(RECIPES) == set(trained)
     assert {name for entry in trained.values() for name in entry.trained_from} <= set(CATALOG)
 

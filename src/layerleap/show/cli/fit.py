@@ -43,8 +43,8 @@ def fit(
     ridge: Annotated[
         str | None,
         typer.Option(
-            help="Penalty as a fraction of the mean eigenvalue, 'gcv' (cross-validation) or 'auto' "
-            "(on a tenth of the documents). Default: 0, or gcv if rows are few."
+            help="Penalty as a fraction of the mean eigenvalue, or 'auto': chosen on a tenth of "
+            "the documents. Default: 0, or chosen if rows are few."
         ),
     ] = None,
     rank: Rank = None,

@@ -1,7 +1,7 @@
 """`layerleap models`, `check`, `read`, `saturation` and `card`: look at models and banks."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,10 +12,10 @@ from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, pri
 def models(json: Json = False) -> None:
     """List bundled models, texts, images and recordings, and which of them are cached.
 
-    Each is downloaded on first use. dinov2-mnist (DINOv2 with a linear head for digits) and
-    vit-mnist (a small ViT for digits) are then trained on this machine, once, in a few minutes;
-    their accuracy on held-out images is shown here and in their folder's layerleap.json. To train
-    one again, delete its folder.
+    Each is downloaded on first use. dinov2-mnist (DINOv2 with a linear head for digits), vit-mnist
+    (a small ViT for digits) and bert-reviews (a small BERT for film reviews) are then trained on
+    this machine, once, in a few minutes; their accuracy on held-out images or texts is shown here
+    and in their folder's layerleap.json. To train one again, delete its folder.
 
     Example: layerleap models
     """
@@ -73,6 +73,10 @@ def read(
         int | None, typer.Option(help="Which token's reading to show; the last by default.")
     ] = None,
     top_k: Annotated[int, typer.Option(help="How many tokens per layer.")] = 3,
+    target: Annotated[
+        str | None,
+        typer.Option(help="What an encoder-decoder writes for TEXT; this is what is read."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write all positions as a page.")] = None,
     loading: Loading = Loading(),
     json: Json = False,
@@ -98,10 +102,11 @@ def read(
             rows = shortcuts.data.get("rows_fitted")
             source = f", fitted on {shortcuts.data.get('text')}, {rows:,} rows" if rows else ""
             tell(f"{shortcuts!r}{source}")
+        given: Any = text if target is None else (text, target)
         if position is None and not (html or json):
-            position = lens.last_position(text)  # all that will be shown
+            position = lens.last_position(given)  # all that will be shown
         readings = lens.read(
-            text, positions=None if html or position is None else [position], top_k=top_k
+            given, positions=None if html or position is None else [position], top_k=top_k
         )
         if html:
             from layerleap.show.html.readings import write_readings

@@ -151,10 +151,10 @@ def parse_words(text: str | None) -> list[str] | None:
 
 
 def parse_ridge(text: str) -> float | str:
-    """A number, "auto" or "gcv"."""
-    if text in ("auto", "gcv"):
+    """A number, or "auto"."""
+    if text == "auto":
         return text
     try:
         return float(text)
     except ValueError as error:
-        raise BadSettings(f"ridge is {text!r}; expected a number, 'auto' or 'gcv'") from error
+        raise BadSettings(f"ridge is {text!r}; expected a number or 'auto'") from error

@@ -79,9 +79,11 @@ class SaturationContext(TextContext[SaturationSettings]):
             lenses["mat"] = Lens(self.model, self.bank)
         return self._observe(self.model, lenses, "read")
 
-    @cached_property
     def twin(self) -> SaturationData:
-        """The same model with random weights on the same text, through the logit lens."""
+        """The same model with random weights on the same text, through the logit lens.
+
+        Not kept: it takes as much memory as the model.
+        """
         twin = untrained(self.model, seed=self.settings.seed)
         return self._observe(twin, {"id": Lens(twin)}, "twin")
 

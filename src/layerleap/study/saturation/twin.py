@@ -14,7 +14,7 @@ from layerleap.study.saturation.context import SaturationContext
 
 
 def _run(context: SaturationContext) -> Tables:
-    data, where = context.twin, " in the untrained twin"
+    data, where = context.twin(), " in the untrained twin"
     tables = order.tables_of(context, data, where)
     if "intervention" in context.sections:
         tables |= context.attempt(

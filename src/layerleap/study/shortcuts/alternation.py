@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from layerleap.act.edits.schedule import Schedule, best_schedules, round_robins, single_jump
-from layerleap.act.edits.schedule_scores import ScheduleScores
+from layerleap.act.edits.scores import ScheduleScores
 from layerleap.errors import BadText
 from layerleap.maps.bank import ShortcutBank
 from layerleap.study.claims import Claim, Verdict, above, all_of, below, share_of, untested

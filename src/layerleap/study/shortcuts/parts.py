@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from layerleap.act.edits.part_scores import PartScores
+from layerleap.act.edits.scores import PartScores
 from layerleap.errors import BadText, ModelRefused
 from layerleap.study.claims import Claim, Verdict, above, all_of, below, share_of, untested
 from layerleap.study.engine import Section

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from layerleap.errors import BadSettings, require_choice
+from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.linear import check_solving
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import DENSEST_MASKS, require_text
@@ -49,7 +49,7 @@ class ShortcutSettings(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice("pairs", self.pairs, ("final", "all"))
+        check_choice(self.pairs, ("final", "all"), "pairs")
         if "tuned" in (self.text, self.other):
             raise BadSettings("a text cannot be called 'tuned', like the lens; write ./tuned")
         for name in ("part_texts", "schedule_texts", "tuned_rows"):

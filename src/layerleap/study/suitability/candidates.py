@@ -21,7 +21,7 @@ from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import Entropy, Gap, Oracle
 from layerleap.act.exits.timing import Timing
-from layerleap.errors import BadSettings, require_choice
+from layerleap.errors import BadSettings, check_choice
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import Bootstrap, Estimate
 
@@ -42,7 +42,7 @@ class Candidate:
     where: str  # the layers in words
 
     def __post_init__(self) -> None:
-        require_choice("map and rule of a candidate", (self.map, self.rule), RULES)
+        check_choice((self.map, self.rule), RULES, "map and rule of a candidate")
 
     def __str__(self) -> str:
         return f"{RULE_NAMES[self.rule]} through {self.map}, checked at {self.where}"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.timing import Timing
-from layerleap.errors import BadSettings, require_choice
+from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.read.metrics import Estimate
 from layerleap.study.shortcuts.curves import lasting
@@ -113,7 +113,7 @@ class Suitability:
             "plans": [run.to_dict() for run in self.plans],
             "agreement": self._agreement_rows(),
         }
-        require_choice("table", table, tables)
+        check_choice(table, tables, "table")
         return pandas.DataFrame(tables[table])
 
     def _repr_html_(self) -> str:
