@@ -132,8 +132,6 @@ def _r2_leads(r2: list[Row]) -> list[Row]:
             ends = {"value": value, "low": value - 0.01, "high": value + 0.01}
             sample = {"rows": 3000, "documents": 26, "groups": 26}
             rows.append({"src": src, "dst": dst, **ends, **sample})
-                {"src": src, "dst": dst, **ends, "rows": 3000, "documents": 26, "groups": 26}
-            )
     return rows
 
 
