@@ -79,4 +79,4 @@ def evaluate(
         return
     from layerleap.show.cli.tables import evaluation_table
 
-    out.print(evaluation_table(evaluation))
+    out.print(evaluation_table(evaluation, out.width))
