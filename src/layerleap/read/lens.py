@@ -139,6 +139,8 @@ class Lens:
         from layerleap.read.saturation import saturate  # imported here: both import this module
         from layerleap.read.strip import Strip
 
+        if self.transformer.kind.endswith("-class"):
+            k = min(k, self.transformer.d_vocab)
         encoded, chosen, batch = self._batch([text], positions)
         tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
         tokens, last = self._tokens(encoded[0]), self.transformer.n_layers

@@ -163,7 +163,7 @@ def test_the_note_says_when_rows_are_not_independent():
         ({"tolerance": 0.0}, "tolerance 0.0"),
         ({"tolerance": 1.0}, "tolerance 1.0"),
         ({"delta": 0.0}, "delta 0.0"),
-        ({"method": "hope"}, "method 'hope'"),
+        ({"method": "hope"}, "method is 'hope'"),
     ],
 )
 def test_invalid_settings_are_refused(change, words):

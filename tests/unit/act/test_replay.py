@@ -175,7 +175,7 @@ def test_the_paper_way_is_close_to_the_exact_one():
     ("change", "words"),
     [
         ({"targets": [1.5]}, "target 1.5"),
-        ({"method": "guess"}, "method 'guess'"),
+        ({"method": "guess"}, "method is 'guess'"),
         ({"knobs": [0.5]}, "knobs are for method 'curve'"),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, TooFewRows
+from layerleap.errors import BadSettings, TooFewRows, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -245,8 +245,7 @@ def split(
         by: "document" puts all rows of a document into one part; "row" splits single rows, which
             are then exchangeable between parts, as calibration assumes.
     """
-    if by not in ("document", "row"):
-        raise BadSettings(f"unknown by={by!r}; expected 'document' or 'row'")
+    check_choice(by, ("document", "row"), "by")
     if not fractions or not all(part > 0 for part in fractions) or sum(fractions) > 1 + 1e-9:
         raise BadSettings(
             f"fractions {tuple(fractions)} are not valid; expected positive numbers that add up "
