@@ -33,6 +33,7 @@ from layerleap.maps.linear import LinearMap, check_solving, solve, solve_parts
 from layerleap.maps.ridge import RidgeChooser, without_rows
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting, silent
+from layerleap.stats.collect import METHOD as COLLECTED
 from layerleap.stats.collect import collect, finish, own_checkpoint
 from layerleap.stats.moments import Moments
 from layerleap.stats.tally import Tally, world
@@ -212,7 +213,7 @@ def default_bank(
 ) -> ShortcutBank:
     """The cached bank for exactly these weights; fitted now if there is none."""
     text, plan = default_text(transformer), _default_plan(transformer)
-    key = json.dumps([METHOD, text, plan["sampling"].to_dict(), plan["n_texts"]])
+    key = json.dumps([METHOD, COLLECTED, text, plan["sampling"].to_dict(), plan["n_texts"]])
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]  # other defaults give another bank
     folder = cache_root() / "banks" / f"{transformer.identity.fingerprint}-{digest}"
     if folder.is_dir():

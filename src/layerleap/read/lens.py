@@ -17,7 +17,7 @@ from layerleap.maps.fit import find_bank
 from layerleap.maps.linear import IdentityMap, LinearMap
 from layerleap.models.inputs import as_pair, encode, encode_pair, several, without_padding
 from layerleap.models.transformer import Transformer
-from layerleap.progress import Progress, silent
+from layerleap.progress import Progress
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
 from layerleap.read.top import top_k
@@ -241,7 +241,7 @@ def read_text(
     positions: Sequence[int] | None = None,
     top_k: int = 5,
     tell: Callable[[str], None] = lambda _: None,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> Readings:
     """What every layer would say at every position of a text: logit lens and shortcuts.
 
