@@ -222,8 +222,8 @@ def test_bad_input_is_refused_before_anything_is_timed(llama, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"policy": "guess"}, "recompute, propagate, shortcut"),
-        ({"drafts": ("oracle",)}, "table, lookup or early"),
+        ({"policy": "guess"}, "'recompute' or 'propagate' or 'shortcut'"),
+        ({"drafts": ("oracle",)}, "'table' or 'lookup' or 'early'"),
         ({"head": "half"}, "'whole' or 'shortlist'"),
         ({"rule": Fixed(2), "checks": ["3"]}, "expected 1 to 4"),
     ],
@@ -272,17 +272,39 @@ def test_sampled_tokens_after_drafts_follow_the_models_distribution(llama):
     assert (seen - p).abs().le(allowed).all()
 
 
-def test_in_a_narrow_dtype_strict_is_identical_and_reported_as_exact():
+def narrow_llama():
     model = build("llama").bfloat16()
     model.generation_config.eos_token_id = None
-    transformer = Transformer.wrap(model)
+    return Transformer.wrap(model)
+
+
+def test_in_a_narrow_dtype_strict_is_identical_and_reported_as_exact():
+    transformer = narrow_llama()
     strict = decoder(None, transformer=transformer, strict=True)
-    loose = decoder(None, transformer=transformer, cost=CHEAP)
-    expected = model.generate(PROMPT, max_new_tokens=N, do_sample=False)
-    assert torch.equal(write(transformer, strict), expected)
+    assert torch.equal(write(transformer, strict), write(transformer, None))
     assert (strict.stats[0].exactness, strict.stats[0].drafts) == ("exact", 0)
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+def test_in_a_narrow_dtype_passes_that_keep_the_bits_write_what_generate_writes(texts):
+    transformer = narrow_llama()
+    transformer.model.generation_config.pad_token_id = 0
+    some = torch.randint(5, 60, (texts, 5), generator=torch.Generator().manual_seed(3))
+    ids = torch.cat([some, some], 1)  # something to look up
+    drafting = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP)
+    written = write(transformer, drafting, ids=ids)
+    for own, row in zip(written, ids, strict=True):
+        assert torch.equal(own[None], write(transformer, None, ids=row[None]))
+    assert all(one.exactness == "exact" and one.drafts > 0 for one in drafting.stats)
+
+
+def test_where_the_bits_are_not_kept_the_text_is_reported_as_rounded(monkeypatch):
+    monkeypatch.setattr(decoder_module, "keeps_bits", lambda *_: False)
+    transformer = narrow_llama()
+    loose = decoder(None, transformer=transformer, cost=CHEAP)
     write(transformer, loose)
     assert loose.stats[0].exactness == "rounded"
+    assert "near-ties" in str(loose.stats[0])
 
 
 @pytest.mark.parametrize("how", ["autocast", "cast", "mixed"])

@@ -11,6 +11,7 @@ from layerleap.act.edits import AddNeuron
 from layerleap.models.cursor import packed as packing
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
+from layerleap.models.cursor.tree import Tree
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.transformer import Transformer
 
@@ -41,7 +42,7 @@ def narrow(monkeypatch):
 
 def run(transformer, packed):
     with Cursor(transformer, find_axes(transformer), packed=packed) as cursor:
-        return cursor.run(IDS).h
+        return cursor.run(Tree.chain(IDS)).h
 
 
 def packed_of(transformer):
@@ -135,6 +136,30 @@ def test_bfloat16_weights_are_packed_and_used(narrow):
     assert (run(narrow, packed) - expected).float().norm() > 0.1 * expected.float().norm()
 
 
+def test_a_prompt_is_multiplied_by_the_weights_themselves(llama):
+    """`generate` computes it that way, and in narrow dtypes the bits matter."""
+    packed, expected = packed_of(llama), run(llama, None)
+    spoil(packed)
+    with Cursor(llama, find_axes(llama), packed=packed) as cursor:
+        assert torch.equal(cursor.run(IDS).h, expected)
+        assert not torch.allclose(cursor.run([9]).h, run(llama, None)[:1])
+
+
+@pytest.mark.parametrize("d_in", [64, 1536])
+def test_bfloat16_rows_have_the_bits_of_products_of_one_row(monkeypatch, d_in):
+    """Kernels sum long rows in another order when there are several of them."""
+    only("onednn", torch.bfloat16, monkeypatch)
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(d_in, 96, dtype=torch.bfloat16)
+    half = linear.weight.data[:, : d_in // 2]
+    linear.weight.data = torch.cat([half, -half], 1)  # sums cancel: all that is left is rounding
+    packed = Packed.of(torch.nn.Sequential(linear), range(1, 33))
+    (copy,) = packed._copies
+    rows = torch.randn(1, 11, d_in // 2).bfloat16().repeat(1, 1, 2)
+    alone = torch.cat([linear(rows[:, n : n + 1]) for n in range(11)], 1)
+    assert torch.equal(packing._product(packed.layout, copy, rows, 11), alone)
+
+
 def test_a_model_cast_to_bfloat16_does_not_use_the_copies_of_before(narrow):
     wide = Transformer.wrap(build("llama"))
     packed = Packed.of(wide.model, SIZES)
@@ -201,6 +226,6 @@ def test_packed_weights_are_edited_like_others(llama):
         torch.testing.assert_close(run(llama, packed), expected)
     cursor = Cursor(llama, find_axes(llama), packed=packed)
     with cursor, llama.edit(edit) as report:
-        torch.testing.assert_close(cursor.run(IDS).h, expected)
+        torch.testing.assert_close(cursor.run(Tree.chain(IDS)).h, expected)
     assert report[0].positions == len(IDS)
     assert not torch.allclose(run(llama, packed), expected)

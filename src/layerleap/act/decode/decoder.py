@@ -24,7 +24,7 @@ from layerleap.act.decode import request
 from layerleap.act.decode.decoding_stats import DecodingStats, Exactness
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, Drafter
-from layerleap.act.decode.early import LiveChecks, Policy, check_policy, decode_early, full_choices
+from layerleap.act.decode.early import LiveChecks, Policy, decode_early, full_choices
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
 from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
@@ -37,12 +37,12 @@ from layerleap.act.decode.speculative import (
 )
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
-from layerleap.models.cursor.verify import find_axes
+from layerleap.models.cursor.verify import find_axes, keeps_bits
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
@@ -142,11 +142,9 @@ class Decoder:
                 f"the bank has type {type(self.bank).__name__}; expected a ShortcutBank, or "
                 "the folder or hub name of one"
             )
-        check_policy(self.policy)
-        if unknown := set(self.drafts) - {"table", "lookup", "early"}:
-            raise BadSettings(
-                f"unknown drafts {sorted(unknown)[0]!r}; expected table, lookup or early"
-            )
+        check_choice(self.policy, Policy, "policy")
+        for source in self.drafts:
+            check_choice(source, Drafts, "a source of drafts")
         if "early" in self.drafts and (len(self.drafts) > 1 or self.draft_layer is None):
             raise BadSettings(
                 "drafts 'early' need a draft_layer, and cannot be combined with others"
@@ -166,8 +164,7 @@ class Decoder:
                 f"the rule has type {type(self.rule).__name__}; expected an exit rule, such as "
                 "ll.exits.Similarity(0.98)"
             )
-        if self.head not in ("whole", "shortlist"):
-            raise BadSettings(f"unknown head {self.head!r}; expected 'whole' or 'shortlist'")
+        check_choice(self.head, Head, "head")
         if self.head == "shortlist" and (self.shortlist_ids is None or self.rule is None):
             raise BadSettings(
                 "head 'shortlist' reads tokens that exit early; pass a rule and a shortlist too"
@@ -249,7 +246,7 @@ class Decoder:
         request.check_positions(transformer.model.config, n_prompt, max_length)
         room = min(max_length - chooser.ids.shape[1], limit + 1 - n_prompt)
         policy = None if self.rule is None else self.policy
-        return DecodingStats(transformer.n_layers, self._exactness(transformer), room, policy)
+        return DecodingStats(transformer.n_layers, self._exactness(ready), room, policy)
 
     def _can_share_passes(self, ready: "_Prepared", cache: Cache | None) -> bool:
         """True if texts can share passes: exact decoding of new texts only."""
@@ -265,7 +262,9 @@ class Decoder:
         """Generate several texts in shared passes; their prompts are read one by one."""
         stats = [self._new_stats(ready, chooser, max_length) for chooser in choosers]
         drafters = [ready.drafter.twin() for _ in choosers]
-        batch = BatchCursor(ready.transformer, ready.axes, packed=ready.packed)
+        batch = BatchCursor(
+            ready.transformer, ready.axes, packed=ready.packed, rowwise=ready.keeps_bits
+        )
         with torch.inference_mode():
             for n, (chooser, drafter) in enumerate(zip(choosers, drafters, strict=True)):
                 with ready.cursor(first + n, len(chooser.text)) as cursor:
@@ -329,11 +328,11 @@ class Decoder:
         """Checked at every call: the model may be cast, or autocast entered, in between."""
         return self.strict and not _is_wide(transformer)
 
-    def _exactness(self, transformer: Transformer) -> Exactness:
+    def _exactness(self, ready: "_Prepared") -> Exactness:
         if self.rule is not None and self.rule.name != "never":
             return "approximate"
-        exact = self.strict or self.rule is not None or _is_wide(transformer)
-        return "exact" if exact else "rounded"
+        is_exact = self.strict or self.rule is not None or _is_wide(ready.transformer)
+        return "exact" if is_exact or ready.keeps_bits else "rounded"
 
 
 def _is_wide(transformer: Transformer) -> bool:
@@ -378,12 +377,24 @@ class _Prepared:
         """A new cursor over one text of a batch."""
         # Packed weights round differently, and `strict` asks for what `generate` computes.
         packed = None if self.decoder._one_by_one(self.transformer) else self.packed
-        return Cursor(self.transformer, self.axes, packed=packed, text=text, prompt=n_prompt)
+        return Cursor(
+            self.transformer, self.axes, packed=packed, rowwise=self.keeps_bits, text=text,
+            prompt=n_prompt,
+        )  # fmt: skip
 
     @cached_property
     def packed(self) -> Packed | None:
         """The packed weights, if wanted and faster."""
         return Packed.of(self.transformer.model) if self.decoder.packed else None
+
+    @cached_property
+    def keeps_bits(self) -> bool:
+        """True if passes over several tokens can be computed to the bits of one-token passes."""
+        decoder, transformer = self.decoder, self.transformer
+        is_early = decoder.rule is not None or "early" in decoder.drafts
+        if is_early or decoder.strict or _is_wide(transformer):
+            return False
+        return keeps_bits(transformer, self.axes, self.packed)
 
     @cached_property
     def drafter(self) -> Drafter:
@@ -395,7 +406,9 @@ class _Prepared:
         has_table = "table" in decoder.drafts and decoder.bank is not None
         with unedited(self.transformer.model):  # what a model can do is measured without edits
             table = DraftTable(self.lens) if has_table else None
-            cost = decoder._cost or measure_passes(self.transformer, self.packed)
+            cost = decoder._cost or measure_passes(
+                self.transformer, self.packed, rowwise=self.keeps_bits
+            )
         return Drafter(
             cost, table, lookup="lookup" in decoder.drafts, branches=self.axes.branches,
             most=decoder.max_nodes, d_vocab=vocabulary_size(self.transformer.model),

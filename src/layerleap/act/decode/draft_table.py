@@ -14,7 +14,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings
+from layerleap.act.decode.shortlist import Shortlist
+from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
@@ -46,6 +47,7 @@ class DraftTable:
         self.p = torch.zeros(size, width)
         self.known = torch.zeros(size, dtype=torch.bool)
         self._length = 1 if _ignores_positions(lens.transformer) else PLACE + 1
+        self._head = _narrow_head(lens.transformer, self.size)
 
     def need(self, tokens: Iterable[int]) -> None:
         """Compute the rows of these tokens that are missing."""
@@ -68,11 +70,26 @@ class DraftTable:
         keep[:, -1] = True
         with unedited(transformer.model):  # rows serve later texts too
             h = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0]).states[0]
-        logits = self.lens.logits(h, 0).float()
+        if self._head is None:
+            logits = self.lens.logits(h, 0).float()
+        else:
+            logits = self._head.logits(self.lens.map(0)(h)).float()
         best = logits[:, : self.size].topk(self.width)
         self.ids[tokens] = best.indices.cpu().int()
         self.p[tokens] = (best.values - logits.logsumexp(-1, keepdim=True)).exp().cpu()
         self.known[tokens] = True
+
+
+def _narrow_head(transformer: Transformer, size: int) -> Shortlist | None:
+    """A copy of the head in bfloat16, if that is faster: drafts need no more precision."""
+    model = transformer.model
+    is_float = model.dtype == torch.float32 and model.device.type == "cpu"
+    if not is_float or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    try:
+        return Shortlist(transformer, range(size), torch.bfloat16)
+    except ModelRefused:  # a head that is not a plain linear layer
+        return None
 
 
 def _ignores_positions(transformer: Transformer) -> bool:

@@ -24,17 +24,11 @@ from layerleap.act.decode.sampling import Processor, TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.act.exits.evidence import COLUMNS, Evidence, LiveEvidence
 from layerleap.act.exits.rules import Rule
-from layerleap.errors import BadSettings
 from layerleap.models.cursor.cursor import Carry, Cursor
 from layerleap.read.lens import Lens, chunks
 from layerleap.read.metrics import Distribution
 
 Policy = Literal["recompute", "propagate", "shortcut"]
-POLICIES = {
-    "recompute": "skipped layers are run later, with the next token that needs them: exact",
-    "propagate": "skipped layers take the state at the exit as theirs: an approximation",
-    "shortcut": "skipped layers take the state that the bank predicts: an approximation",
-}
 Extra = Callable[[Tensor, int], Tensor]  # h[layer] and the layer: one number per row
 
 # Columns that a rule of the state alone does not use, for one row and one layer.
@@ -113,8 +107,8 @@ class LiveChecks:
             reading = Distribution(self.shortlist_logits)
             top = self.shortlist.ids[reading.top.cpu().long()]
         return {
-            "top": top.cpu(), "p1": reading.p1.cpu(), "p2": reading.second().cpu(),
-            "entropy": reading.entropy.cpu(),
+            "top": top.cpu(), "top_prob": reading.top_prob.cpu(),
+            "second_prob": reading.second().cpu(), "entropy": reading.entropy.cpu(),
         }  # fmt: skip
 
     def evidence(self) -> Evidence:
@@ -125,12 +119,6 @@ class LiveChecks:
             **columns, position=torch.tensor([self.position]), document=_FIRST,
             layers=tuple(self.layers), extra=extra,
         )  # fmt: skip
-
-
-def check_policy(policy: str) -> None:
-    """Refuse an unknown policy."""
-    if policy not in POLICIES:
-        raise BadSettings(f"unknown policy {policy!r}; expected one of: {', '.join(POLICIES)}")
 
 
 def carry_of(policy: Policy, lens: Lens) -> Carry | None:

@@ -15,10 +15,10 @@ import torch
 
 from layerleap.act.decode.decoder import Decoder
 from layerleap.act.decode.decoding_stats import DecodingStats
-from layerleap.act.decode.early import Policy, check_policy
+from layerleap.act.decode.early import Policy
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.transformer import Transformer
@@ -194,7 +194,7 @@ def generate(
         raise BadSettings(f"max_new_tokens is {max_new_tokens}; expected at least 1")
     if "streamer" in options:
         raise BadSettings("a streamer is not supported here; pass a function as on_token instead")
-    check_policy(policy)  # before a bank is fitted
+    check_choice(policy, Policy, "policy")  # before a bank is fitted
     if decoder is not None:
         _check_decoder(decoder, rule, plan)
     ids = _encode(transformer, prompt, chat)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby, product
 from typing import Literal
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, check_choice
 
 Kind = Literal["run", "jump"]
 Ends = tuple[tuple[Kind, int], ...]  # kinds of segments, and the layers that they lead to
@@ -30,8 +30,7 @@ class Segment:
     dst: int
 
     def __post_init__(self) -> None:
-        if self.kind not in ("run", "jump"):
-            raise BadSettings(f"unknown kind {self.kind!r} of segment; expected 'run' or 'jump'")
+        check_choice(self.kind, Kind, "the kind of a segment")
 
 
 @dataclass(frozen=True)

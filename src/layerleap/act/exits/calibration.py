@@ -27,7 +27,7 @@ from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import replay, sweep
 from layerleap.act.exits.rules import Never, Rule, rule_from_dict
-from layerleap.errors import BadSettings, TooFewRows
+from layerleap.errors import BadSettings, TooFewRows, check_choice
 from layerleap.extras import learn_library
 from layerleap.read.metrics import Bootstrap
 
@@ -146,8 +146,7 @@ def calibrate(
 
 
 def _check(tolerance: float, delta: float | None, method: str) -> None:
-    if method not in ("ltt", "crc"):
-        raise BadSettings(f"unknown method {method!r}; expected 'ltt' or 'crc'")
+    check_choice(method, Method, "method")
     if not 0 < tolerance < 1:
         raise BadSettings(f"tolerance {tolerance} is out of range; expected between 0 and 1")
     if method == "ltt" and (delta is None or not 0 < delta < 1):

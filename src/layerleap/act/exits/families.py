@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.rules import Entropy, Gap, Similarity, ThresholdRule
+from layerleap.act.exits.rules import Entropy, Gap, Rule, Similarity, ThresholdRule
 from layerleap.errors import BadSettings
 
 # The paper's values of lam: 13 for mat, and 9 more for id, whose gaps are close to 1.
@@ -38,15 +38,18 @@ class Family:
         """Whether a larger knob makes rows exit later or earlier."""
         return "later" if self.kind.slope > 0 else "earlier"
 
-    def at(self, knob: float) -> ThresholdRule:
+    def at(self, knob: float) -> Rule:
         """The rule with this knob."""
+        return self._member(knob)
+
+    def _member(self, knob: float) -> ThresholdRule:
         is_whole = isinstance(knob, float) and knob.is_integer()
         value = int(knob) if self.kind.is_integer and is_whole else knob
         return self.kind(**dict(self.fixed), **{self.kind.knob: value})
 
     def parts(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         """(row, layer) scores and (row,) offsets, which are the same for all knobs."""
-        any_member = self.at(1)  # 1 is valid for every knob
+        any_member = self._member(1)  # 1 is valid for every knob
         return any_member.scores(evidence), any_member.offset(evidence)
 
     def grid(self, n: int, n_layers: int) -> list[float]:

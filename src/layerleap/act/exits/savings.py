@@ -21,7 +21,7 @@ from torch import Tensor
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import require_finished, sweep
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, check_choice
 from layerleap.read.metrics import finite, percentiles, resample_in_parts
 
 TARGETS = (0.9, 0.95, 0.98, 0.99)
@@ -68,8 +68,7 @@ def saved_at(
         resamples: bootstrap resamples of documents for the interval.
         seed: seed of the bootstrap.
     """
-    if method not in ("exact", "curve"):
-        raise BadSettings(f"unknown method {method!r}; expected 'exact' or 'curve'")
+    check_choice(method, ("exact", "curve"), "method")
     if method == "exact" and knobs is not None:
         raise BadSettings("knobs are for method 'curve'; 'exact' already considers all of them")
     for target in targets:

@@ -13,7 +13,7 @@ lacks. Which arguments have a row per position is discovered (`axes`).
 """
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -26,9 +26,11 @@ from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.cursor.axes import Arrange, Axes, BlockArguments, branch
 from layerleap.models.cursor.cache import KeysStored, RaggedCache
 from layerleap.models.cursor.packed import Packed
+from layerleap.models.cursor.rowwise import RowByRow
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.discovery.probe import accepts, entry_device
 from layerleap.models.discovery.trace import Shape, required_state, shape_of, state_given
+from layerleap.models.hooks.attention import attention_wrapped_by
 from layerleap.models.hooks.forward import Args, Forward, Kwargs, StopPass, Tap, tapped
 from layerleap.models.hooks.rows import Rows
 from layerleap.models.transformer import Transformer
@@ -61,6 +63,7 @@ class Cursor:
         axes: Axes | None = None,
         *,
         packed: Packed | None = None,
+        rowwise: bool = False,
         text: int = 0,
         prompt: int | None = None,
     ) -> None:
@@ -70,12 +73,13 @@ class Cursor:
             transformer: a decoder.
             axes: from `verify.find_axes`; without them nothing can wait or branch.
             packed: weights packed for passes over a few tokens.
+            rowwise: each node of a `Tree` attends as in a pass of its own (see `rowwise`).
             text: which text of a batch this is, for edits that name one.
             prompt: how many tokens its prompt has, for edits of what is generated.
         """
         self.transformer, self.axes = transformer, axes
         self.text, self.prompt = text, prompt
-        self._packed = packed
+        self._packed, self._rowwise = packed, rowwise
         self.cache = RaggedCache(transformer.n_layers)
         self.ids: list[int] = []  # tokens whose positions were entered
         self.called: list[BlockArguments] = []  # what the blocks of the last pass were called with
@@ -135,8 +139,12 @@ class Cursor:
         before = [layer.length for layer in self.cache.layers], dict(self._waiting), self.length
         self._begin_pass(tree, watch, frozenset(checks), carry)
         self._is_running, self.cache.cursor = True, self
+        is_rowwise = self._rowwise and isinstance(new, Tree) and len(new) > 1
+        if self._packed is not None:  # a prompt is computed as `generate` computes it
+            self._packed.is_paused = not isinstance(new, Tree) and len(new) > 1
         try:
-            self._call_model(tree)
+            with attention_wrapped_by(RowByRow()) if is_rowwise else nullcontext():
+                self._call_model(tree)
         except StopPass:
             pass
         except BaseException:  # an interruption too: half a pass must not count as one

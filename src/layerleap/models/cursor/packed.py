@@ -7,6 +7,9 @@ A pass over a handful of tokens multiplies every weight by a handful of rows. Li
 for many rows or for one; in between, packing the weights first can take a third of the time. Which
 layout is best differs by processor, so layouts are timed. The copies take as much memory as the
 weights, so they are made only where there is plenty.
+
+In bfloat16 another order of summation shows, so every row gets the bits that a product of one row
+gives: where a kernel sums in another order for more rows, they are multiplied a few at a time.
 """
 
 import os
@@ -14,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -75,6 +78,7 @@ class _Copy:
     module: nn.Linear
     packed: Tensor
     checksum: Tensor  # of the weights that were copied
+    steps: tuple[int, ...] = ()  # numbers of rows to multiply at a time; none: all at once
 
 
 class Packed:
@@ -82,7 +86,13 @@ class Packed:
 
     def __init__(self, layout: Layout, modules: Sequence[nn.Linear]) -> None:
         self.layout, self.dtype = layout, modules[0].weight.dtype
-        self._copies = [_Copy(one, self._pack(one), _checksum(one)) for one in modules]
+        self.is_paused = False  # products are those of the weights themselves
+        shapes = {one.weight.shape for one in modules} if self.dtype == torch.bfloat16 else ()
+        steps = {shape: _steps(layout, *shape, self.dtype) for shape in shapes}
+        self._copies = [
+            _Copy(one, self._pack(one), _checksum(one), steps.get(one.weight.shape, ()))
+            for one in modules
+        ]
         self.sizes = self._correct_sizes()
 
     @classmethod
@@ -122,7 +132,11 @@ class Packed:
         sample = _sample(modules)
         trials = [cls(layout, sample) for layout in layouts]
         best = min(trials, key=lambda one: one._seconds(TYPICAL))
-        useful = best._faster_sizes() if sizes is None else sizes
+        useful = best._faster_sizes() if sizes is None else set(sizes)
+        if (
+            sizes is None and useful and best.dtype == torch.bfloat16
+        ):  # all: the weights themselves keep no bits
+            useful |= set(range(2, MOST_ROWS + 1))
         del trials
         if not useful:
             return None
@@ -137,7 +151,7 @@ class Packed:
         """Sizes for which every shape of weight gives the right product: verified, not assumed."""
         shapes = {one.module.weight.shape: one for one in self._copies}.values()
         sizes = range(1, MOST_ROWS + 1)
-        return tuple(n for n in sizes if all(_is_correct(self.layout, one, n) for one in shapes))
+        return tuple(n for n in sizes if all(_is_correct(self, one, n) for one in shapes))
 
     def _faster_sizes(self) -> set[int]:
         """Sizes for which the copies are faster than the weights."""
@@ -157,7 +171,7 @@ class Packed:
                 if plain:
                     nn.functional.linear(x, module.weight, module.bias)
                 else:
-                    self.layout.multiply(one.packed, module.weight, module.bias, x, n)
+                    _product(self.layout, one, x, n)
             best = min(best, time.perf_counter() - started)
         return best
 
@@ -179,7 +193,7 @@ class Packed:
                 continue  # cast since
             if not torch.equal(checksum := _checksum(one.module), one.checksum):
                 one.packed, one.checksum = self._pack(one.module), checksum
-            yield one.module, Tap(forward=partial(_forward, self.layout, one, sizes, thread))
+            yield one.module, Tap(forward=partial(_forward, self, one, sizes, thread))
 
 
 _PACKED: "WeakKeyDictionary[nn.Module, dict[torch.dtype, Packed | None]]" = WeakKeyDictionary()
@@ -224,24 +238,60 @@ def _checksum(module: nn.Linear) -> Tensor:
     return torch.mv(module.weight.float(), torch.arange(1, n + 1, dtype=torch.float32).sin())
 
 
-def _is_correct(layout: Layout, one: _Copy, n: int) -> bool:
-    weight, bias = one.module.weight, one.module.bias
+def _is_correct(packed: Packed, one: _Copy, n: int) -> bool:
+    weight = one.module.weight
+    bias = None if one.module.bias is None else one.module.bias.float()
     generator = torch.Generator().manual_seed(n)
     rows = torch.randn(n, weight.shape[1], generator=generator).to(weight.dtype)
-    bias = None if bias is None else bias.float()
     expected = nn.functional.linear(rows.float(), weight.float(), bias)
-    product = _forward(layout, one, frozenset([n]), get_ident(), rows[None])[0]
+    product = _forward(packed, one, frozenset([n]), get_ident(), rows[None])[0]
     error = (product.float() - expected).norm()
     return bool(error <= TOLERANCE[weight.dtype] * expected.norm())
 
 
-def _forward(layout: Layout, one: _Copy, sizes: frozenset[int], thread: int, x: Tensor) -> Tensor:
+def _forward(packed: Packed, one: _Copy, sizes: frozenset[int], thread: int, x: Tensor) -> Tensor:
     weight, bias = one.module.weight, one.module.bias
     n = x.numel() // x.shape[-1]
-    is_ours = thread == get_ident() and not torch.is_grad_enabled()
+    is_ours = thread == get_ident() and not torch.is_grad_enabled() and not packed.is_paused
     if n not in sizes or not is_ours or x.dtype != weight.dtype:
         return nn.functional.linear(x, weight, bias)
-    return layout.multiply(one.packed, weight, bias, x, n)
+    return _product(packed.layout, one, x, n)
+
+
+def _product(layout: Layout, one: _Copy, x: Tensor, n: int) -> Tensor:
+    weight, bias = one.module.weight, one.module.bias
+    if not one.steps or n in one.steps:
+        return layout.multiply(one.packed, weight, bias, x, n)
+    sizes, left = [], n
+    while left:
+        sizes.append(max(step for step in one.steps if step <= left))
+        left -= sizes[-1]
+    parts = [
+        layout.multiply(one.packed, weight, bias, rows, rows.shape[1])
+        for rows in x.reshape(1, n, -1).split(sizes, 1)
+    ]
+    return torch.cat(parts, 1).reshape(*x.shape[:-1], -1)
+
+
+@cache
+def _steps(layout: Layout, d_out: int, d_in: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Numbers of rows whose product has the bits of products of one row; none if not even one has.
+
+    Verified with sums that cancel exactly: what is left of them is rounding alone, which differs
+    whenever the order of summation does.
+    """
+    generator = torch.Generator().manual_seed(d_in)
+    half = torch.randn(d_out, (d_in + 1) // 2, generator=generator).to(dtype)
+    weight = torch.cat([half, -half], 1)[:, :d_in].contiguous()
+    rows = torch.randn(MOST_ROWS, half.shape[1], generator=generator).to(dtype)
+    x = torch.cat([rows, rows], 1)[:, :d_in].contiguous()
+    packed = layout.pack(weight)
+    alone = torch.cat([nn.functional.linear(row[None, None], weight) for row in x], 1)
+    return tuple(
+        n
+        for n in range(1, MOST_ROWS + 1)
+        if torch.equal(layout.multiply(packed, weight, None, x[None, :n], n), alone[:, :n])
+    )
 
 
 def _free() -> float:
