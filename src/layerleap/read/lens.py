@@ -68,7 +68,7 @@ class Lens:
         return self.transformer.logits(self.map(layer)(h))
 
     @overload
-    def read(  # type: ignore[overload-overlap]  # a string is a sequence of strings
+    def read(  # type: ignore[overload-overlap]  # a string is a sequence of strings, too
         self,
         text: str | Sequence[int] | Tensor,
         *,

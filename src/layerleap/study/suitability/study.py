@@ -81,7 +81,7 @@ def suitability(
         result.save_plan("plan.json")  # for ll.generate(model, prompt, plan="plan.json")
 
     Args:
-        transformer: a model that reads plain text.
+        transformer: a model that reads plain text, or an image classifier.
         settings: the settings; None takes the defaults.
         bank: maps to the last layer, or their folder or hub name; None fits them on the text.
         work: a folder for checkpoints, from which an interrupted fit resumes. They are removed
@@ -151,7 +151,8 @@ def _resolved(
     except TypeError as error:
         names = ", ".join(SuitabilitySettings.__dataclass_fields__)
         raise BadSettings(f"unknown setting: {error}; expected some of: {names}") from error
-    require_text(transformer)
+    if transformer.kind != "image-class":
+        require_text(transformer)
     for name in ("scipy.stats", "sklearn.linear_model"):
         learn_library(name)
     if bank is not None:
