@@ -176,7 +176,7 @@ def generate(
         checks: layers at which the rule is checked; None is all layers below the last.
         plan: an exit plan or its file: rule, checks and bank in one.
         policy: how keys and values of skipped layers are made: recompute, propagate, shortcut.
-        strict: decode one token at a time in dtypes narrower than float32.
+        strict: in dtypes narrower than float32, compute every token to the bits of `generate`.
         compare: after an early exit run, measure the agreement with the full model, and where the
             text departs from the one that it would write.
         decoder: an `ll.decoder` with further settings, instead of all arguments from `bank` on;

@@ -48,7 +48,10 @@ def generate(
         ),
     ] = "recompute",
     strict: Annotated[
-        bool, typer.Option("--strict", help="Run one token per pass in dtypes below float32.")
+        bool,
+        typer.Option(
+            "--strict", help="In dtypes below float32, keep the bits of one-token passes."
+        ),
     ] = False,
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample tokens instead of taking the most likely.")
@@ -150,7 +153,7 @@ def _compared(transformer: Any, ours: Any, theirs: Any) -> str:
     words = f"{first}; ours {token!r}, generate's {other!r}"
     if ours.stats.exactness == "rounded":
         words += ". A gap of a few rounding steps is a tie that rounding may decide either way; "
-        words += "--strict decodes one token at a time, as generate does"
+        words += "--strict keeps the bits of generate"
     return words
 
 
