@@ -279,18 +279,18 @@ def narrow_llama():
     return Transformer.wrap(model)
 
 
-@pytest.mark.parametrize("texts", [1, 3])
-def test_in_a_narrow_dtype_strict_writes_what_generate_writes_with_drafts(texts):
+@pytest.mark.parametrize(("texts", "strict"), [(1, None), (1, True), (3, None)])
+def test_in_a_narrow_dtype_drafts_write_what_generate_writes(texts, strict):
     """Passes over several tokens are verified to keep the bits of one-token passes."""
     transformer = narrow_llama()
     transformer.model.generation_config.pad_token_id = 0
     some = torch.randint(5, 60, (texts, 5), generator=torch.Generator().manual_seed(3))
     ids = torch.cat([some, some], 1)  # something to look up
-    strict = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP, strict=True)
-    written = write(transformer, strict, ids=ids)
+    made = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP, strict=strict)
+    written = write(transformer, made, ids=ids)
     for own, row in zip(written, ids, strict=True):
         assert torch.equal(own[None], write(transformer, None, ids=row[None]))
-    assert all(one.exactness == "exact" and one.drafts > 0 for one in strict.stats)
+    assert all(one.exactness == "exact" and one.drafts > 0 for one in made.stats)
 
 
 def test_where_bits_are_not_kept_strict_decodes_one_token_at_a_time(monkeypatch):
@@ -299,6 +299,10 @@ def test_where_bits_are_not_kept_strict_decodes_one_token_at_a_time(monkeypatch)
     strict = decoder(None, transformer=transformer, cost=CHEAP, strict=True)
     assert torch.equal(write(transformer, strict), write(transformer, None))
     assert (strict.stats[0].exactness, strict.stats[0].drafts) == ("exact", 0)
+    default = decoder(None, transformer=transformer, cost=CHEAP)
+    write(transformer, default)
+    assert default.stats[0].exactness == "rounded"
+    assert default.stats[0].drafts > 0
 
 
 @pytest.mark.parametrize("texts", [1, 2])
@@ -307,7 +311,7 @@ def test_near_ties_of_a_narrow_dtype_are_decided_by_a_pass_of_their_own(monkeypa
     monkeypatch.setattr(decoder_module, "TIE_STEPS", 1e9)
     transformer = narrow_llama()
     transformer.model.generation_config.pad_token_id = 0
-    loose = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP)
+    loose = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP, strict=False)
     written = write(transformer, loose, ids=PROMPT.repeat(texts, 1))
     for own, stats in zip(written, loose.stats, strict=True):
         assert torch.equal(own[None], write(transformer, None))
@@ -322,7 +326,7 @@ def test_near_ties_of_a_narrow_dtype_are_decided_by_a_pass_of_their_own(monkeypa
 def test_without_near_ties_no_pass_is_spent_on_them(monkeypatch):
     monkeypatch.setattr(decoder_module, "TIE_STEPS", 1e-9)
     transformer = narrow_llama()
-    loose = decoder(None, transformer=transformer, cost=CHEAP, packed=False)
+    loose = decoder(None, transformer=transformer, cost=CHEAP, packed=False, strict=False)
     write(transformer, loose)
     exact_ties = sum(
         bool(row.topk(2).values.diff() == 0)

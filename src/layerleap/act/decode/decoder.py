@@ -79,7 +79,7 @@ class Decoder:
         drafts: Sequence[Drafts] = ("table", "lookup"),
         draft_layer: int | None = None,
         max_nodes: int = MOST,
-        strict: bool = False,
+        strict: bool | None = None,
         packed: bool = True,
         compare: bool = False,
         transformer: Transformer | None = None,
@@ -105,9 +105,10 @@ class Decoder:
                 "early" alone (what `draft_layer` predicts; its computation is reused).
             draft_layer: the layer for "early" drafts.
             max_nodes: maximum number of tokens per pass, for all texts together.
-            strict: in dtypes narrower than float32, where passes over several tokens round
-                differently, give every token the bits that `generate` computes: by passes that are
-                verified to keep them (bfloat16 on a CPU), else by one token per pass.
+            strict: in dtypes narrower than float32, passes over several tokens round differently
+                from those of `generate`, unless they are made to keep its bits, which costs some
+                speed and has to be verified (bfloat16 on a CPU). None keeps the bits where that
+                works, True decodes one token per pass elsewhere, and False does not keep them.
             packed: hold a second copy of the weights, packed for passes over a few tokens, where
                 that is faster (float32 on CPUs, if memory allows).
             compare: after an early-exit run, compare every token with the full model (one more
@@ -330,7 +331,7 @@ class Decoder:
         if self.rule is not None and self.rule.name != "never":
             return "approximate"
         is_exact = self.strict or self.rule is not None or _is_wide(ready.transformer)
-        return "exact" if is_exact else "rounded"
+        return "exact" if is_exact or ready.keeps_bits else "rounded"
 
 
 def _dtypes(transformer: Transformer) -> set[torch.dtype]:
@@ -396,13 +397,10 @@ class _Prepared:
 
     @property
     def keeps_bits(self) -> bool:
-        """True if `strict` passes over several tokens have the bits of one-token passes."""
+        """True if, in a narrow dtype, passes over several tokens have the bits of one-token ones."""
         decoder, is_bf16 = self.decoder, _dtypes(self.transformer) == {torch.bfloat16}
-        if (
-            not (decoder.strict and is_bf16)
-            or decoder.rule is not None
-            or "early" in decoder.drafts
-        ):
+        is_other = decoder.rule is not None or "early" in decoder.drafts
+        if decoder.strict is False or not is_bf16 or is_other:
             return False
         if self._keeps_bits is None:
             self._keeps_bits = keeps_bits(self.transformer, self.axes, self.packed)
@@ -411,12 +409,12 @@ class _Prepared:
     @property
     def is_one_by_one(self) -> bool:
         """True if `strict` allows no pass over several tokens."""
-        return self.decoder.strict and not _is_wide(self.transformer) and not self.keeps_bits
+        return bool(self.decoder.strict) and not _is_wide(self.transformer) and not self.keeps_bits
 
     @property
     def tie_steps(self) -> float:
         """Logits this many rounding steps apart are decided by a pass of their own; 0 for none."""
-        return 0.0 if self.decoder.strict or _is_wide(self.transformer) else TIE_STEPS
+        return 0.0 if _is_wide(self.transformer) or self.keeps_bits else TIE_STEPS
 
     @cached_property
     def drafter(self) -> Drafter:

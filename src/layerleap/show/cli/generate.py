@@ -48,11 +48,13 @@ def generate(
         ),
     ] = "recompute",
     strict: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--strict", help="In dtypes below float32, keep the bits of one-token passes."
+            "--strict/--fast",
+            help="In dtypes below float32, keep the bits of generate, or not. Default: where "
+            "several tokens per pass allow it.",
         ),
-    ] = False,
+    ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample tokens instead of taking the most likely.")
     ] = False,
