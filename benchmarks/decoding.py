@@ -110,7 +110,8 @@ def _run_narrow(smoke: bool) -> list[Row]:
     return [
         *rows,
         Row("departures_bfloat16", ours, None, "per 1,000 tokens", min(found.values()), "<=",
-            judged="ours", detail={"fast": fast, "peers": found, "texts": len(texts) // len(sides)}),
+            judged="ours",
+            detail={"fast": fast, "peers": found, "texts": len(texts) // len(sides)}),
     ]  # fmt: skip
 
 

@@ -397,7 +397,7 @@ class _Prepared:
 
     @property
     def keeps_bits(self) -> bool:
-        """True if, in a narrow dtype, passes over several tokens have the bits of one-token ones."""
+        """True if, in bfloat16, passes over several tokens have the bits of one-token ones."""
         decoder, is_bf16 = self.decoder, _dtypes(self.transformer) == {torch.bfloat16}
         is_other = decoder.rule is not None or "early" in decoder.drafts
         if decoder.strict is False or not is_bf16 or is_other:
