@@ -118,5 +118,7 @@ def test_natural_inputs_are_read_and_others_refused_in_words():
     for layers in (["3"], "3", 3, [1.0]):
         with pytest.raises(BadSettings, match="layer"):
             transformer.capture(ids, layers=layers)
-    with pytest.raises(BadSettings, match="needs decoder_input_ids"):
+    with pytest.raises(BadSettings, match=r"cannot run on input_ids.*reads a pair"):
         wrap("t5").capture({"input_ids": ids})
+    with pytest.raises(BadSettings, match="IndexError"):
+        transformer.capture({"input_ids": torch.tensor([[61]])})

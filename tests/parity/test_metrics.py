@@ -381,8 +381,8 @@ def test_how_sure_a_reading_is_equals_softmax_and_entropy_in_float64():
     best = p.sort(-1, descending=True).values
     entropy = -(p * p.log()).sum(-1)
     for ours, theirs in (
-        (actual.p1, best[:, 0]),
-        (actual.p2, best[:, 1]),
+        (actual.top_prob, best[:, 0]),
+        (actual.second_prob, best[:, 1]),
         (actual.entropy, entropy),
     ):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-6)
@@ -391,7 +391,7 @@ def test_how_sure_a_reading_is_equals_softmax_and_entropy_in_float64():
 def test_two_equal_best_tokens_have_the_same_probability():
     actual = Reference(torch.zeros(1, 3)).compare(torch.tensor([[2.0, 5, 5]]))
     assert actual.top.item() == 1
-    assert actual.p1.item() == actual.p2.item()
+    assert actual.top_prob.item() == actual.second_prob.item()
 
 
 def test_comparing_a_reading_leaves_the_answer_and_the_reading_as_they_were():

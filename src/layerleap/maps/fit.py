@@ -30,6 +30,7 @@ from layerleap.errors import (
 from layerleap.files import cache_root
 from layerleap.maps.bank import BANK, ShortcutBank
 from layerleap.maps.linear import LinearMap, check_solving, solve, solve_parts
+from layerleap.maps.ridge import RidgeChooser, without_rows
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting, silent
 from layerleap.stats.collect import collect, finish, own_checkpoint
@@ -41,6 +42,7 @@ from layerleap.stream.source import default_text
 
 METHOD = 2  # raise it when a fit of the same text would give other maps: caches then start anew
 ROWS_PER_DIRECTION = 3  # with fewer rows, plain least squares reads worse than the logit lens
+FEW_ROWS_RIDGE = 0.01  # for few rows, if there is nothing to choose it on
 SCORED_TEXTS = 100  # held-out texts behind the scores in a card, one row each
 
 
@@ -55,18 +57,26 @@ def solve_bank(
 ) -> ShortcutBank:
     """A bank of every map that the tally's moments determine; see `maps.linear.solve`.
 
-    Options default to those given to `collect`, else to plain least squares. Maps of parts always
-    have full rank, and no penalty if the ridge is chosen.
+    Options default to those given to `collect`, else to plain least squares. With a model, a ridge
+    is chosen by the KL of readings, otherwise by squared errors. Maps of parts always have full
+    rank, and no penalty if the ridge is chosen.
     """
     given = {"intercept": intercept, "ridge": ridge, "rank": rank}
     options = {"intercept": False, "ridge": 0.0, "rank": None, **tally.about.get("solve", {})}
     options |= {key: value for key, value in given.items() if value is not None}
     moments, n_unused = _moments_for(tally, options["ridge"])
+    few = options["ridge"] is None and _is_few(moments)
     if options["ridge"] is None:
-        options["ridge"] = _default_ridge(moments)
+        options["ridge"] = FEW_ROWS_RIDGE if few else 0.0
+    chooser = None
+    if (few or options["ridge"] == "auto") and transformer and tally.sample is not None:
+        options["ridge"] = "auto"
+        fresh = without_rows(moments, tally.sample) if few else moments
+        chooser = RidgeChooser(transformer, fresh, tally.sample, intercept=options["intercept"])
     maps, fits = [], []
     for src in range(moments.n_layers):
-        for linear, report in solve(moments, src, held_back=tally.held_back, **options):
+        own = {**options, "ridge": chooser.choose(src)} if chooser else options
+        for linear, report in solve(moments, src, held_back=tally.held_back, **own):
             maps.append(linear)
             fits.append(report)
         progress("solving", src + 1, moments.n_layers, "layers")
@@ -84,19 +94,18 @@ def solve_bank(
     )  # fmt: skip
 
 
-def _default_ridge(moments: Moments) -> float | str:
-    """None if there are enough rows, else one chosen by cross-validation."""
+def _is_few(moments: Moments) -> bool:
+    """Warn and return True if there are too few rows for plain least squares."""
     rows, least = moments.flush().n, ROWS_PER_DIRECTION * moments.d_model
-    if rows >= least:
-        return 0.0
-    warnings.warn(
-        f"rows are few: {rows} for maps of width {moments.d_model}, where plain least squares "
-        f"needs about {least} to beat the logit lens. A ridge is chosen by cross-validation; fit "
-        "on more text for better maps, or pass ridge=0.0 for plain least squares",
-        FewRowsWarning,
-        stacklevel=4,
-    )
-    return "gcv"
+    if rows < least:
+        warnings.warn(
+            f"rows are few: {rows} for maps of width {moments.d_model}, where plain least squares "
+            f"needs about {least} to beat the logit lens; so a ridge is used. Fit on more text for "
+            "better maps, or pass ridge=0.0 for plain least squares",
+            FewRowsWarning,
+            stacklevel=4,
+        )
+    return rows < least
 
 
 def _moments_for(tally: Tally, ridge: float | str | None) -> tuple[Moments, int]:
@@ -135,8 +144,8 @@ def fit(
         text: anything `batches_of` reads, "generated", or None for the model's default text.
         sampling: how to cut texts, choose positions and hold out documents.
         ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto" to choose
-            it on a tenth of the documents. By default there is none, unless rows are few: then it
-            is chosen by cross-validation, with a warning.
+            it by the KL of readings on a tenth of the documents, which are then not fitted on. By
+            default there is none, unless rows are few: then it is chosen, with a warning.
         evaluate: score the bank on a few held-out documents, for its card.
         progress: a function to call, True for bars on a terminal or in a notebook, or False.
         options: passed on to `collect`: n_texts, pairs, parts, checkpoint, ... A checkpoint stays
@@ -146,8 +155,8 @@ def fit(
     solving = {"intercept": intercept, "ridge": ridge, "rank": rank}
     with reporting(progress) as report:
         tally = collect(
-            transformer, text, sampling, choose_ridge=ridge == "auto", solving=solving,
-            progress=report, **options,
+            transformer, text, sampling, choose_ridge=ridge == "auto",
+            keep_sample=ridge in (None, "auto"), solving=solving, progress=report, **options,
         )  # fmt: skip
         bank = solve_bank(tally, transformer, progress=report)
         if evaluate and world()[0] == 0:
@@ -174,7 +183,8 @@ def with_scores(
         )
     except BadText:
         return bank
-    data = {**bank.data, "evaluated_on": scores.headline()}
+    size = f"{scores.n_rows} rows from {scores.n_documents} held-out documents"
+    data = {**bank.data, "evaluated_on": f"{size} of {scores.text}"}
     return bank.changed(quality=scores.by_layer(), data=data)
 
 
@@ -237,8 +247,9 @@ def _default_plan(transformer: Transformer) -> dict[str, Any]:
         return {"sampling": Sampling(), "n_texts": None}
     if transformer.kind == "masked-token":
         return {"sampling": Sampling(positions="one"), "n_texts": 4000}
-    sampling = Sampling(unit="paragraph", positions="every:2")
-    return {"sampling": sampling, "n_texts": 500}
+    # Every position: the forward pass costs far more than its rows.
+    sampling = Sampling(unit="paragraph", positions="all")
+    return {"sampling": sampling, "n_texts": 200}
 
 
 def _fit_in_cache(

@@ -23,7 +23,6 @@ from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
 
 RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # those to choose from
-CHOOSERS = ("auto", "gcv")
 
 
 @dataclass(frozen=True)
@@ -122,19 +121,17 @@ def solve(
 
     Args:
         targets: the target layers; by default all that the moments hold.
-        ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix; "auto" chooses it
-            on `held_back`, "gcv" by generalised cross-validation on the rows fitted on.
+        ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix; "auto" chooses the
+            one with the least squared error on `held_back`.
         rank: keep only the best `rank` directions of the prediction.
         held_back: moments of other documents, to choose the ridge.
     """
     check_solving(ridge, rank, moments.d_model)
     if not 0 <= src <= moments.n_layers:
         raise BadSettings(f"layer {src} does not exist: there are layers 0 to {moments.n_layers}")
-    source = _Source(moments, src, intercept)
+    source = Source(moments, src, intercept)
     if ridge == "auto":
         ridge = source.best_ridge(held_back)
-    elif ridge == "gcv":
-        ridge = source.cross_validated_ridge()
     assert isinstance(ridge, float | int)
     for dst in moments.targets(src) if targets is None else targets:
         weight, bias = source.solve(dst, ridge)
@@ -180,16 +177,15 @@ def check_solving(ridge: float | str | None, rank: int | None, d_model: int) -> 
     if rank is not None and not 1 <= rank <= d_model:
         raise BadSettings(f"rank {rank} is out of range; expected 1 to {d_model}")
     is_number = isinstance(ridge, float | int) and 0 <= ridge < torch.inf
-    if ridge not in (None, *CHOOSERS) and not is_number:
-        expected = " or ".join(map(repr, CHOOSERS))
-        raise BadSettings(f"ridge {ridge!r} is invalid; expected {expected}, or 0 or more")
+    if ridge not in (None, "auto") and not is_number:
+        raise BadSettings(f"ridge {ridge!r} is invalid; expected 'auto' or a number of at least 0")
 
 
 def _f32(value: Tensor | None) -> Tensor | None:
     return None if value is None else value.float().contiguous()
 
 
-class _Source:
+class Source:
     """Solves from one source layer, with one eigendecomposition of its Gram matrix."""
 
     def __init__(self, moments: Moments, src: int, intercept: bool) -> None:
@@ -223,6 +219,7 @@ class _Source:
         return ridge * self.values.mean()
 
     def solve(self, dst: int, ridge: float) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the map to `dst`."""
         rotated = self._inverse(ridge)[:, None] * (self.vectors.T @ self._xy(dst))
         weight = self.vectors @ rotated
         return weight, self._bias(dst, weight)
@@ -247,6 +244,7 @@ class _Source:
         return left, directions.T, self._bias(dst, left @ directions.T)
 
     def report(self, dst: int, weight: Tensor, bias: Tensor | None, ridge: float) -> FitReport:
+        """How a map was fitted."""
         values = self.values[self.determined]
         condition = (values[-1] / values[0]).sqrt().item() if len(values) else 1.0
         return FitReport(
@@ -254,26 +252,6 @@ class _Source:
             ridge, moments_r2(self.moments, self.src, dst, weight, bias),
             moments_r2(self.moments, self.src, dst, None, None),
         )  # fmt: skip
-
-    def cross_validated_ridge(self) -> float:
-        """The penalty with the least generalised cross-validation error to the last layer.
-
-        GCV(ridge) = error on the rows fitted on / (1 - degrees of freedom / rows)^2, with the
-        coordinates weighted as in R2 (Golub, Heath and Wahba 1979). No row has to be held back.
-        """
-        dst, n = self.moments.n_layers, self.moments.n
-        spread = _spread(self.moments, dst)
-        weights = torch.where(spread > 0, spread.rsqrt(), 0.0)
-        fitted = (self.vectors.T @ self._xy(dst) * weights).square().sum(1)
-        total = (spread if self.intercept else self.moments.squares(dst)) @ weights.square()
-
-        def error(ridge: float) -> float:
-            inverse = self._inverse(ridge)
-            rest = total - ((2 - inverse * self.values) * inverse) @ fitted
-            free = 1 - ((self.values @ inverse) + self.intercept) / n
-            return (rest / free.square()).item() if free > 1e-9 else torch.inf
-
-        return min(RIDGES, key=error)
 
     def best_ridge(self, held_back: Moments | None) -> float:
         """The penalty with the least error to the last layer on the rows held back.

@@ -123,6 +123,30 @@ def _whitening(gram: Tensor) -> Tensor:
     return (vectors * (values + FLOOR * values.mean()).clamp_min(1e-30).rsqrt()).float()
 
 
+def logits_of(transformer: Transformer, h: Tensor) -> Tensor:
+    """The logits of rows of the last layer, in float32 or wider whatever the model's dtype."""
+    logits = transformer.logits(h.to(transformer.model.dtype))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class Answers:
+    """The model's own output for some rows, to compare readings with."""
+
+    def __init__(self, transformer: Transformer, last: Tensor) -> None:
+        """`last` holds the rows of the last layer."""
+        self.transformer = transformer
+        z = logits_of(transformer, last)
+        self.p, self.top = z.softmax(-1), z.argmax(-1)
+        self.entropy = z.logsumexp(-1) - torch.linalg.vecdot(self.p, z)
+
+    def compare(self, carried: Tensor) -> tuple[Tensor, Tensor]:
+        """KL(model || reading of the carried rows) in nats, and if the top token agrees: (row,)."""
+        z = logits_of(self.transformer, carried)
+        cross = z.logsumexp(-1) - torch.linalg.vecdot(self.p, z)
+        # Clamped because rounding can push a divergence of zero slightly below zero.
+        return (cross - self.entropy).clamp_min(0).double(), z.argmax(-1) == self.top
+
+
 def kl_gradient(transformer: Transformer, y: Tensor, p: Tensor) -> Tensor:
     """The gradient of the mean KL(p || reading of y) over rows with respect to y.
 

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText, NotFinite, WrongModel
+from layerleap.errors import BadSettings, BadText, NotFinite, WrongModel, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
-from layerleap.maps.translator import Translator, kl_gradient, translators
+from layerleap.maps.translator import Answers, Translator, kl_gradient, logits_of, translators
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.saved_states import SavedStates
@@ -59,8 +59,7 @@ class Tuning:
             )
         if not 0 < self.lr < float("inf"):
             raise BadSettings(f"lr {self.lr} is not a valid step size; expected a number above 0")
-        if self.start not in ("mat", "identity"):
-            raise BadSettings(f"unknown start {self.start!r}; expected 'mat' or 'identity'")
+        check_choice(self.start, ("mat", "identity"), "start")
 
     @property
     def steps(self) -> int:
@@ -268,15 +267,11 @@ class _Run:
         size = max(1, ENTRIES // self.transformer.d_vocab)
         for start in range(0, len(self.held_out), size):
             states = self.held_out.states(slice(start, start + size)).to(self.device)
-            z = _logits(self.transformer, states[:, -1])
-            p, top = z.softmax(-1), z.argmax(-1)
-            entropy = z.logsumexp(-1) - torch.linalg.vecdot(p, z)
+            answers = Answers(self.transformer, states[:, -1])
             for layer, carry in maps.items():
-                reading = _logits(self.transformer, carry(states[:, layer]))
-                cross = reading.logsumexp(-1) - torch.linalg.vecdot(p, reading)
-                # Clamped because rounding can push a divergence of zero slightly below zero.
-                kl[layer] += (cross - entropy).clamp_min(0).double().sum().item()
-                agreed[layer] += int((reading.argmax(-1) == top).sum())
+                divergence, agrees = answers.compare(carry(states[:, layer]))
+                kl[layer] += divergence.sum().item()
+                agreed[layer] += int(agrees.sum())
         n = len(self.held_out)
         return {layer: (kl[layer] / n, agreed[layer] / n) for layer in maps}
 
@@ -286,7 +281,7 @@ class _Run:
         started = time.perf_counter()
         rows = batch(len(self.states), tuning.rows_per_step, training.step, tuning.seed)
         states = self.states.states(rows).to(self.device)
-        p = _logits(self.transformer, states[:, -1]).softmax(-1)
+        p = logits_of(self.transformer, states[:, -1]).softmax(-1)
         shared = (time.perf_counter() - started) / len(training.active)
         lr = tuning.lr * (1 - training.step / tuning.steps)
         for layer in training.active:
@@ -337,12 +332,6 @@ class _Run:
             {"layer": layer, "rows": n, "kl": row["kl"], "precision@1": row["agreement"]}
             for layer, row in sorted(best.items())
         ]
-
-
-def _logits(transformer: Transformer, h: Tensor) -> Tensor:
-    """The logits of rows of the last layer, in float32 or wider whatever the model's dtype."""
-    logits = transformer.logits(h.to(transformer.model.dtype))
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def batch(n_rows: int, size: int, step: int, seed: int) -> Tensor:

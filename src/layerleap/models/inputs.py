@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, first_line
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.discovery.tail import LAST
 
@@ -37,18 +37,23 @@ def as_inputs(transformer: "Transformer", given: Any) -> dict[str, Any]:
             the arguments themselves, as a tokenizer or processor returns them.
     """
     if isinstance(given, Mapping):
-        inputs = dict(given)
-    elif isinstance(given, Tensor):
-        inputs = _from_tensor(transformer, given)
-    else:
-        inputs = _from_texts(transformer, given)
-    is_pair = transformer.model.config.is_encoder_decoder
-    if is_pair and not any(inputs.get(name) is not None for name in DECODER_INPUTS):
+        return dict(given)
+    if isinstance(given, Tensor):
+        return _from_tensor(transformer, given)
+    return _from_texts(transformer, given)
+
+
+def run(transformer: "Transformer", arguments: Mapping[str, Any]) -> Any:
+    """The model's output; arguments that do not fit the model are an error in words."""
+    try:
+        return transformer.model(**arguments)
+    except (TypeError, ValueError, IndexError) as error:
+        is_pair = transformer.model.config.is_encoder_decoder
+        hint = "; an encoder-decoder reads a pair (source, target)" if is_pair else ""
         raise BadSettings(
-            f"{transformer.identity.name} is an encoder-decoder and needs decoder_input_ids too; "
-            "give a pair (source, target) of texts, or both inputs"
-        )
-    return inputs
+            f"{transformer.identity.name} cannot run on {', '.join(arguments)}: "
+            f"{type(error).__name__}: {first_line(error)}{hint}"
+        ) from error
 
 
 def _from_tensor(transformer: "Transformer", given: Tensor) -> dict[str, Any]:

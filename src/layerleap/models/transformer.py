@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from layerleap.errors import BadSettings, BadText, LayerleapError, ModelRefused, first_line
+from layerleap.errors import BadSettings, BadText, ModelRefused, first_line
 from layerleap.models.discovery.blocks import find_blocks
 from layerleap.models.discovery.probe import probe, vocabulary_size
 from layerleap.models.discovery.sites import Anatomy, Site, find_anatomy
@@ -264,7 +264,7 @@ def _refusing(model: PreTrainedModel) -> Iterator[None]:
     """Turn whatever the model's own code raises on a probe into a refusal."""
     try:
         yield
-    except LayerleapError:
+    except ModelRefused:
         raise
     except Exception as error:
         raise ModelRefused(

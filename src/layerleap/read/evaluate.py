@@ -6,13 +6,13 @@ to the logit lens, with 95 % intervals over documents.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.models.transformer import Transformer
@@ -171,7 +171,8 @@ def evaluate(
             several banks on the same rows.
         text: anything `batches_of` reads, "generated", or None for the model's default text.
         sampling: how to cut texts, choose positions and hold out documents; by default as the
-            (first) bank was fitted.
+            (first) bank was fitted, with one position per text: more of them are hardly
+            independent, and each is read at every layer.
         side: "held-out" documents, "fit" for those the bank may be fitted on, or "both". By
             default the held-out ones, or both if the sampling holds none out.
         keep_fitted: also read documents that a bank was fitted on; only for side "fit" by default.
@@ -183,7 +184,7 @@ def evaluate(
         banks = _named_banks(transformer, bank, report)
         to_last = {name: _to_last(one) for name, one in banks.items()}
         first = next(iter(banks.values()))
-        sampling = sampling or sampling_of(first)
+        sampling = sampling or replace(sampling_of(first), positions="one")
         side = side or ("held-out" if sampling.held_out else "both")
         name, source, sampling = _source(transformer, text, sampling, side, starts, n_texts, report)
         keep = side == "fit" if keep_fitted is None else keep_fitted
@@ -266,8 +267,7 @@ def _source(
 ) -> tuple[str, Any, Sampling]:  # fmt: skip
     """The name of the text, the text itself, and how to sample it."""
     shares = {"held-out": sampling.held_out, "fit": 1 - sampling.held_out, "both": 1.0}
-    if side not in shares:
-        raise BadSettings(f"unknown side {side!r}; expected one of: {', '.join(shares)}")
+    check_choice(side, Side, "side")
     if not shares[side]:
         raise BadSettings(
             "no document is held out: the sampling has held_out 0; read all documents of a text "

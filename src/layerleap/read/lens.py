@@ -20,7 +20,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
-from layerleap.read.top import top_k as top
+from layerleap.read.top import top_k
 from layerleap.stream.examples import (
     Batch,
     Example,
@@ -68,7 +68,7 @@ class Lens:
         return self.transformer.logits(self.map(layer)(h))
 
     @overload
-    def read(
+    def read(  # type: ignore[overload-overlap]  # a string is a sequence of strings
         self,
         text: str | Sequence[int] | Tensor,
         *,
@@ -139,6 +139,8 @@ class Lens:
         from layerleap.read.saturation import saturate  # imported here: both import this module
         from layerleap.read.strip import Strip
 
+        if self.transformer.kind.endswith("-class"):
+            k = min(k, self.transformer.d_vocab)
         encoded, chosen, batch = self._batch([text], positions)
         tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
         tokens, last = self._tokens(encoded[0]), self.transformer.n_layers
@@ -223,9 +225,8 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
             logits = lens.logits(states[layer][rows], layer).float()
             compared = reference.compare(logits.to(reference.p.device))
             require_finite(compared, f"lens {lens.name!r}", layer)
-            values, ids = top(logits, top_k)
-            probs = (values - logits.logsumexp(-1, keepdim=True)).exp()
-            layers.append((ids, probs, compared.rank == 0, compared.kl, compared.surprisal))
+            best = _top(logits, top_k)
+            layers.append((*best, compared.rank == 0, compared.kl, compared.surprisal))
         parts.append(
             [torch.stack([values.cpu() for values in kind]) for kind in zip(*layers, strict=True)]
         )
@@ -266,6 +267,12 @@ def require_finite(compared: Comparison, reader: str, layer: int) -> None:
             f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
             f"{len(bad)} rows; use a wider dtype, or fit the map on more rows"
         )
+
+
+def _top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Ids and probabilities of the top k; equal logits are ordered by id."""
+    values, ids = top_k(logits, k)
+    return ids, (values - logits.logsumexp(-1, keepdim=True)).exp()
 
 
 def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:

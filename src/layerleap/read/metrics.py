@@ -33,8 +33,8 @@ class Comparison(Brief):
     rank: Tensor  # its rank in the model's output, 0 = first; DEPTH means DEPTH or lower
     surprisal: Tensor
     kl: Tensor
-    p1: Tensor  # the reading's probability of its top token
-    p2: Tensor  # and of its second token
+    top_prob: Tensor  # the reading's probability of its top token
+    second_prob: Tensor  # and of its second token
     entropy: Tensor  # of the reading, nats
 
 
@@ -46,8 +46,10 @@ class Distribution:
         self.p = self.logits.softmax(-1)
         # Of equal logits, torch returns the lowest id.
         highest, self.top = self.logits.max(-1)
-        self.p1 = self.p.gather(-1, self.top[:, None])[:, 0]
-        self.log_norm = highest - self.p1.log()  # much cheaper than another pass for logsumexp
+        self.top_prob = self.p.gather(-1, self.top[:, None])[:, 0]
+        self.log_norm = (
+            highest - self.top_prob.log()
+        )  # much cheaper than another pass for logsumexp
         self.entropy = self.log_norm - torch.linalg.vecdot(self.p, self.logits)
 
     def second(self) -> Tensor:
@@ -71,7 +73,7 @@ class Reference(Distribution):
         kl = (cross - self.entropy).clamp_min(0)
         return Comparison(
             read.top, self._rank(chosen, read.top), self.log_norm - chosen[:, 0], kl,
-            read.p1, read.second(), read.entropy,
+            read.top_prob, read.second(), read.entropy,
         )  # fmt: skip
 
     def _rank(self, chosen: Tensor, top: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ PRECISIONS = (1, 5, 10)
 # Recorded per reading, row and layer: how good it is, and how confident.
 MEASURES = {
     "rank": torch.int8, "surprisal": torch.float32, "kl": torch.float32, "top": torch.int32,
-    "p1": torch.float32, "p2": torch.float32, "entropy": torch.float32, "size": torch.float32,
+    "top_prob": torch.float32, "second_prob": torch.float32, "entropy": torch.float32,
+    "size": torch.float32,
 }  # fmt: skip
 QUEUE_ROWS = 1024  # rows queued for the head at most, however small the vocabulary is
 
@@ -156,7 +157,7 @@ def _failures_marked(compared: Comparison) -> Comparison:
     """Rows with NaN or infinite logits count as completely wrong: no rank, infinite KL."""
     failed = ~(compared.kl.isfinite() & compared.surprisal.isfinite())
     filled = {"top": -1, "rank": DEPTH, "surprisal": torch.inf, "kl": torch.inf}
-    filled |= dict.fromkeys(("p1", "p2", "entropy"), torch.nan)
+    filled |= dict.fromkeys(("top_prob", "second_prob", "entropy"), torch.nan)
     return replace(
         compared,
         **{key: getattr(compared, key).masked_fill(failed, value) for key, value in filled.items()},

@@ -27,7 +27,7 @@ from layerleap.read.reader import MEASURES, LogitObserver, Predictor, Reader, sc
 from layerleap.stats.tensor_file import TensorFile
 from layerleap.stream.examples import Batch
 
-FILE = TensorFile("scores", 1)
+FILE = TensorFile("scores", 2)
 CHECK_EVERY = 16  # the tail is checked on a few texts of one batch in this many
 TRIM_EVERY = 8  # batches after which freed memory is returned to the system
 MOST_WRONG = 0.01  # largest share of rows with another top token than the model
@@ -84,8 +84,8 @@ class Scores(Brief):
     surprisal: dict[str, Tensor]  # (row, layer)
     kl: dict[str, Tensor]  # (row, layer)
     top: dict[str, Tensor]  # (row, layer) int32
-    p1: dict[str, Tensor]
-    p2: dict[str, Tensor]
+    top_prob: dict[str, Tensor]
+    second_prob: dict[str, Tensor]
     entropy: dict[str, Tensor]
     size: dict[str, Tensor]  # norm of the state passed to the tail
     cosine: Tensor  # (row, layer): between h[layer] and h[layer - 1]; NaN at layer 0

@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from layerleap.errors import BadArtifact, BadSettings, NothingToFit, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, NothingToFit, WrongModel, check_choice
 from layerleap.models.discovery.parts import KINDS, block_parts
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -35,6 +35,7 @@ def collect(
     pairs: Pairs = "final",
     parts: bool | Sequence[str] = False,
     choose_ridge: bool = False,
+    keep_sample: bool = False,
     solving: Mapping[str, Any] | None = None,
     shard: tuple[int, int] | None = None,
     checkpoint: Path | None = None,
@@ -52,6 +53,7 @@ def collect(
         parts: also collect the inputs and outputs of attention, FFN and norms of every block; or
             name some of these kinds. Rows held back for the ridge are not included.
         choose_ridge: hold back a tenth of the documents to choose a ridge.
+        keep_sample: keep some rows of that tenth, which are fitted on unless they are held back.
         solving: default options for `solve_bank`, stored with the result.
         shard: (index, number of shards) if several runs share the work.
         checkpoint: a file to save to about every half minute, and to resume from. The finished
@@ -80,7 +82,8 @@ def collect(
         "text": str(text) if isinstance(text, str | Path) else "given texts",
         "sampling": sampling.to_dict(), "solve": dict(solving or {}),
         "n_texts": n_texts, "pairs": pairs, "parts": block_parts(transformer, kinds) or None,
-        "choose_ridge": choose_ridge, "save_states": file.settings() if file else None,
+        "choose_ridge": choose_ridge, "keep_sample": keep_sample,
+        "save_states": file.settings() if file else None,
         "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
     }  # fmt: skip
     own = own_checkpoint(checkpoint)
@@ -90,7 +93,7 @@ def collect(
     census = Census()
     batches = batches_of(
         transformer, source, sampling, n_texts=n_texts, census=census, tokens_per_batch=tokens,
-        ridge_share=RIDGE_SHARE if choose_ridge else 0.0,
+        ridge_share=RIDGE_SHARE if choose_ridge or keep_sample else 0.0,
     )  # fmt: skip
     with (
         closing(StateWriter(file, transformer, tally.fit.rows)) if file else nullcontext()
@@ -118,8 +121,7 @@ def _check_run(
 ) -> tuple[int, int]:
     """This process's shard; invalid settings are refused."""
     rank, processes = world()
-    if pairs not in ("final", "all"):
-        raise BadSettings(f"unknown pairs {pairs!r}; expected 'final' or 'all'")
+    check_choice(pairs, ("final", "all"), "pairs")
     if n_texts is not None and n_texts < 1:
         raise BadSettings(f"n_texts {n_texts} leaves nothing to fit on; expected 1 or more")
     if tokens_per_batch < 1:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel, check_choice
 from layerleap.stats.tensor_file import TensorFile
 
 FILE = TensorFile("moments", 2)
@@ -52,8 +52,7 @@ class Moments:
             n_layers: index of the last vector; vectors are counted from 0.
             names: what error messages call each vector; "layer 0" and so on by default.
         """
-        if pairs not in LAYOUTS:
-            raise BadSettings(f"unknown pairs {pairs!r}; expected one of: {', '.join(LAYOUTS)}")
+        check_choice(pairs, LAYOUTS, "pairs")
         if pairs == "parts" and n_layers % 2 == 0:
             raise BadSettings(
                 f"{n_layers + 1} vectors cannot be inputs and outputs; expected an even number"
@@ -230,19 +229,28 @@ def _require_like(key: str, tensor: Tensor, expected: Tensor) -> None:
         raise BadArtifact(f"{key} has shape and dtype {actual}; expected {wanted}, recreate it")
 
 
-def save_moments(path: Path, sets: Mapping[str, Moments], about: Any) -> None:
-    """Write named moments and their description into one file, atomically."""
+def save_moments(
+    path: Path, sets: Mapping[str, Moments], about: Any, rows: Tensor | None = None
+) -> None:
+    """Write named moments, their description and optionally some rows into one file, atomically."""
     tensors = {
         f"{name}/{key}": value
         for name, moments in sets.items()
         for key, value in moments.tensors().items()
     }
+    if rows is not None:
+        tensors["rows"] = rows
     shapes = {name: moments.shape for name, moments in sets.items()}
     FILE.save(path, tensors, {"shapes": shapes, "about": about})
 
 
 def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
     """The moments and the description that `save_moments` wrote."""
+    return load_with_rows(path)[:2]
+
+
+def load_with_rows(path: Path) -> tuple[dict[str, Moments], dict[str, Any], Tensor | None]:
+    """The moments, the description and the rows that `save_moments` wrote."""
     tensors, header = FILE.load(path)
     sets = {}
     with FILE.parsing(path):
@@ -250,7 +258,7 @@ def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
             prefix = f"{name}/"
             own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
             sets[name] = Moments.from_tensors(own, tuple(shape))
-        return sets, header["about"]
+        return sets, header["about"], tensors.get("rows")
 
 
 def load_about(path: Path) -> dict[str, Any]:

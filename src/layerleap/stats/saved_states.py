@@ -8,6 +8,7 @@ the file depends only on its number, so a resumed run writes the same rows to th
 """
 
 import hashlib
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,17 +188,25 @@ class SavedStates:
     @property
     def documents(self) -> Tensor:
         """The document of each row: (row,)."""
-        return torch.from_numpy(self._records["document"][self._chosen].astype(np.int64))
+        return self._read("document", self._chosen)
 
     def states(self, which: Sequence[int] | Tensor | slice) -> Tensor:
         """Some rows at all layers: (row, n_layers + 1, d_model), float32."""
         index = which if isinstance(which, slice) else np.asarray(which)
-        return torch.from_numpy(self._records["states"][self._chosen[index]])
+        return self._read("states", self._chosen[index])
 
     def cells(self, rows: Tensor, layers: Tensor) -> Tensor:
         """h[layers[i]] of row rows[i], for each i: (cell, d_model), float32."""
         chosen = self._chosen[np.asarray(rows)]
-        return torch.from_numpy(self._records["states"][chosen, np.asarray(layers)])
+        return self._read("states", (chosen, np.asarray(layers)))
+
+    def _read(self, field: str, which: Any) -> Tensor:
+        """A copy of some entries; pages of the file do not stay part of this process."""
+        entries = torch.from_numpy(self._records[field][which])
+        mapped = getattr(self._records, "_mmap", None)
+        if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
+        return entries
 
     def split(self, share: float, seed: int = 0) -> tuple["SavedStates", "SavedStates"]:
         """Two sets without a common document; the second has a random `share` of the documents."""

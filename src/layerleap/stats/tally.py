@@ -10,7 +10,7 @@ at any time resumes from there and ends with bit-identical sums.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from layerleap.errors import BadArtifact, BadSettings, WrongModel
 from layerleap.models.discovery.parts import BlockPart
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments
+from layerleap.stats.moments import Moments, Pairs, load_with_rows, save_moments
 from layerleap.stats.saved_states import StateWriter
 from layerleap.stream.examples import Batch
 from layerleap.stream.split import unpack_fingerprints
 
+SAMPLE_ROWS = 192  # kept to choose a ridge on; 14 MB with 30 layers of 576
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 30.0, 55.0
 MEDIA = ("pixel_values", "input_features", "decoder_input_ids")  # inputs of models without text
 
@@ -52,6 +53,7 @@ class Tally:
     n_texts: int = 0
     digest: str = ""  # hash of all batches passed, to recognise the same text on resuming
     parts: Moments | None = None  # inputs and outputs of `block_parts`, in that order
+    sample: Tensor | None = None  # rows to choose a ridge on: (row, n_layers + 1, d_model)
 
     @classmethod
     def empty(
@@ -73,6 +75,13 @@ class Tally:
         """The parts of blocks with moments, in the order of those moments."""
         return [BlockPart(block, part) for block, part in self.about.get("parts") or ()]
 
+    def keep(self, states: Sequence[Tensor]) -> None:
+        """Add rows to the sample until it is full."""
+        room = SAMPLE_ROWS - (0 if self.sample is None else len(self.sample))
+        if room > 0:
+            rows = torch.stack([h[:room].detach().float().cpu() for h in states], dim=1)
+            self.sample = _joined(self.sample, rows)
+
     @property
     def documents(self) -> frozenset[int] | None:
         """Fingerprints of the documents read; None before the end of a run."""
@@ -87,16 +96,17 @@ class Tally:
 
     def save(self, path: Path) -> None:
         """Write everything into one file."""
-        save_moments(path, self.sets, {key: getattr(self, key) for key in STATE})
+        save_moments(path, self.sets, {key: getattr(self, key) for key in STATE}, self.sample)
 
     @classmethod
     def load(cls, path: Path) -> "Tally":
         """The tally that `save` wrote."""
-        sets, state = load_moments(path)
+        sets, state, sample = load_with_rows(path)
         is_tally = isinstance(state, dict) and state.keys() == STATE.keys() and "fit" in sets
         if not is_tally or not all(isinstance(state[key], kind) for key, kind in STATE.items()):
             raise BadArtifact(f"{path} holds moments, but not a tally; recreate it")
-        tally = cls(sets["fit"], sets.get("held_back"), **state, parts=sets.get("parts"))
+        held_back, parts = sets.get("held_back"), sets.get("parts")
+        tally = cls(sets["fit"], held_back, **state, parts=parts, sample=sample)
         tally._check_parts(path)
         return tally
 
@@ -132,8 +142,13 @@ class Tally:
         return Tally(
             merged["fit"], merged.get("held_back"), {**self.about, "shard": None},
             max(self.n_batches, other.n_batches), self.n_texts + other.n_texts, self.digest,
-            merged.get("parts"),
+            merged.get("parts"), _joined(self.sample, other.sample),
         )  # fmt: skip
+
+
+def _joined(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+    known = [rows for rows in (mine, theirs) if rows is not None]
+    return torch.cat(known) if known else None
 
 
 def _site_names(parts: Iterable[BlockPart]) -> list[str]:
@@ -255,20 +270,23 @@ def _add(
     writer: StateWriter | None,
 ) -> None:  # fmt: skip
     back, documents = batch.held_back, batch.documents
-    if states[0].dim() == 3:  # a row is a whole sequence, and maps act on each of its states
+    is_pooled = states[0].dim() == 3
+    if back.any() and not is_pooled:  # a state of a pooled head has no reading of its own
+        tally.keep([h[back.to(h.device)] for h in states])
+    if is_pooled:  # a row is a whole sequence, and maps act on each of its states
         n = states[0].shape[1]
         back, documents = back.repeat_interleave(n), documents.repeat_interleave(n)
         states = [h.flatten(0, 1) for h in states]
         part_states = [h.flatten(0, 1) for h in part_states]
-    if back.any():
-        assert tally.held_back is not None, "the batch holds rows back, but the tally does not"
+    if tally.held_back is not None and back.any():
         tally.held_back.add([h[back.to(h.device)] for h in states])
         states, part_states = (
             [h[~back.to(h.device)] for h in tensors] for tensors in (states, part_states)
         )
     tally.fit.add(states)
     if writer is not None:
-        writer.add(states, documents[~back])
+        is_fitted = torch.ones_like(back) if tally.held_back is None else ~back
+        writer.add(states, documents[is_fitted])
     if tally.parts is not None:
         tally.parts.add(part_states)
     tally.n_texts += batch.n_texts

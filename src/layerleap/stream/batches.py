@@ -6,7 +6,7 @@ In: a wrapped model and a source of its modality. Out: `Batch`es.
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from layerleap.errors import check_choice
+from layerleap.errors import BadSettings, check_choice
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Census, Sampling, iter_batches, iter_examples
 from layerleap.stream.images import image_batches
@@ -47,6 +47,10 @@ def batches_of(
         tokens_per_batch: padded tokens per batch of text; ignored for images and speech.
     """
     check_choice(side, Side, "side")
+    if n_texts is not None and n_texts < 1:
+        raise BadSettings(f"n_texts is {n_texts}; expected 1 or more, or None for all")
+    if tokens_per_batch < 1:
+        raise BadSettings(f"tokens_per_batch is {tokens_per_batch}; expected 1 or more")
     census = census if census is not None else Census()
     kind = modality(transformer)
     common: dict[str, Any] = {"side": side, "census": census, "ridge_share": ridge_share}

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.inputs import encode_pair, padded, without_padding
@@ -25,9 +26,17 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.pairs import iter_pairs
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
-from layerleap.stream.split import Side, Unit, fingerprint, is_held_out, iter_texts, on_side
+from layerleap.stream.split import (
+    Side,
+    Unit,
+    check_per_document,
+    fingerprint,
+    is_held_out,
+    iter_texts,
+    on_side,
+)
 
-POOL_DOCUMENTS, POOL_CHARACTERS = 256, 2**24  # limits of the pool that texts alternate over
+POOL_DOCUMENTS, POOL_CHARACTERS = 1024, 2**24  # limits of the pool that texts alternate over
 DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked
 # Config fields for the length of the position table; the last one is for speech decoders.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
@@ -48,10 +57,11 @@ class Sampling:
     field: str = "text"  # the column or key that holds the text in records
 
     def __post_init__(self) -> None:
+        check_fields(self)
         parse_positions(self.positions)
-        check_choice(self.unit, Unit, "unit")
         if self.max_tokens < 1:
             raise BadSettings(f"max_tokens {self.max_tokens} is too small; expected 1 or more")
+        check_per_document(self.per_document)
         if not 0 <= self.held_out < 1:
             raise BadSettings(f"held_out is {self.held_out}; expected at least 0 and below 1")
 
@@ -310,7 +320,7 @@ def _encode(
     texts = iter_texts(
         document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
     )
-    while chunk := [_without_surrogates(text) for text in islice(texts, 64)]:
+    while chunk := [_without_surrogates(text) for text in islice(texts, 16)]:
         encoded = tokenizer(chunk, truncation=True, max_length=limit, return_attention_mask=False)
         for text, ids in zip(chunk, encoded["input_ids"], strict=True):
             example = _example(transformer, text, list(ids), number, sampling, policy, held_back)

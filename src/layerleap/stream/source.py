@@ -16,7 +16,10 @@ from layerleap.stream.espeak import PROGRAM as SPEAKER
 from layerleap.stream.examples import Sampling, reads_pairs
 from layerleap.stream.generated import TextGeneration, generated_texts
 
+OWN_TEXTS = {"bert-reviews": "reviews"}  # what a bundled model was trained for
 NOT_ENGLISH = ("rxnfp", "rxnmapper", "mgm")  # bundled models trained on something else
+
+MANY_TEXTS = 3000
 
 
 def resolve_text(
@@ -58,11 +61,17 @@ def n_to_generate(n_texts: int, share: float) -> int:
     return 1000 * math.ceil(n_texts / share / 1000)  # rounded up, so that runs share a file
 
 
-def default_text(transformer: Transformer) -> str:
-    """The text that suits the model: "wikipedia", or "generated" for those not trained on English.
+def default_text(transformer: Transformer, n_texts: int = 0) -> str:
+    """The text that suits the model: English, or "generated" for those not trained on it.
 
-    Image classifiers get the bundled digits. Speech models get sentences spoken by espeak-ng, or,
-    if that is not installed, the bundled recording, which is too short to fit on.
+    "wikipedia" is quick to have, but has only a hundred articles: whoever reads many texts gets
+    "enwik8". The classifier of film reviews gets film reviews. Image classifiers get the bundled
+    digits. Speech models get sentences spoken by espeak-ng, or, if that is not installed, the
+    bundled recording, which is too short to fit on.
+
+    Args:
+        transformer: the model.
+        n_texts: how many texts are to be read, on both sides together.
     """
     if (kind := modality(transformer)) != "text":
         speech = "spoken" if shutil.which(SPEAKER) else "beckett"
@@ -72,4 +81,7 @@ def default_text(transformer: Transformer) -> str:
             f"{transformer.identity.name} reads pairs of texts, and none are bundled; give a .tsv "
             "file (source, tab, target), a .jsonl file with these fields, or tuples"
         )
-    return "generated" if transformer.identity.name in NOT_ENGLISH else "wikipedia"
+    if transformer.identity.name in NOT_ENGLISH:
+        return "generated"
+    english = "enwik8" if n_texts > MANY_TEXTS else "wikipedia"
+    return OWN_TEXTS.get(transformer.identity.name, english)

@@ -48,11 +48,16 @@ def iter_texts(
     the seed and the document's text, not on other documents.
     """
     check_choice(unit, Unit, "unit")
-    if per_document is not None and per_document < 1:
-        raise BadSettings(f"per_document is {per_document}; expected at least 1, or None for all")
+    check_per_document(per_document)
     texts = _texts(document.text, unit)
     random.Random(_hash("order", str(seed), document.text)).shuffle(texts)
     return iter(texts[:per_document])
+
+
+def check_per_document(n: int | None) -> None:
+    """Refuse a limit that leaves no text."""
+    if n is not None and n < 1:
+        raise BadSettings(f"per_document is {n}; expected at least 1, or None for all")
 
 
 def is_held_out(document: Document, *, share: float, seed: int) -> bool:

@@ -35,6 +35,8 @@ from layerleap.study.engine import option
 from layerleap.study.result import Row
 from layerleap.study.texts import TextContext, TextSettings
 
+SHORT_PASS = 500  # texts; moments of all pairs of layers take longer to save than so few to read
+
 
 def _parse_ridge(text: str) -> float | str:
     try:
@@ -130,19 +132,20 @@ class FitContext(TextContext[FS]):
         fitted = _saved(folder, rows)
         if fitted is None:
             checkpoint = self.file("fitting", text, *depends).with_suffix(".safetensors")
+            is_short = s.n_fit is not None and s.n_fit <= SHORT_PASS
             tally = collect(
                 self.model, source, sampling, n_texts=s.n_fit, pairs=pairs, parts=list(parts),
-                choose_ridge=s.ridge == "auto", checkpoint=checkpoint, save_states=rows,
-                progress=named(self.progress, f"fitting on {text}"),
+                choose_ridge=s.ridge == "auto", checkpoint=None if is_short else checkpoint,
+                save_states=rows, progress=named(self.progress, f"fitting on {text}"),
             )  # fmt: skip
             give_back()
             bank, biased = self._solved(tally, text)
+            del tally
+            give_back()  # the moments take more memory than the maps
             if biased is not None:
                 biased.save_pretrained(_beside(folder))
             bank.save_pretrained(folder)  # last: it says that all is there
             finish(checkpoint)
-            del tally
-            give_back()  # the moments take more memory than the maps
             fitted = Fitted(bank, biased, None if rows is None else rows.open(), folder.name)
         self.read("fit", text, fitted.bank.data, started)
         return fitted

@@ -9,7 +9,7 @@ neither for the vocabulary nor for early stopping.
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,21 +27,16 @@ class BertSettings:
     """Model shape and training; plain values, written into the model card."""
 
     layers: int = 6
-    d_model: int = 96
+    d_model: int = 64
     heads: int = 4
     vocabulary: int = 6000
-    max_tokens: int = 128  # longer texts are truncated
-    positions: int = 256  # of the position table
+    max_tokens: int = 64  # length of the position table; longer texts are truncated
     epochs: int = 3
     batch: int = 64
-    rate: float = 1e-3  # peak learning rate; warmed up, then a cosine decay
+    rate: float = 2e-3  # peak learning rate; warmed up, then a cosine decay
     decay: float = 0.05  # weight decay
     dropout: float = 0.1
     seed: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 def train_tokenizer(texts: Sequence[str], settings: BertSettings) -> Any:
@@ -60,7 +55,7 @@ def train_tokenizer(texts: Sequence[str], settings: BertSettings) -> Any:
     ids = {token: backend.token_to_id(token) for token in ("[SEP]", "[CLS]")}
     backend.post_processor = BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_max_length=settings.positions,
+        tokenizer_object=backend, model_max_length=settings.max_tokens,
         **dict(zip(names, SPECIAL, strict=True)),
     )  # fmt: skip
 
@@ -152,8 +147,8 @@ def _new(tokenizer: Any, settings: BertSettings) -> Any:
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=settings.d_model,
         num_hidden_layers=settings.layers, num_attention_heads=settings.heads,
-        intermediate_size=4 * settings.d_model, max_position_embeddings=settings.positions,
-        hidden_dropout_prob=settings.dropout, attention_probs_dropout_prob=settings.dropout,
+        intermediate_size=2 * settings.d_model, max_position_embeddings=settings.max_tokens,
+        hidden_dropout_prob=settings.dropout, attention_probs_dropout_prob=0.0,
         pad_token_id=tokenizer.pad_token_id, id2label=dict(enumerate(CLASSES)),
         label2id={name: number for number, name in enumerate(CLASSES)},
     )  # fmt: skip

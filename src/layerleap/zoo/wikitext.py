@@ -146,7 +146,7 @@ def _link(link: Any) -> str:
 
 def _external_link(link: Any) -> str:
     if not link.brackets:
-        return str(link.url)
+        return HOLE  # an address is no prose
     return "" if link.title is None else _rendered(link.title.nodes)
 
 

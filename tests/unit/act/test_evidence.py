@@ -32,7 +32,7 @@ def test_agreement_that_is_not_known_yet_is_an_error():
 
 def test_the_gap_is_the_difference_of_the_two_best():
     evidence = made(20)
-    expected = evidence.p1.double() - evidence.p2.double()
+    expected = evidence.top_prob.double() - evidence.second_prob.double()
     assert torch.equal(evidence.gap, expected)
     assert evidence.gap.dtype == torch.float64
 
@@ -40,24 +40,24 @@ def test_the_gap_is_the_difference_of_the_two_best():
 def test_rows_can_be_taken_by_number_or_mask():
     evidence = made(10)
     mask = evidence.position > 10
-    assert torch.equal(evidence.rows(mask).p1, evidence.p1[mask])
+    assert torch.equal(evidence.rows(mask).top_prob, evidence.top_prob[mask])
     assert torch.equal(evidence.rows(torch.tensor([3, 1])).final, evidence.final[[3, 1]])
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"p1": torch.zeros(10, 3)}, "'p1' has shape"),
+        ({"top_prob": torch.zeros(10, 3)}, "'top_prob' has shape"),
         ({"position": torch.zeros(9)}, "for 9 rows"),
         ({"final": torch.zeros(4)}, "'final' has shape"),
         ({"layers": (0, 2, 1, 3, 4, 5, 6)}, "expected ascending layers"),
         ({"layers": (-1, 0, 1, 2, 3, 4, 5)}, "expected ascending layers"),
-        ({"p1": torch.full((10, 7), 1.5)}, "expected values from 0 to 1"),
-        ({"p2": torch.ones(10, 7)}, "p2 is above p1"),
+        ({"top_prob": torch.full((10, 7), 1.5)}, "expected values from 0 to 1"),
+        ({"second_prob": torch.ones(10, 7)}, "second_prob is above top_prob"),
         ({"cosine": torch.full((10, 7), -2.0)}, "expected values from -1 to 1"),
         ({"entropy": torch.full((10, 7), -1.0)}, "'entropy'"),
         ({"extra": {"norm": torch.zeros(10)}}, "'norm' has shape"),
-        ({"extra": {"p1": torch.zeros(10, 7)}}, "the name 'p1' is taken"),
+        ({"extra": {"top_prob": torch.zeros(10, 7)}}, "the name 'top_prob' is taken"),
     ],
 )
 def test_evidence_of_a_wrong_shape_or_range_is_refused(change, words):
@@ -105,7 +105,7 @@ def test_some_layers_keep_their_columns_and_the_last():
     kept = Evidence(**{**vars(evidence), "extra": extra}).at((4, 2))
     assert kept.layers == (2, 4, 6)
     assert torch.equal(kept.top, evidence.top[:, [2, 4, 6]])
-    assert torch.equal(kept.p1, evidence.p1[:, [2, 4, 6]])
+    assert torch.equal(kept.top_prob, evidence.top_prob[:, [2, 4, 6]])
     assert kept.extra["size"][0].tolist() == [2, 4, 6]
     assert torch.equal(kept.final, evidence.final)
 

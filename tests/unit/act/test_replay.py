@@ -41,10 +41,13 @@ def test_evidence_that_does_not_reach_the_last_layer_is_not_replayed():
 def test_evidence_of_some_layers_is_enough():
     evidence = made(50)
     some = [0, 2, 5, 6]
-    cut = {k: getattr(evidence, k)[:, some] for k in ("top", "p1", "p2", "entropy", "cosine")}
+    cut = {
+        k: getattr(evidence, k)[:, some]
+        for k in ("top", "top_prob", "second_prob", "entropy", "cosine")
+    }
     part = Evidence(**{**vars(evidence), **cut, "layers": (0, 2, 5, 6)})
     found = replay(TopProbability(0.6), part).layer
-    sure = evidence.p1 > 0.6
+    sure = evidence.top_prob > 0.6
     assert found.tolist() == [2 if s[2] else 5 if s[5] else 6 for s in sure]
 
 

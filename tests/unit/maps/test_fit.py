@@ -14,12 +14,15 @@ from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, CannotWrite, FewRowsWarning, WrongModel
 from layerleap.maps import fit as maps_fit
+from layerleap.maps import ridge as ridges
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import SCORED_TEXTS, default_bank, fit, solve_bank
-from layerleap.maps.linear import RIDGES, solve
+from layerleap.maps.fit import FEW_ROWS_RIDGE, SCORED_TEXTS, default_bank, fit, solve_bank
+from layerleap.maps.linear import solve
+from layerleap.maps.ridge import RidgeChooser, without_rows
 from layerleap.read.evaluate import sampling_of
 from layerleap.stats.collect import collect
 from layerleap.stats.moments import Moments
+from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Sampling
 
 COLLECT = sys.modules[collect.__module__]  # `layerleap.stats.collect` itself is the function
@@ -43,8 +46,9 @@ def default_source(monkeypatch, tmp_path):
 @pytest.mark.parametrize("ridge", [0.0, 0.1, "auto"])
 def test_fitting_a_bank_is_collecting_and_solving(llama, ridge):
     texts = sentences(60)
-    tally = collect(llama, texts, choose_ridge=ridge == "auto")
-    expected = solve_bank(tally, ridge=ridge, intercept=True, rank=5)
+    chosen = ridge == "auto"
+    tally = collect(llama, texts, choose_ridge=chosen, keep_sample=chosen)
+    expected = solve_bank(tally, llama, ridge=ridge, intercept=True, rank=5)
     actual = fit(llama, texts, ridge=ridge, intercept=True, rank=5)
     for pair, shortcut in expected.maps.items():
         for name, tensor in shortcut.tensors().items():
@@ -209,18 +213,20 @@ def test_a_masked_models_default_bank_hides_one_position_per_text(
     assert plans[0]["n_texts"] >= 4 * plans[1]["n_texts"]
 
 
-def few(n: int, **options: Any) -> ShortcutBank:
-    sampling = Sampling(unit="document", positions="all")
+def few(n: int, positions: str = "all", **options: Any) -> ShortcutBank:
+    sampling = Sampling(unit="document", positions=positions)
     return fit(tiny("llama"), sentences(n), sampling, **options)
 
 
 def test_few_rows_are_said_and_get_a_ridge():
     """Plain least squares on few rows reads worse than the logit lens, and nothing said so."""
     with pytest.warns(FewRowsWarning, match=r"rows are few: \d+ for maps of width 24"):
-        bank = few(4)
-    assert bank.settings["ridge"] == "gcv"
+        bank = few(60, "one")
+    assert bank.settings["ridge"] == "auto"
     assert any(report.ridge > 0 for report in bank.fits.values())
-    plain = few(4, ridge=0.0)  # as asked: no warning, no ridge
+    with pytest.warns(FewRowsWarning):  # no document to choose it on
+        assert {report.ridge for report in few(4).fits.values()} == {FEW_ROWS_RIDGE}
+    plain = few(60, "one", ridge=0.0)  # as asked: no warning, no ridge
     assert {report.ridge for report in plain.fits.values()} == {0.0}
     fresh = sentences(60, seed=5)
     scores = {
@@ -244,27 +250,56 @@ def test_enough_rows_are_fitted_without_a_ridge_or_a_word():
 
 
 @pytest.mark.parametrize("intercept", [False, True])
-def test_generalised_cross_validation_is_that_of_its_definition(intercept):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 12, generator=generator).double() + 1
-    y = (x @ torch.randn(12, 12, generator=generator).double()) + 3 * torch.randn(
-        40, 12, generator=generator
-    ).double()
-    moments = Moments(1, 12)
-    moments.add([x, y])
-    ((_, report),) = solve(moments, 0, ridge="gcv", intercept=intercept)
-    mean_x, mean_y = (x.mean(0), y.mean(0)) if intercept else (0.0, 0.0)
-    xc, yc = x - mean_x, y - mean_y
-    spread = (y - y.mean(0)).square().sum(0)
-    gram = xc.T @ xc
+@torch.no_grad()
+def test_a_ridge_is_the_one_with_the_least_kl_on_rows_not_fitted_on(intercept):
+    """It used to be the one with the least squared error, which reads worse."""
+    transformer = tiny("llama")
+    sampling = Sampling(unit="document", positions="all", held_out=0.0)
+    tally = collect(transformer, sentences(120), sampling, choose_ridge=True, keep_sample=True)
+    moments, rows, last = tally.fit, tally.sample, transformer.n_layers
+    chooser = RidgeChooser(transformer, moments, rows, intercept=intercept)
+    which = torch.linspace(0, len(rows) - 1, 96).round().long()
+    p = transformer.logits(rows[which, last]).log_softmax(-1)
+    for src in range(last):
+        kl = {}
+        for ridge in ridges.RIDGES:
+            ((linear, _),) = solve(moments, src, ridge=ridge, intercept=intercept)
+            q = transformer.logits(linear(rows[which, src])).log_softmax(-1)
+            kl[ridge] = float((p.exp() * (p - q)).sum(-1).mean())
+        assert kl[chooser.choose(src)] == pytest.approx(min(kl.values()), rel=1e-3)
+    bank = fit(transformer, sentences(120), sampling, ridge="auto", intercept=intercept)
+    assert {r.src: r.ridge for r in bank.fits.values()} == {
+        src: chooser.choose(src) for src in range(last)
+    }
 
-    def error(ridge: float) -> float:
-        penalty = ridge * torch.linalg.eigvalsh(gram).mean()
-        hat = xc @ torch.linalg.inv(gram + penalty * torch.eye(12).double()) @ xc.T
-        rest = ((yc - hat @ yc).square().sum(0) / spread).sum()
-        return float(rest / (1 - (hat.trace() + intercept) / len(x)) ** 2)
 
-    assert report.ridge == min(RIDGES, key=error)
+@pytest.mark.parametrize("pairs", ["final", "all"])
+def test_moments_without_some_rows_are_those_of_the_others(pairs):
+    h = torch.randn(3, 50, 6, generator=torch.Generator().manual_seed(0)).double()
+    every, others = Moments(2, 6, pairs), Moments(2, 6)
+    every.add(list(h))
+    others.add(list(h[:, 10:]))
+    actual = without_rows(every, h[:, :10].transpose(0, 1))
+    assert actual.n == others.flush().n == 40
+    for mine, theirs in ((actual.sums, others.sums), *zip(actual.cross, others.cross, strict=True)):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_sample_for_a_ridge_survives_a_checkpoint_and_a_merge(tmp_path):
+    sampling = Sampling(unit="document", positions="all")
+    settings = {"keep_sample": True, "tokens_per_batch": 64}
+    whole = collect(tiny("llama"), sentences(120), sampling, **settings)
+    whole.save(tmp_path / "tally.safetensors")
+    assert torch.equal(Tally.load(tmp_path / "tally.safetensors").sample, whole.sample)
+    shards = [
+        collect(tiny("llama"), sentences(120), sampling, shard=(which, 2), **settings)
+        for which in (0, 1)
+    ]
+    both = shards[0].merge(shards[1])
+    assert both.fit.n == whole.fit.n
+    assert sorted(both.sample[:, 0, 0].tolist()) == pytest.approx(
+        sorted(whole.sample[:, 0, 0].tolist())
+    )
 
 
 def test_a_fit_scores_itself_on_held_out_documents_for_its_card():

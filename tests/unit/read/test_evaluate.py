@@ -200,7 +200,9 @@ def test_several_banks_are_compared_on_the_same_rows(model, tmp_path):
 
 
 def test_wrong_choices_are_refused(model):
-    with pytest.raises(BadSettings, match="unknown side 'heldout'; expected one of: held-out, fit"):
+    with pytest.raises(
+        BadSettings, match=r"side is 'heldout'; expected .*'fit', 'held-out', 'both'"
+    ):
         evaluate(model, bank_of(model), TEXTS, SAMPLING, side="heldout")
     with pytest.raises(BadSettings, match="expected at least one"):
         evaluate(model, [], TEXTS, SAMPLING)

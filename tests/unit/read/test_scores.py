@@ -113,8 +113,8 @@ def test_scores_are_those_of_each_text_alone(case):
         assert torch.equal(actual.rank[name][0] == 0, track.agrees[:, 0])
         torch.testing.assert_close(actual.kl[name][0], track.kl[:, 0])
         torch.testing.assert_close(actual.surprisal[name][0], track.surprisal[:, 0])
-        torch.testing.assert_close(actual.p1[name][0], track.probs[:, 0, 0])
-        torch.testing.assert_close(actual.p2[name][0], track.probs[:, 0, 1])
+        torch.testing.assert_close(actual.top_prob[name][0], track.probs[:, 0, 0])
+        torch.testing.assert_close(actual.second_prob[name][0], track.probs[:, 0, 1])
         assert torch.equal(actual.top[name][0].long(), track.ids[:, 0, 0])
 
 

@@ -204,7 +204,7 @@ def test_broken_numbers_and_settings_are_refused():
         TaskProbe.fit(of, Broken(of))
     with pytest.raises(BadSettings, match="strength"):
         TaskProbe.fit(of, Knowing(of), strength=0)
-    with pytest.raises(BadSettings, match="space 'normed'"):
+    with pytest.raises(BadSettings, match="space is 'normed'"):
         replace(probe(), space="normed")
     with pytest.raises(BadSettings, match="width 3"):
         probe().probabilities(torch.zeros(1, 3))

@@ -153,7 +153,7 @@ def test_sortable_heads_are_buttons_and_tables_have_captions():
     page = Page(standard())
     sortable = [each for each in page.all("th") if "aria-sort" in each]
     assert len(sortable) == len(page.all("button")) > 20
-    assert len(page.all("table")) == len(page.all("caption")) == 9
+    assert len(page.all("table")) == len(page.all("caption")) == 10
     assert all(each.get("aria-label") for each in page.all("svg"))
 
 

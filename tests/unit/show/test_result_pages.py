@@ -3,14 +3,16 @@
 import re
 
 import pytest
+import torch
 from pages import Page
 from studies import make_study
 
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.generate import Generation
+from layerleap.read.readings import Readings, Track
 from layerleap.show.figures.draw import draw, figure_rows, sample_of
 from layerleap.show.html.generation import generation_html, write_generation
-from layerleap.show.html.page import styled
+from layerleap.show.html.readings import readings_html
 from layerleap.show.report.report import report_html
 from layerleap.study.shortcuts import STUDY
 
@@ -45,9 +47,13 @@ def test_a_page_of_exact_decoding_has_no_legend_of_layers(tmp_path):
 
 
 def test_columns_of_all_grids_of_readings_have_the_same_width():
-    css = styled("readings", "")
-    assert re.search(r"\.layerleap-readings table\{[^}]*table-layout:fixed", css)
-    assert re.search(r"\.layerleap-readings td,\.layerleap-readings th\{width:[\d.]+em", css)
+    ids, one = torch.zeros(3, 2, 1, dtype=torch.long), torch.zeros(3, 2)
+    tracks = dict.fromkeys(("id", "mat"), Track(ids, ids.float(), one > 0, one, one))
+    page = readings_html(Readings(["a", " much longer"], [0, 1], 2, tracks, lambda _: " word"))
+    widths = re.findall(r'<table style="width:([\d.]+em)">', page)
+    assert len(widths) == 2
+    assert len(set(widths)) == 1
+    assert ".layerleap-readings table{table-layout:fixed}" in page
 
 
 def test_claims_that_were_not_tested_are_folded_away_and_said_why(monkeypatch):

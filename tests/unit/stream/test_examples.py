@@ -268,6 +268,11 @@ def test_a_lone_surrogate_from_escaped_json_does_not_stop_a_run(tmp_path):
         ({"held_out": -0.1}, "held_out is -0.1; expected at least 0 and below 1"),
         ({"unit": "word"}, "unit is 'word'; expected 'sentence' or 'paragraph' or 'document'"),
         ({"positions": "some"}, "positions 'some' are unknown"),
+        ({"positions": 4}, "positions is 4; expected a string"),
+        ({"max_tokens": "12"}, "max_tokens is '12'; expected a whole number"),
+        ({"held_out": "0.25"}, r"held_out is '0\.25'; expected a number"),
+        ({"per_document": 0}, "per_document is 0; expected at least 1, or None for all"),
+        ({"seed": "a"}, "seed is 'a'; expected a whole number"),
         ({"positions": "every:0"}, "expected every:1 or more"),
     ],
 )
@@ -284,6 +289,19 @@ def test_a_mistyped_side_is_refused_and_never_reads_the_fitting_side():
         examples(side="heldout")
     with pytest.raises(BadSettings, match=message):
         batches_of(model(), TEXTS, Sampling(), side="heldout")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"n_texts": 0}, "n_texts is 0; expected 1 or more, or None for all"),
+        ({"n_texts": -1}, "n_texts is -1; expected 1 or more"),
+        ({"tokens_per_batch": 0}, "tokens_per_batch is 0; expected 1 or more"),
+    ],
+)
+def test_sizes_that_leave_nothing_to_read_are_refused(setting, message):
+    with pytest.raises(BadSettings, match=message):
+        batches_of(model(), TEXTS, Sampling(), **setting)
 
 
 @pytest.mark.parametrize("positions", ["all", "every:1"])

@@ -20,6 +20,11 @@ def test_a_text_given_by_name_or_path_is_streamed_unchanged(llama):
     assert resolve_text(llama, None, sampling) == ("wikipedia", sampling)
 
 
+def test_many_texts_come_from_thousands_of_articles_and_few_from_the_small_text(llama):
+    assert default_text(llama, 1500 + 300) == "wikipedia"
+    assert default_text(llama, 3000 + 800) == default_text(llama, 9000 + 3000) == "enwik8"
+
+
 def test_models_not_trained_on_english_get_generated_texts(llama, monkeypatch, tmp_path):
     path = tmp_path / "generated.jsonl"
     monkeypatch.setattr(source_module, "generated_texts", lambda *_, starts, progress: path)
@@ -27,7 +32,7 @@ def test_models_not_trained_on_english_get_generated_texts(llama, monkeypatch, t
     assert source == path
     assert (sampling.unit, sampling.per_document, sampling.seed) == ("paragraph", None, 3)
     monkeypatch.setattr(source_module, "NOT_ENGLISH", ("tiny-llama",))
-    assert default_text(llama) == "generated"
+    assert default_text(llama) == default_text(llama, 12_000) == "generated"
 
 
 def test_starts_imply_generated_texts_and_are_refused_with_any_other(llama, monkeypatch, tmp_path):

@@ -32,11 +32,17 @@ def made(rows: int = 300, n_layers: int = 9, seed: int = 0) -> tuple[Saturation,
     final = torch.randint(4, (rows,), generator=g)
     start = torch.randint(n_layers + 1, (rows,), generator=g)
     top = torch.where(torch.arange(n_layers + 1) >= start[:, None], final[:, None], top)
-    p1 = 0.5 + 0.5 * torch.rand(shape, generator=g)
-    p2 = (1 - p1) * torch.rand(shape, generator=g)
+    top_prob = 0.5 + 0.5 * torch.rand(shape, generator=g)
+    second_prob = (1 - top_prob) * torch.rand(shape, generator=g)
     documents, positions = torch.arange(rows) // 10, torch.arange(rows) % 10
     evidence = partial_evidence(
-        tuple(range(n_layers + 1)), positions, documents, final=final, top=top, p1=p1, p2=p2
+        tuple(range(n_layers + 1)),
+        positions,
+        documents,
+        final=final,
+        top=top,
+        top_prob=top_prob,
+        second_prob=second_prob,
     )
     found = replace(
         saturation(rows, n_layers, 1, per_document=10),

@@ -85,7 +85,7 @@ def pass_over(name: str):
     best = p.topk(2).values
     evidence = partial_evidence(
         tuple(range(model.n_layers + 1)), of.positions, of.documents, final=of.tokens[:, 0],
-        top=p.argmax(-1), p1=best[..., 0], p2=best[..., 1],
+        top=p.argmax(-1), top_prob=best[..., 0], second_prob=best[..., 1],
     )  # fmt: skip
     return model, lens, batches, of, evidence, Kept(states, of.documents)
 

@@ -206,7 +206,7 @@ def test_one_pass_over_the_text_gives_layers_walks_evidence_and_states(tmp_path)
     for name in lenses:
         assert torch.equal(data.saturation[name].layer, apart[name].layer)
         assert torch.equal(data.evidence[name].top, scores.top[name])
-        assert torch.equal(data.evidence[name].p1, scores.p1[name])
+        assert torch.equal(data.evidence[name].top_prob, scores.top_prob[name])
         rows = data.walks[name].rows
         assert 0 < len(rows) < len(data.gold)
         assert torch.equal(data.walks[name].saturation.documents, apart[name].documents[rows])

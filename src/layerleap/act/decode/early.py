@@ -107,8 +107,8 @@ class LiveChecks:
             reading = Distribution(self.shortlist_logits)
             top = self.shortlist.ids[reading.top.cpu().long()]
         return {
-            "top": top.cpu(), "p1": reading.p1.cpu(), "p2": reading.second().cpu(),
-            "entropy": reading.entropy.cpu(),
+            "top": top.cpu(), "top_prob": reading.top_prob.cpu(),
+            "second_prob": reading.second().cpu(), "entropy": reading.entropy.cpu(),
         }  # fmt: skip
 
     def evidence(self) -> Evidence:

@@ -30,7 +30,7 @@ from layerleap.stream.source import n_to_generate, resolve_text
 FIRST_EXIT = 1  # no rule exits at layer 0: nothing has been computed there
 CHUNK = 256  # rows per call of a probe
 SLACK = 1e-3  # rounding may take probabilities and cosines this far out of their range
-COLUMNS = ("top", "p1", "p2", "entropy", "cosine")
+COLUMNS = ("top", "top_prob", "second_prob", "entropy", "cosine")
 PER_ROW = ("position", "document", "final")
 
 
@@ -39,8 +39,8 @@ class Evidence:
     """Readings of every row at some layers; tensors are (row, layer) unless noted otherwise."""
 
     top: Tensor  # the reading's top token; -1 where there is no reading
-    p1: Tensor  # probability of the top token
-    p2: Tensor  # probability of the second best token
+    top_prob: Tensor  # probability of the top token
+    second_prob: Tensor  # probability of the second best token
     entropy: Tensor  # entropy of the reading, nats
     cosine: Tensor  # cosine between h[layer] and h[layer - 1]; NaN at layer 0
     position: Tensor  # (row,) position in the text, from 0
@@ -74,7 +74,12 @@ class Evidence:
             raise BadSettings(f"the name {sorted(clash)[0]!r} is taken; rename this extra evidence")
 
     def _check_ranges(self) -> None:
-        ranges = {"p1": (0, 1), "p2": (0, 1), "cosine": (-1, 1), "entropy": (0, torch.inf)}
+        ranges = {
+            "top_prob": (0, 1),
+            "second_prob": (0, 1),
+            "cosine": (-1, 1),
+            "entropy": (0, torch.inf),
+        }
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
             if ((value < low - SLACK) | (value > high + SLACK)).any():
@@ -82,9 +87,9 @@ class Evidence:
                     f"evidence {name!r} ranges from {value.min().item():.4g} to "
                     f"{value.max().item():.4g}; expected values from {low} to {high}"
                 )
-        if (self.p2 > self.p1).any():
+        if (self.second_prob > self.top_prob).any():
             raise BadSettings(
-                "evidence p2 is above p1 in some rows; expected p1 to be the larger of the two"
+                "evidence second_prob is above top_prob in some rows; expected it to be the smaller"
             )
 
     @classmethod
@@ -109,8 +114,8 @@ class Evidence:
 
     @property
     def gap(self) -> Tensor:
-        """p1 - p2, in float64 like all comparisons with thresholds."""
-        return self.p1.double() - self.p2.double()
+        """top_prob - second_prob, in float64 like all comparisons with thresholds."""
+        return self.top_prob.double() - self.second_prob.double()
 
     @property
     def may_exit(self) -> Tensor:

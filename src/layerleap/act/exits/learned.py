@@ -37,7 +37,7 @@ def features(evidence: Evidence) -> Tensor:
     not count as a previous column; without one, the features that need it are 0. So is an unknown
     cosine.
     """
-    logit = evidence.p1.double().clamp(CLOSEST, 1 - CLOSEST).logit()
+    logit = evidence.top_prob.double().clamp(CLOSEST, 1 - CLOSEST).logit()
     before = torch.zeros_like(logit)
     before[:, 1:] = torch.where(evidence.may_exit[:-1], logit[:, :-1], 0.0)
     columns = [

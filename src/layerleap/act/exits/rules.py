@@ -164,7 +164,7 @@ class TopProbability(ThresholdRule):
 
     def _score(self, evidence: Evidence) -> Tensor:
         # Clipped: rounding must not lift it above a threshold of 1, which never exits.
-        return evidence.p1.double().clamp_max(1)
+        return evidence.top_prob.double().clamp_max(1)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.trace import state_given, state_taken
 from layerleap.models.hooks.forward import StopPass, Tap, tapped
-from layerleap.models.inputs import Order, as_inputs, right_padded
+from layerleap.models.inputs import Order, as_inputs, right_padded, run
 
 if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
@@ -70,7 +70,7 @@ def capture(
     arguments, order = right_padded(arguments)
     reader = _Reader(transformer, chosen, set(sites), keep, order, stop=not logits)
     with tapped(transformer.model, reader.taps()), suppress(StopPass):
-        output = transformer.model(**arguments)
+        output = run(transformer, arguments)
         if logits:
             own = output.logits
             reader.captured.logits = own if order is None or own.dim() == 2 else order.restore(own)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from layerleap.brief import Brief
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.read.saturation import Saturation
 
 By = Literal["document", "row", "cell"]
@@ -111,8 +111,7 @@ def folds_of(documents: Tensor, shape: tuple[int, int], n: int, by: By, seed: in
             a probe can memorise rows. It is here to demonstrate that.
     """
     rows, layers = shape
-    if by not in ("document", "row", "cell"):
-        raise BadSettings(f"unknown by {by!r}; expected 'document', 'row' or 'cell'")
+    check_choice(by, By, "by")
     units = {
         "document": documents, "row": torch.arange(rows), "cell": torch.arange(rows * layers),
     }[by]  # fmt: skip

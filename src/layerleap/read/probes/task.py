@@ -12,12 +12,12 @@ RMS norm without weights does.
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings, NotFinite
+from layerleap.errors import BadArtifact, BadSettings, NotFinite, check_choice
 from layerleap.maps.artifact import Artifact, require_identity
 from layerleap.models.transformer import Transformer
 from layerleap.read.probes.cells import Cells, CellSampling, cells_of
@@ -61,15 +61,9 @@ def require_aligned(saturation: Saturation, states: States) -> None:
         )
 
 
-def require_space(space: str) -> None:
-    """Refuse an unknown way to scale states."""
-    if space not in get_args(Space):
-        raise BadSettings(f"unknown space {space!r}; expected 'raw' or 'unit'")
-
-
 def in_space(h: Tensor, space: Space) -> Tensor:
     """States as input of the probe, float64."""
-    require_space(space)
+    check_choice(space, Space, "space")
     h = h.double()
     if space == "raw":
         return h
@@ -92,7 +86,7 @@ class TaskProbe:
     quality: tuple[Mapping[str, Any], ...] = ()  # held-out scores, if measured
 
     def __post_init__(self) -> None:
-        require_space(self.space)
+        check_choice(self.space, Space, "space")
         layers = self.layers
         if not layers or min(layers) < 0 or max(layers) > self.n_layers:
             raise BadSettings(f"layers {layers} do not fit a model with {self.n_layers} layers")

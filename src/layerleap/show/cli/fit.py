@@ -43,8 +43,8 @@ def fit(
     ridge: Annotated[
         str | None,
         typer.Option(
-            help="Penalty as a fraction of the mean eigenvalue, 'gcv' (cross-validation) or 'auto' "
-            "(on a tenth of the documents). Default: 0, or gcv if rows are few."
+            help="Penalty as a fraction of the mean eigenvalue, or 'auto': chosen on a tenth of "
+            "the documents. Default: 0, or chosen if rows are few."
         ),
     ] = None,
     rank: Rank = None,
@@ -75,7 +75,7 @@ def fit(
         _check_out(out_folder, is_shard=part is not None)
         transformer = loading.load(model)
         check_solving(number, rank, transformer.d_model)
-        solving = {"intercept": intercept, "ridge": number, "rank": rank}
+        solving: dict[str, Any] = {"intercept": intercept, "ridge": number, "rank": rank}
         work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
         if work.exists():
             tell(f"continuing from the checkpoint {work}")

@@ -12,10 +12,10 @@ from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, pri
 def models(json: Json = False) -> None:
     """List bundled models, texts, images and recordings, and which of them are cached.
 
-    Each is downloaded on first use. dinov2-mnist (DINOv2 with a linear head for digits) and
-    vit-mnist (a small ViT for digits) are then trained on this machine, once, in a few minutes;
-    their accuracy on held-out images is shown here and in their folder's layerleap.json. To train
-    one again, delete its folder.
+    Each is downloaded on first use. dinov2-mnist (DINOv2 with a linear head for digits), vit-mnist
+    (a small ViT for digits) and bert-reviews (a small BERT for film reviews) are then trained on
+    this machine, once, in a few minutes; their accuracy on held-out images or texts is shown here
+    and in their folder's layerleap.json. To train one again, delete its folder.
 
     Example: layerleap models
     """

@@ -124,10 +124,11 @@ def with_signature(
     """Show the function to typer with these parameters: (annotation, default) by name."""
     named = inspect.Parameter.KEYWORD_ONLY
     function.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    shown = [
         inspect.Parameter(name, named, default=default, annotation=kind)
         for name, (kind, default) in parameters.items()
-    )
+    ]
+    function.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return function
 
 
@@ -150,10 +151,10 @@ def parse_words(text: str | None) -> list[str] | None:
 
 
 def parse_ridge(text: str) -> float | str:
-    """A number, "auto" or "gcv"."""
-    if text in ("auto", "gcv"):
+    """A number, or "auto"."""
+    if text == "auto":
         return text
     try:
         return float(text)
     except ValueError as error:
-        raise BadSettings(f"ridge is {text!r}; expected a number, 'auto' or 'gcv'") from error
+        raise BadSettings(f"ridge is {text!r}; expected a number or 'auto'") from error

@@ -10,7 +10,7 @@ from layerleap.errors import CannotFetch
 from layerleap.files import whole_file, write_json
 from layerleap.read.evaluate import METRICS, Evaluation
 from layerleap.show.html.page import lens_title, styled, write_page
-from layerleap.study.figures import Axis, Figure
+from layerleap.study.figures import LENSES, Axis, Figure, Line
 
 TITLES = {
     "precision@1": "Precision@1", "precision@5": "Precision@5", "precision@10": "Precision@10",
@@ -51,7 +51,13 @@ def evaluation_figure(evaluation: Evaluation) -> str:
         if row["metric"] == metric and row["layer"] < evaluation.n_layers
     ]  # fmt: skip
     title = f"Scores on {evaluation.text}"
-    figure = Figure("evaluation", title, LEAD, lambda _: rows, y=Axis(), share_y=False)
+    # The logit lens is far off in early layers, and would squash everything else.
+    worst = max(row["y"] for row in rows if row["panel"] == TITLES["kl"] and row["line"] != "id")
+    zoom = {TITLES["kl"]: (0.0, 1.25 * worst), TITLES["r2"]: (-0.5, 1.02)}
+    lines = {name: LENSES.get(name, Line(name)) for name in evaluation.maps}
+    figure = Figure(
+        "evaluation", title, LEAD, lambda _: rows, y=Axis(), share_y=False, zoom=zoom, lines=lines
+    )
     study: Any = SimpleNamespace(model={"n_layers": evaluation.n_layers})
     return draw(figure, study) or ""
 

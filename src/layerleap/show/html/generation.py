@@ -60,7 +60,7 @@ def write_generation(generation: Generation, model: str, path: Path) -> Path:
             *(f"{key}: {value}" for key, value in generation.how.items()),
         ),
         text=generation.prompt, lead=lead + drafted,
-        heading="Where each token was read" if is_early else "The text",
+        heading="Where each token was read" if is_early else "Continuation",
     )  # fmt: skip
 
 

@@ -33,8 +33,9 @@ def write_readings(readings: Readings, model: str, text: str, path: Path) -> Pat
 def _grid(readings: Readings, name: str, track: Track) -> str:
     head = "".join(f"<th>{visible(readings.tokens[p])}</th>" for p in readings.positions)
     body = "".join(_row(readings, track, layer) for layer in range(readings.n_layers, -1, -1))
+    width = 4.5 + 10 * len(readings.positions)  # given, so that all grids have the same columns
     return (
-        f"<div><table><caption>{html.escape(lens_title(name))}</caption>"
+        f'<div><table style="width:{width}em"><caption>{html.escape(lens_title(name))}</caption>'
         f"<thead><tr><th>layer</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

@@ -27,8 +27,8 @@ class ShortcutSettings(FitSettings):
     n_read: int | None = option(3000, "Held-out texts to read.", flags=("--read-texts",))
     positions: str | None = option(
         "one",
-        "'one' random position per text, 'all', or 'every:N'. With --quick, every 4th, or as many "
-        "as a masked model can bear.",
+        "'one' random position per text, 'all', or 'every:N'. With --quick every 4th, or every "
+        f"{DENSEST_MASKS}th of a masked model.",
     )
     other: str | None = option(
         DEFAULT_OTHER,
@@ -69,7 +69,7 @@ class ShortcutSettings(FitSettings):
         assert self.n_fit is not None
         assert self.n_read is not None
         return replace(
-            self, n_fit=min(self.n_fit, 500), n_read=min(self.n_read, 80),
+            self, n_fit=min(self.n_fit, 250), n_read=min(self.n_read, 40),
             positions=None if self.positions == "one" else self.positions,
             part_texts=min(self.part_texts, 15), schedule_texts=min(self.schedule_texts, 12),
             tuned_rows=min(self.tuned_rows, 1024),

@@ -1,0 +1,106 @@
+"""Wrong types and choices are refused in one line, before anything is computed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from layerleap.arguments import check_fields, checked
+from layerleap.errors import BadSettings
+from layerleap.models.transformer import Transformer
+
+
+@checked
+def verb(
+    model: Transformer | None = None,
+    text: str | Path = "",
+    *,
+    n: int | None = None,
+    share: float = 0.5,
+    side: Literal["fit", "both"] = "fit",
+    positions: Literal["all", "last"] | Sequence[int] = "all",
+    layers: Sequence[int] | None = None,
+    live: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+    anything: Any = None,
+    **options: Any,
+) -> str:
+    """What it does."""
+    return "done"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "smollm2"}, "model is 'smollm2'; expected a model from ll.load or None"),
+        ({"model": torch.nn.Linear(1, 1)}, "model is a Linear; expected a model from ll.load"),
+        ({"text": 5}, "text is 5; expected a string or a Path"),
+        ({"text": b"x"}, "text is b'x'; expected a string"),
+        ({"text": ["a"]}, r"text is \['a'\]; expected a string"),
+        ({"n": "5"}, "n is '5'; expected a whole number or None"),
+        ({"n": 2.5}, "n is 2.5; expected a whole number"),
+        ({"n": True}, "n is True; expected a whole number"),
+        ({"share": "0.5"}, "share is '0.5'; expected a number"),
+        ({"share": None}, "share is None; expected a number"),
+        ({"side": "Fit"}, "side is 'Fit'; expected 'fit' or 'both'; did you mean 'fit'"),
+        ({"side": 3}, "side is 3; expected 'fit' or 'both'"),
+        ({"positions": "first"}, "positions is 'first'; expected 'all' or 'last' or a list"),
+        ({"positions": 3}, "positions is 3; expected 'all' or 'last' or a list of whole numbers"),
+        ({"layers": ["3"]}, r"layers is \['3'\]; expected a list of whole numbers"),
+        ({"layers": 3}, "layers is 3; expected a list"),
+        ({"layers": "123"}, "layers is '123'; expected a list"),
+        ({"live": "yes"}, "live is 'yes'; expected True or False"),
+    ],
+    ids=str,
+)
+def test_a_wrong_type_is_refused_in_one_line(arguments, message):
+    with pytest.raises(BadSettings, match=message) as caught:
+        verb(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"text": Path("x")}, {"n": np.int64(3)}, {"share": 1}, {"share": np.float32(0.5)},
+        {"positions": (1, 2)}, {"positions": range(3)}, {"positions": torch.tensor([1])},
+        {"layers": np.array([1])}, {"layers": {1, 2}}, {"layers": []}, {"anything": object()},
+        {"tell": print}, {"more": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_would_work_is_accepted(arguments):
+    assert verb(**arguments) == "done"
+
+
+def test_a_missing_or_unknown_argument_stays_a_type_error():
+    @checked
+    def strict(model: int) -> int:
+        return model
+
+    with pytest.raises(TypeError, match="missing"):
+        strict()
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        strict(1, modle=2)
+    assert strict.__doc__ is None
+    assert verb.__doc__ == "What it does."
+
+
+def test_fields_of_settings_are_checked():
+    @dataclass(frozen=True)
+    class Settings:
+        n: int = 1
+        unit: Literal["word", "line"] = "word"
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+    Settings(2, "line")
+    with pytest.raises(BadSettings, match="n is '2'; expected a whole number"):
+        Settings("2")
+    with pytest.raises(BadSettings, match=r"unit is 'lines'.*did you mean 'line'"):
+        Settings(2, "lines")
