@@ -9,7 +9,7 @@ The timed texts are compared with those of `generate` for each text alone; a dif
 from typing import Any
 
 from common import MODEL, Row, generate, interleave, median
-from decoding import prompts_of, table_of
+from decoding import prompts_of
 
 from layerleap import decoder, load
 from layerleap.maps.fit import default_bank
@@ -24,8 +24,7 @@ def run(*, smoke: bool) -> list[Row]:
     transformer = load(MODEL, dtype="float32")
     transformer.model.generation_config.eos_token_id = None
     bank = default_bank(transformer)
-    table, _ = table_of(transformer, bank, smoke)
-    exact = decoder(bank, transformer=transformer, table=table)
+    exact = decoder(bank, transformer=transformer)
     each = 1 + sum(sizes) * rounds // 3 + 1
     by_set = [ids for _, ids in prompts_of(transformer, each)]
     prompts = iter([by_set[n] for start in range(each) for n in range(start, len(by_set), each)])

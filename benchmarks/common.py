@@ -134,10 +134,12 @@ def median(samples: Iterable[float]) -> float:
     return statistics.median(samples)
 
 
-def layerleap(*arguments: str, fine: Collection[int] = (0,)) -> subprocess.CompletedProcess[str]:
+def layerleap(
+    *arguments: str, fine: Collection[int] = (0,), env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would; an exit code that is not fine is an error."""
     command = [str(Path(sys.executable).with_name("layerleap")), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=env)
     if done.returncode not in fine:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"layerleap {' '.join(arguments)} failed ({done.returncode}): {last}")

@@ -3,12 +3,14 @@
 Sides: `generate`, prompt lookup of few and of many tokens, early-exit drafts of transformers, our
 exact decoder, our loop without exits, and early exit with a rule of about 95 % agreement, which
 chooses tokens that exit early from a shortlist (and the same rule with the whole head). Prompts
-come from both bundled texts and a few instructions.
+come from both bundled texts and a few instructions; other instructions, of other kinds, show how
+far the result depends on the prompts. In bfloat16 the exact sides run again.
 
 Out: rows for exact decoding against `generate` and against the fastest exact option of
-transformers, for the loop, and for early exit; tokens per second of all sides, tokens per pass,
-layers, agreement, peak memory, the cost of passes over several tokens, and the limit set by reading
-the weights once per token.
+transformers, in both dtypes and on both sets of prompts, for the loop, and for early exit; how
+often a text departs from that of `generate`, per 1,000 tokens; tokens per second of all sides,
+tokens per pass, layers, agreement, peak memory, the cost of passes over several tokens, and the
+limit set by reading the weights once per token.
 """
 
 import time
@@ -16,15 +18,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from common import BUILD, MODEL, Row, generate, median
+from common import MODEL, Row, generate, median
 from early_rule import early_rule
 
-from layerleap import Lens, ShortcutBank, Transformer, decoder, load
+from layerleap import ShortcutBank, Transformer, decoder, load
 from layerleap.act.decode.decoder import Head
-from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.pass_cost import measure_passes
 from layerleap.act.exits.rules import Never
-from layerleap.errors import BadArtifact
 from layerleap.maps.fit import default_bank
 from layerleap.memory import peak_memory
 from layerleap.models.cursor.packed import Packed
@@ -54,27 +54,83 @@ INSTRUCTIONS = (
     "Write four lines about a train at night.",
     "List the tools that a gardener needs and what each is for.",
 )
+OTHERS = (  # of other kinds than the instructions above, and used for nothing else
+    "Write a polite email that asks a landlord to repair a broken window.",
+    "Write a Python function that returns the n-th Fibonacci number, and explain how it works.",
+    "What are the advantages and drawbacks of working from home?",
+    "Correct this sentence: she don't likes apples and he go to school every days.",
+    "Summarise in one sentence: The sea rises and falls twice a day. The moon pulls the water "
+    "towards it, and as the earth turns, every coast passes through the bulge.",
+    "Plan a trip of three days to Rome, with one museum on each day.",
+)
+
+Seen = dict[str, dict[str, list[Any]]]  # by side and prompt set: (tokens per second, stats)
+Texts = dict[tuple[str, int], list[int]]  # by side and prompt: new tokens
 
 
 def run(*, smoke: bool) -> list[Row]:
-    """Decode every prompt with every side; the order of sides alternates."""
+    """Decode every prompt with every side, in float32 and in bfloat16."""
+    return [*_run_wide(smoke), *_run_narrow(smoke)]
+
+
+def _run_wide(smoke: bool) -> list[Row]:
     tokens, per_set = (8, 1) if smoke else (96, 4)
-    transformer = load(MODEL, dtype="float32")
-    # All sides then generate the same number of tokens; `min_new_tokens` would add a processor.
-    transformer.model.generation_config.eos_token_id = None
-    bank = default_bank(transformer)
+    transformer, bank = _load("float32")
     prompts = prompts_of(transformer, per_set)
     apart: dict[str, list[torch.Tensor]] = {}
     for name, ids in prompts_of(transformer, per_set + (11 if smoke else 30)):
         if not any(torch.equal(ids, known) for _, known in prompts):
             apart.setdefault(name, []).append(ids)
-    decoders, setup = _decoders(transformer, bank, apart, len(prompts), smoke)
-    for _, options in _sides(transformer, decoders, with_slow=False):
+    decoders, setup = _decoders(transformer, bank, apart, len(prompts))
+    seen, texts = _decode(transformer, decoders, prompts, tokens, per_set)
+    rows = _rows(transformer, seen, texts, setup)
+    exact = {"exact": decoders["exact"]}
+    others = _others(transformer, 1 if smoke else len(OTHERS))
+    return [*rows, *_exact_rows(*_decode(transformer, exact, others, tokens), "other_prompts", 1.5)]
+
+
+def _run_narrow(smoke: bool) -> list[Row]:
+    tokens, per_set = (8, 1) if smoke else (96, 4)
+    transformer, bank = _load("bfloat16")
+    exact = {"exact": decoder(bank, transformer=transformer)}
+    rows, texts = list[Row](), Texts()
+    for prompts, suffix, bar in (
+        (prompts_of(transformer, per_set), "bfloat16", 1.8),
+        (_others(transformer, 1 if smoke else len(OTHERS)), "other_prompts_bfloat16", 1.5),
+    ):
+        seen, new = _decode(transformer, exact, prompts, tokens)
+        rows += _exact_rows(seen, new, suffix, bar)
+        texts |= new
+    sides = {side for side, _ in texts}
+    found = {side: departures(texts, side) for side in sorted(sides - {"generate"})}
+    ours = found.pop("exact")
+    return [
+        *rows,
+        Row("departures_bfloat16", ours, None, "per 1,000 tokens", min(found.values()), "<=",
+            judged="ours", detail={"peers": found, "texts": len(texts) // len(sides)}),
+    ]  # fmt: skip
+
+
+def _load(dtype: str) -> tuple[Transformer, ShortcutBank]:
+    transformer = load(MODEL, dtype=dtype)
+    # All sides then generate the same number of tokens; `min_new_tokens` would add a processor.
+    transformer.model.generation_config.eos_token_id = None
+    return transformer, default_bank(transformer)
+
+
+def _decode(
+    transformer: Transformer,
+    decoders: dict[str, Any],
+    prompts: list[tuple[str, torch.Tensor]],
+    tokens: int,
+    slow_every: int | None = None,
+) -> tuple[Seen, Texts]:
+    """Time every side on every prompt; the order of sides alternates."""
+    for _, options in _sides(decoders, with_slow=False):
         generate(transformer, [prompts[0][1]], 1, options)  # warm-up: set-up is not timed
-    seen: dict[str, dict[str, list[Any]]] = {}
-    texts: dict[tuple[str, int], list[int]] = {}
+    seen, texts = Seen(), Texts()
     for number, (name, ids) in enumerate(prompts):
-        sides = _sides(transformer, decoders, with_slow=number % per_set == 0)
+        sides = _sides(decoders, with_slow=slow_every is not None and number % slow_every == 0)
         for side, options in sides if number % 2 == 0 else reversed(sides):
             started = time.perf_counter()
             [out] = generate(transformer, [ids], tokens, options)
@@ -87,7 +143,49 @@ def run(*, smoke: bool) -> list[Row]:
                 seen.setdefault("loop inside", {}).setdefault(name, []).append((inside, None))
             seen.setdefault(side, {}).setdefault(name, []).append((tokens / seconds, account))
             texts[side, id(ids)] = out
-    return _rows(transformer, seen, texts, setup)
+    return seen, texts
+
+
+def departures(texts: Texts, side: str) -> float:
+    """How often a side departs from the text of `generate`, per 1,000 tokens up to there."""
+    departed = tokens = 0
+    for (one, prompt), new in texts.items():
+        if one == side:
+            both = enumerate(zip(new, texts["generate", prompt], strict=True))
+            place = next((n for n, (ours, theirs) in both if ours != theirs), None)
+            departed += place is not None
+            tokens += len(new) if place is None else place + 1
+    return 1000 * departed / tokens
+
+
+def _speeds(seen: Seen) -> dict[str, float]:
+    """Tokens per second of each side: the mean over prompt sets of medians."""
+    return {
+        side: sum(median(rate for rate, _ in by) for by in sets.values()) / len(sets)
+        for side, sets in seen.items()
+    }
+
+
+def _exact_rows(seen: Seen, texts: Texts, suffix: str, bar: float) -> list[Row]:
+    """Exact decoding against `generate` and against the fastest peer."""
+    speed = _speeds(seen)
+    peers = {side: rate for side, rate in speed.items() if side != "exact"}
+    accounts = [account for by in seen["exact"].values() for _, account in by]
+    detail = {
+        "speeds": speed,
+        "by_set": {s: {n: median(r for r, _ in by) for n, by in sets.items()}
+                   for s, sets in seen.items()},
+        "departures_per_1000": {s: departures(texts, s) for s in speed if s != "generate"},
+        "tokens_per_pass": median(account.tokens_per_pass for account in accounts),
+        "exactness": sorted({account.exactness for account in accounts}),
+    }  # fmt: skip
+    unit = "tokens/s"
+    return [
+        Row(f"exact_over_generate_{suffix}", speed["exact"], speed["generate"], unit, bar, ">=",
+            detail=detail),
+        Row(f"exact_over_fastest_{suffix}", speed["exact"], max(peers.values()), unit, 1.15, ">=",
+            detail={"peers": peers}),
+    ]  # fmt: skip
 
 
 def prompts_of(transformer: Transformer, per_set: int) -> list[tuple[str, torch.Tensor]]:
@@ -99,28 +197,18 @@ def prompts_of(transformer: Transformer, per_set: int) -> list[tuple[str, torch.
         for _, document in zip(range(per_set), iter_documents(source), strict=False):
             words = " ".join(getattr(document, "text", document).split()[:40])
             found.append((text, torch.tensor([tokenizer(words)["input_ids"]])))
-    for words in INSTRUCTIONS[:per_set]:
-        turn = [{"role": "user", "content": words}]
-        made = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
-        found.append(("instructions", torch.tensor([made["input_ids"]])))
+    found += [("instructions", _asked(tokenizer, words)) for words in INSTRUCTIONS[:per_set]]
     return found
 
 
-def table_of(
-    transformer: Transformer, bank: ShortcutBank, smoke: bool
-) -> tuple[DraftTable, float | None]:
-    """The full table of drafts, and the seconds to compute it; None if it was saved before."""
-    table, seconds = DraftTable(Lens(transformer, bank)), None
-    path = BUILD / "drafts.safetensors"
-    if not smoke:
-        try:
-            table.load(path)
-        except BadArtifact:  # not saved yet, or for another bank
-            started = time.perf_counter()
-            table.fill()
-            seconds = time.perf_counter() - started
-            table.save(path)
-    return table, seconds
+def _others(transformer: Transformer, n: int) -> list[tuple[str, torch.Tensor]]:
+    return [("others", _asked(transformer.tokenizer, words)) for words in OTHERS[:n]]
+
+
+def _asked(tokenizer: Any, words: str) -> torch.Tensor:
+    turn = [{"role": "user", "content": words}]
+    made = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
+    return torch.tensor([made["input_ids"]])
 
 
 def _decoders(
@@ -128,13 +216,11 @@ def _decoders(
     bank: ShortcutBank,
     apart: Mapping[str, list[torch.Tensor]],
     measured: int,
-    smoke: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    table, seconds = table_of(transformer, bank, smoke)
     cost = measure_passes(transformer, Packed.of(transformer.model))
     early = early_rule(transformer, bank, apart, cost.of(1), measured)
     made = {
-        "exact": decoder(bank, transformer=transformer, table=table, cost=cost),
+        "exact": decoder(bank, transformer=transformer, cost=cost),
         "loop": decoder(bank, transformer=transformer, rule=Never()),
         **{
             name: decoder(
@@ -150,15 +236,12 @@ def _decoders(
     }  # fmt: skip
     return made, {
         "sides": list(made),
-        "table_seconds": seconds,  # None if an earlier run saved it
         "pass_cost": cost.to_dict(),
         "early": said,
     }
 
 
-def _sides(
-    transformer: Transformer, decoders: dict[str, Any], *, with_slow: bool
-) -> list[tuple[str, dict[str, Any]]]:
+def _sides(decoders: dict[str, Any], *, with_slow: bool) -> list[tuple[str, dict[str, Any]]]:
     """The sides to compare; early-exit drafts, by far the slowest, only now and then."""
     slow = [("early-exit drafts", {"assistant_early_exit": EARLY_LAYER})] if with_slow else []
     return [
@@ -180,16 +263,8 @@ def _bandwidth(n_bytes: int) -> float:
     return best
 
 
-def _rows(
-    transformer: Transformer,
-    seen: dict[str, dict[str, list[Any]]],
-    texts: dict[tuple[str, int], list[int]],
-    setup: dict[str, Any],
-) -> list[Row]:
-    speed = {
-        side: sum(median(rate for rate, _ in by) for by in sets.values()) / len(sets)
-        for side, sets in seen.items()
-    }
+def _rows(transformer: Transformer, seen: Seen, texts: Texts, setup: dict[str, Any]) -> list[Row]:
+    speed = _speeds(seen)
     weights = sum(p.numel() * p.element_size() for p in transformer.model.parameters())
     limit = 1 / _bandwidth(weights)
     same = {
@@ -204,6 +279,7 @@ def _rows(
         "speeds": speed, "same_text_as_generate": same,
         "by_set": {s: {n: median(r for r, _ in by) for n, by in sets.items()}
                    for s, sets in seen.items()},
+        "departures_per_1000": {side: departures(texts, side) for side in same},
         "tokens_per_pass": median(account.tokens_per_pass for account in accounts),
         "acceptance": median(account.acceptance_rate or 0.0 for account in accounts),
         "limit_tokens_per_second": limit, "weight_bytes": weights, "peak_mib": peak_memory(),

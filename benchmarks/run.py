@@ -19,8 +19,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from common import BUILD, Row, record, table
 
 BENCHMARKS = (
-    "fit_cost", "pairs", "memory", "demo_time", "load_time", "shape", "released", "paper",
-    "decoding", "batches", "saturation_time", "saturation_study",
+    "fit_cost", "pairs", "memory", "demo_time", "first_use", "load_time", "shape",
+    "released", "paper", "decoding", "batches", "saturation_time", "saturation_study",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from families import build
 from torch import Tensor, nn
 
 from layerleap.act.edits import PatchState, ReplaceParts
+from layerleap.act.edits.replace import PartMaps, cascades
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.parts import KINDS, block_parts
@@ -17,6 +18,12 @@ from layerleap.models.transformer import Transformer
 EXPERTS = {"gpt_oss", "mixtral", "qwen2_moe"}  # no neurons to edit; rows meet in one product
 # Attention that does not go through transformers' interface.
 OWN_ATTENTION = {"gptj", "gpt_neo", "bloom", "falcon", "falcon_new", "falcon_alibi", "mpt"}
+
+
+def cascade(maps: PartMaps, recording: Recording, keep: Tensor, kinds, start: int) -> Tensor:
+    """The rows that a recorded text ends with, when parts are replaced from one layer on."""
+    (end,) = cascades(maps, recording, keep, kinds, [start])
+    return end
 
 
 @cache

@@ -102,10 +102,37 @@ CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 ALL = {**NEXT_TOKEN, **MASKED_TOKEN, **SEQ_TO_SEQ, **CLASS}
 
+LABELS = {"num_labels": 4}
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", BASE),
+    "roberta": ("Roberta", {**BASE, "max_position_embeddings": 66, "pad_token_id": 1}),
+    "distilbert": ("DistilBert", MASKED_TOKEN["distilbert"][2]),
+    "electra": ("Electra", {**BASE, "embedding_size": 12}),
+    "gpt2": ("GPT2", GPT),
+    "llama": ("Llama", GQA),
+}
+TEXT_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    f"{name}_text": (
+        f"{family}Config",
+        f"{family}ForSequenceClassification",
+        {**settings, **LABELS},
+    )
+    for name, (family, settings) in ENCODERS.items()
+}
+TOKEN_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    f"{name}_token": (f"{family}Config", f"{family}ForTokenClassification", {**settings, **LABELS})
+    for name, (family, settings) in ENCODERS.items()
+}
+POOLED_IMAGE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "beit": ("BeitConfig", "BeitForImageClassification", IMAGE),
+    "dinov2_patches": ("Dinov2Config", "Dinov2ForImageClassification", {**IMAGE, "mlp_ratio": 2}),
+}
+CLASSIFIERS = {**TEXT_CLASS, **TOKEN_CLASS, **POOLED_IMAGE}
+
 
 def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A random model of family `name`, with non-trivial norms and biases."""
-    config_name, model_name, settings = ALL[name]
+    config_name, model_name, settings = {**ALL, **CLASSIFIERS}[name]
     torch.manual_seed(seed)
     make: Callable[..., PreTrainedModel] = getattr(hf, model_name)
     model = make(getattr(hf, config_name)(**{**settings, **changes})).eval()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from layerleap.act.exits.evidence import Evidence
+from layerleap.act.exits.evidence import COLUMNS, Evidence
 
 
 def made(
@@ -23,20 +23,22 @@ def made(
     settled = torch.rand(shape, generator=g) < depth
     top = torch.where(settled, final[:, None], torch.randint(5, shape, generator=g))
     top[:, -1] = final
-    p1 = (0.2 + 0.4 * depth * (top == final[:, None]) + 0.4 * torch.rand(shape, generator=g)).clamp(
-        max=1
-    )
-    p2 = torch.minimum(p1, 1 - p1) * torch.rand(shape, generator=g)
+    top_prob = (
+        0.2 + 0.4 * depth * (top == final[:, None]) + 0.4 * torch.rand(shape, generator=g)
+    ).clamp(max=1)
+    second_prob = torch.minimum(top_prob, 1 - top_prob) * torch.rand(shape, generator=g)
     entropy = 3 * torch.rand(shape, generator=g)
     cosine = 2 * torch.rand(shape, generator=g) - 1
     if coarse:
-        p1, p2, entropy, cosine = ((4 * x).round() / 4 for x in (p1, p2, entropy, cosine))
-        p2 = torch.minimum(p1, p2)
+        top_prob, second_prob, entropy, cosine = (
+            (4 * x).round() / 4 for x in (top_prob, second_prob, entropy, cosine)
+        )
+        second_prob = torch.minimum(top_prob, second_prob)
     cosine[:, 0] = torch.nan
     document = torch.arange(rows) if documents is None else torch.arange(rows) % documents
     position = torch.randint(30, (rows,), generator=g)
     layers = tuple(range(n_layers + 1))
-    return Evidence(top, p1, p2, entropy, cosine, position, document, layers, final)
+    return Evidence(top, top_prob, second_prob, entropy, cosine, position, document, layers, final)
 
 
 def with_task(evidence: Evidence, *, seed: int = 0, coarse: bool = False) -> Evidence:
@@ -47,3 +49,20 @@ def with_task(evidence: Evidence, *, seed: int = 0, coarse: bool = False) -> Evi
     if coarse:
         task = (4 * task).ceil() / 4
     return replace(evidence, extra={**evidence.extra, "task": task})
+
+
+def partial_evidence(layers, position, document, *, final=None, extra=None, **columns) -> Evidence:
+    """Evidence with some of the columns; the others are unknown."""
+    shape = (len(position), len(layers))
+    blank = dict.fromkeys(COLUMNS, torch.full(shape, torch.nan)) | {"top": torch.full(shape, -1)}
+    return Evidence(
+        **{**blank, **columns}, position=position, document=document, layers=tuple(layers),
+        final=final, extra=extra or {},
+    )  # fmt: skip
+
+
+def upto(evidence: Evidence, column: int) -> Evidence:
+    """The columns up to and including `column`: what a live run knows at that point."""
+    cut = {name: getattr(evidence, name)[:, : column + 1] for name in COLUMNS}
+    extra = {name: value[:, : column + 1] for name, value in evidence.extra.items()}
+    return replace(evidence, **cut, layers=evidence.layers[: column + 1], extra=extra)

@@ -130,7 +130,8 @@ def _r2_leads(r2: list[Row]) -> list[Row]:
         if name == "mat":
             value = row["r2"] - by["id", src, dst]["r2"]
             ends = {"value": value, "low": value - 0.01, "high": value + 0.01}
-            rows.append({"src": src, "dst": dst, **ends, "rows": 3000, "documents": 26})
+            sample = {"rows": 3000, "documents": 26, "groups": 26}
+            rows.append({"src": src, "dst": dst, **ends, **sample})
     return rows
 
 
@@ -154,6 +155,7 @@ def _r2(n_layers: int, rng: random.Random) -> list[Row]:
                         "no_first": r2 - 0.03,
                         "rows": 3000,
                         "documents": 26,
+                        "groups": 26,
                     }
                 )
     return rows

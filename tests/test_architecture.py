@@ -15,7 +15,9 @@ FILES = sorted(ROOT.rglob("*.py"))
 STAGED = [file for file in FILES if file.relative_to(ROOT).parts[0] in layerleap.STAGES]
 EXCEPTIONS = {
     ("maps/bank.py", "layerleap.read.lens"),  # sugar: bank.lens(model)
+    ("maps/bank.py", "layerleap.read.evaluate"),  # and bank.evaluate(model, text)
     # Results render themselves in notebooks; all HTML is in show, and is imported on demand.
+    ("read/evaluate.py", "layerleap.show.html"),
     ("read/readings.py", "layerleap.show.html"),
     ("read/strip.py", "layerleap.show.html"),
     ("act/decode/generate.py", "layerleap.show.html"),
@@ -86,7 +88,7 @@ def test_a_file_has_one_idea_and_says_it(file):
 
 def test_no_room_holds_more_than_about_fifteen_modules():
     rooms = {file.parent for file in FILES}
-    crowded = {r.name: n for r in rooms if (n := len(list(r.glob("[!_]*.py")))) > 18}
+    crowded = {r.name: n for r in rooms if (n := len(list(r.glob("[!_]*.py")))) > 16}
     assert not crowded
 
 

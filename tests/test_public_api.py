@@ -60,11 +60,10 @@ def test_names_for_type_checkers_are_those_that_run():
     typed = {}
     for node in block.body:
         assert isinstance(node, ast.ImportFrom)
-        (alias,) = node.names
-        typed[alias.asname] = (node.module, alias.name)
+        typed |= {each.asname or each.name: (node.module, each.name) for each in node.names}
     for name, (module, attribute) in ll._HOME.items():
         if name == "read":  # a callable package: see layerleap.read
-            assert typed[name] == ("layerleap.read.text", "read_text")
+            assert typed[name] == ("layerleap.read.lens", "read_text")
         elif attribute:
             assert typed[name] == (module, attribute)
         else:
@@ -75,7 +74,7 @@ def test_names_for_type_checkers_are_those_that_run():
 @pytest.mark.parametrize("name", ["load", "read", "fit", "evaluate", "generate", "decoder", "tune"])
 def test_verbs_show_how_they_are_used(name):
     verb = ll.read.__call__.__doc__ if name == "read" else getattr(ll, name).__doc__
-    from layerleap.read.text import read_text
+    from layerleap.read.lens import read_text
 
     text = read_text.__doc__ if name == "read" else verb
     assert text is not None

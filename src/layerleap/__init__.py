@@ -21,36 +21,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what runs
-    from layerleap import stats as stats
-    from layerleap import zoo as zoo
-    from layerleap.act import edits as edits
-    from layerleap.act import exits as exits
-    from layerleap.act.decode.decoder import Decoder as Decoder
-    from layerleap.act.decode.decoder import decoder as decoder
-    from layerleap.act.decode.generate import Generation as Generation
-    from layerleap.act.decode.generate import generate as generate
-    from layerleap.errors import LayerleapError as LayerleapError
-    from layerleap.maps.bank import ShortcutBank as ShortcutBank
-    from layerleap.maps.fit import default_bank as default_bank
-    from layerleap.maps.fit import fit as fit
-    from layerleap.maps.imports import import_mat as import_mat
-    from layerleap.maps.imports import import_tuned_lens as import_tuned_lens
-    from layerleap.maps.tune import tune as tune
+    from layerleap import stats, zoo
+    from layerleap.act import edits, exits
+    from layerleap.act.decode.decoder import Decoder, decoder
+    from layerleap.act.decode.generate import Generation, generate
+    from layerleap.errors import LayerleapError
+    from layerleap.maps.bank import ShortcutBank
+    from layerleap.maps.fit import default_bank, fit
+    from layerleap.maps.imports import import_mat, import_tuned_lens
+    from layerleap.maps.tune import tune
     from layerleap.models.discovery.laws import check_model as check
-    from layerleap.models.load import load as load
-    from layerleap.models.transformer import Transformer as Transformer
-    from layerleap.models.untrained import untrained as untrained
-    from layerleap.read.evaluate import Evaluation as Evaluation
-    from layerleap.read.evaluate import evaluate as evaluate
-    from layerleap.read.lens import Lens as Lens
-    from layerleap.read.readings import Readings as Readings
-    from layerleap.read.text import read_text as read
-    from layerleap.stream.documents import iter_documents as iter_documents
-    from layerleap.stream.examples import Sampling as Sampling
+    from layerleap.models.load import load
+    from layerleap.models.transformer import Transformer
+    from layerleap.models.untrained import untrained
+    from layerleap.read.evaluate import Evaluation, evaluate
+    from layerleap.read.lens import Lens
+    from layerleap.read.lens import read_text as read
+    from layerleap.read.readings import Readings
+    from layerleap.stream.documents import iter_documents
+    from layerleap.stream.examples import Sampling
     from layerleap.study import registry as studies
-    from layerleap.study.result import StudyResult as StudyResult
-    from layerleap.study.suitability.result import Suitability as Suitability
-    from layerleap.study.suitability.study import suitability as suitability
+    from layerleap.study.result import StudyResult
+    from layerleap.study.suitability.result import Suitability
+    from layerleap.study.suitability.study import suitability
 
 __version__ = "0.1.0"
 
@@ -91,37 +84,12 @@ _HOME = {
 }
 
 __all__ = [
-    "Decoder",
-    "Evaluation",
-    "Generation",
-    "LayerleapError",
-    "Lens",
-    "Readings",
-    "Sampling",
-    "ShortcutBank",
-    "StudyResult",
-    "Suitability",
-    "Transformer",
-    "check",
-    "decoder",
-    "default_bank",
-    "edits",
-    "evaluate",
-    "exits",
-    "fit",
-    "generate",
-    "import_mat",
-    "import_tuned_lens",
-    "iter_documents",
-    "load",
-    "read",
-    "stats",
-    "studies",
-    "suitability",
-    "tune",
-    "untrained",
-    "zoo",
-]
+    "Decoder", "Evaluation", "Generation", "LayerleapError", "Lens", "Readings", "Sampling",
+    "ShortcutBank", "StudyResult", "Suitability", "Transformer", "check", "decoder",
+    "default_bank", "edits", "evaluate", "exits", "fit", "generate", "import_mat",
+    "import_tuned_lens", "iter_documents", "load", "read", "stats", "studies", "suitability",
+    "tune", "untrained", "zoo",
+]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # else a type checker would take any mistyped name for an Any

@@ -36,6 +36,10 @@ class BadSettings(LayerleapError):
     """A setting is out of range: a layer that does not exist, rank 0."""
 
 
+class TooFewRows(BadText, BadSettings):
+    """A text source is too small for the settings."""
+
+
 class NotFinite(LayerleapError):
     """States or their sums are NaN or infinite."""
 
@@ -56,6 +60,10 @@ class CannotWrite(LayerleapError):
     """No space, no permission, or a target that must not be replaced."""
 
 
+class FewRowsWarning(UserWarning):
+    """Maps were fitted on too few rows for plain least squares."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -69,9 +77,9 @@ def check_choice(value: object, choices: Any, name: str) -> None:
         choices: a `Literal` type or an iterable of names.
         name: the name of the setting.
     """
-    known: Iterable[str] = get_args(choices) or tuple(choices)
-    if isinstance(value, str) and value in known:
+    known: Iterable[object] = get_args(choices) or tuple(choices)
+    if value in known:
         return
-    nearest = get_close_matches(str(value).lower(), known, n=1)
+    nearest = get_close_matches(str(value).lower(), map(str, known), n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise BadSettings(f"{name} is {value!r}; expected {' or '.join(map(repr, known))}{hint}")
+    raise BadSettings(f"{name} is {value!r}; expected one of {', '.join(map(repr, known))}{hint}")

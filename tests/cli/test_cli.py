@@ -1,6 +1,7 @@
 """The command line through its runner: what people type, and what they mistype."""
 
 import errno
+import itertools
 import json
 import shutil
 import sys
@@ -519,3 +520,45 @@ def test_states_that_are_not_numbers_are_refused(tmp_path: Path, text: Path) -> 
     model.tokenizer.save_pretrained(tmp_path / "broken")  # type: ignore[union-attr]
     result = run("fit", tmp_path / "broken", "--text", text, "-o", tmp_path / "bank")
     refused(result, "NaN or infinite")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("fit",), ("tune",), ("evaluate",), ("read",), ("saturation",), ("suitability",),
+        ("merge",), ("models",), ("study", "shortcuts"), ("study", "saturation"), ("import", "mat"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_help_is_filled_to_the_width_of_the_terminal(words, monkeypatch):
+    """Line breaks of the code used to stay, so that every second line of a paragraph was short."""
+    monkeypatch.setattr("rich.console.Console.width", 80)
+    text = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).output
+    before = text.split("\u256d")[0].splitlines()
+    assert len(before) > 4
+    for line, following in itertools.pairwise(map(str.rstrip, before)):
+        if line and following and not following.startswith("  "):
+            assert len(f"{line} {following.split()[0]}") > 78, (line, following)
+
+
+def test_evaluate_compares_banks_and_writes_a_report(folder: Path, text: Path, tmp_path: Path):
+    how = ("--text", text, "--unit", "document", "--positions", "all")
+    for name in ("one", "two"):
+        fitted = run("fit", folder, *how, "-o", tmp_path / name, "--seed", len(name))
+        assert fitted.exit_code == 0, fitted.output
+    both = ("--bank", tmp_path / "one", "--bank", tmp_path / "two", *how)
+    result = run("evaluate", folder, *both, "-o", tmp_path / "scores")
+    assert result.exit_code == 0, result.output
+    for word in ("P@1", "KL", "id", "one", "two", "documents"):
+        assert word in result.output
+    written = {path.name for path in (tmp_path / "scores").iterdir()}
+    assert written == {f"evaluation.{kind}" for kind in ("html", "svg", "csv", "json")}
+    printed = json.loads(run("evaluate", folder, *both, "--json").stdout)
+    assert {row["map"] for row in printed["scores"]} == {"id", "one", "two"}
+    refused(run("evaluate", folder, *both, "--side", "heldout"), "side is 'heldout'")
+
+
+def test_a_fit_on_few_rows_says_so_in_one_line(folder: Path, text: Path, tmp_path: Path):
+    result = run("fit", folder, "--text", text, "-o", tmp_path / "bank", "--texts", 9)
+    assert result.exit_code == 0, result.output
+    assert "warning: rows are few: 9 for maps of width" in " ".join(result.output.split())

@@ -9,6 +9,7 @@ from saturation_studies import text_file
 from tiny_models import tiny
 from typer.testing import CliRunner, Result
 
+from layerleap.errors import CannotFetch
 from layerleap.show.cli.app import app
 
 SMALL = (
@@ -40,9 +41,22 @@ def test_it_prints_tables_and_writes_a_report(place: Path, tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     assert "Where each rank of the prediction saturates" in result.stdout
     assert "claims of the paper, tested here" in result.stdout
-    assert "Through the logit lens (id), ranks saturate with" in " ".join(result.stdout.split())
+    assert "Through the logit lens (id), " in " ".join(result.stdout.split())
     assert (tmp_path / "report" / "report.html").exists()
     assert not (tmp_path / "report" / ".work").exists()
+
+
+def test_a_section_without_its_library_ends_with_code_3(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str, *_: object) -> None:
+        raise CannotFetch(f"{name} is not installed; run: pip install")
+
+    monkeypatch.setattr("layerleap.act.exits.calibration.learn_library", missing)
+    words = ("--text", place / "text.jsonl", "-o", tmp_path, *SMALL, "--sections", "exits")
+    result = run("study", "saturation", place / "model", *words)
+    assert result.exit_code == 3, result.output
+    assert "section exits could not run: scipy.stats is not installed" in result.stdout
 
 
 def test_json_is_for_programs_and_quick_is_said(place: Path, tmp_path: Path) -> None:

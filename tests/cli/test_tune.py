@@ -20,7 +20,7 @@ HOW = (
     64,
     "--check-every",
     4,
-    "--most-rows",
+    "--max-rows",
     1600,
 )
 
@@ -105,9 +105,9 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bank(
 
 def test_what_cannot_be_tuned_is_one_clear_line(place: Path, tmp_path: Path) -> None:
     for words, said in (
-        (("--start", "nothing"), "unknown start 'nothing'"),
-        (("--judged", 0), "share 0"),
-        (("--rows", 0), "saves nothing"),
+        (("--start", "nothing"), "start is 'nothing'"),
+        (("--stop-share", 0), "share 0"),
+        (("--max-states", 0), "saves nothing"),
         (("--lr", -1), "not a valid step size"),
     ):
         result = tune(place, tmp_path / "tuned", *words)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_evidence import made as plain
-from made_evidence import with_task
+from made_evidence import upto, with_task
 
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
@@ -61,20 +61,23 @@ def naive(rule: Rule, evidence: Evidence, row: int) -> int:
             break
         if layer == 0:
             continue
-        p1, p2 = float(evidence.p1[row, column]), float(evidence.p2[row, column])
+        top_prob, second_prob = (
+            float(evidence.top_prob[row, column]),
+            float(evidence.second_prob[row, column]),
+        )
         top, i = int(evidence.top[row, column]), int(evidence.position[row])
         same = column > 0 and evidence.layers[column - 1] > 0
         run = run + 1 if same and top == int(evidence.top[row, column - 1]) else 1
         if isinstance(rule, Gap):
             bar = 0.9 * rule.lam + 0.1 * math.exp(-rule.temperature * i / rule.length)
-            stop = p1 - p2 > bar
+            stop = top_prob - second_prob > bar
         elif isinstance(rule, Learned):  # its probability is compared with scikit-learn elsewhere
-            known = evidence.upto(column).rows(torch.tensor([row]))
+            known = upto(evidence, column).rows(torch.tensor([row]))
             stop = float(rule.models.probability(known)[0, -1]) > rule.threshold
         else:
             stop = {
                 "fixed": lambda layer=layer: layer >= rule.layer,
-                "top-probability": lambda p1=p1: p1 > rule.threshold,
+                "top-probability": lambda top_prob=top_prob: top_prob > rule.threshold,
                 "entropy": lambda c=column: float(evidence.entropy[row, c]) < rule.threshold,
                 "similarity": lambda c=column: float(evidence.cosine[row, c]) > rule.threshold,
                 "task": lambda c=column: float(evidence.extra["task"][row, c]) > rule.threshold,
@@ -93,7 +96,7 @@ def test_a_rule_does_not_look_ahead(rule):
     whole = rule.stops(evidence)
     assert whole.dtype == torch.bool
     for column in range(len(evidence.layers)):
-        assert torch.equal(rule.stops(evidence.upto(column)), whole[:, : column + 1])
+        assert torch.equal(rule.stops(upto(evidence, column)), whole[:, : column + 1])
 
 
 @pytest.mark.parametrize("rule", MEMBERS, ids=words)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers as hf
 from families import build
 from torch import Tensor, nn
 from transformers import BertForMaskedLM, GPT2LMHeadModel, PretrainedConfig, PreTrainedModel
@@ -129,13 +130,63 @@ def test_logits_that_do_not_follow_from_the_last_state_are_refused(kind):
         Transformer.wrap(model)
 
 
-def test_a_head_that_also_reads_the_other_positions_is_refused_unless_it_ignores_them():
+def test_a_head_that_ignores_the_mean_of_the_positions_is_read_at_one_of_them():
     model = build("dinov2")
     assert [str(step) for step in Transformer.wrap(model).tail] == [
         "dinov2.layernorm", "pick(0)", "pad(48)", "classifier",
     ]  # fmt: skip
     with torch.no_grad():
         model.classifier.weight[3, -1] = 1e-3
+    assert [str(step) for step in Transformer.wrap(model).tail] == [
+        "dinov2.layernorm", "join(1)", "classifier",
+    ]  # fmt: skip
+
+
+class Raising(GPT2LMHeadModel):
+    def forward(self, *args, **kwargs):
+        raise IndexError("index 7 is out of bounds")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Raising(build("gpt2").config), "IndexError.*index 7 is out of bounds"),
+        (lambda: hf.CLIPModel(hf.CLIPConfig()), "CLIPModel is refused"),
+        (
+            lambda: hf.Speech2TextForConditionalGeneration(
+                hf.Speech2TextConfig(
+                    vocab_size=61, d_model=24, encoder_layers=1, decoder_layers=1,
+                    encoder_ffn_dim=40, decoder_ffn_dim=40,
+                )
+            ),
+            "Speech2TextForConditionalGeneration is refused",
+        ),
+        (
+            lambda: build("gpt2_text", pad_token_id=None),
+            "Cannot handle batch sizes > 1 if no padding token is defined",
+        ),
+        (lambda: build("bert_text", num_labels=1), "a single number, not a class"),
+    ],
+)  # fmt: skip
+def test_whatever_a_model_raises_on_a_probe_is_a_refusal_with_its_reason(make, reason):
+    model = make().eval()
+    with pytest.raises(ModelRefused, match=reason):
+        Transformer.wrap(model)
+    (only,) = check_model(model)
+    assert (only.law, only.status) == ("discovery", "fails")
+
+
+class FixedPosition(hf.GPT2ForTokenClassification):
+    """Reads position 6 of every text: the last one of discovery's probe, and of no other."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits[:, 6]
+        return output
+
+
+def test_a_head_that_fits_the_length_of_one_probe_only_is_refused():
+    model = FixedPosition(build("gpt2_token").config).eval()
     with refused("tail"):
         Transformer.wrap(model)
 

@@ -20,9 +20,7 @@ def batch_of(transformer, rows=6, seed=5):
     """Random inputs of any kind; every position that speaks is kept."""
     inputs = probe(transformer.model, rows=rows, seed=seed)
     n_positions = transformer.capture(inputs, layers=[0]).states[0].shape[1]
-    keep = torch.zeros(rows, n_positions, dtype=torch.bool)
-    picked = transformer.picked_position
-    keep[:, slice(None) if picked is None else slice(picked, picked + 1)] = True
+    keep = transformer.pooled(torch.ones(rows, n_positions))
     document, position = keep.nonzero(as_tuple=True)
     back = torch.zeros(len(document), dtype=torch.bool)
     return Batch(0, inputs, keep, document, position, back, rows, rows * n_positions)

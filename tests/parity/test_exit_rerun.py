@@ -22,13 +22,13 @@ def exit_by_running(transformer, lens, example, rule):
     """Block by block, alone, looking only at what is known so far; the layer where it stops."""
     recording = record(transformer, collate(transformer, [example]).inputs)
     h, (place,) = recording.states[0], example.keep
-    columns = {name: [] for name in ("top", "p1", "p2", "entropy", "cosine")}
+    columns = {name: [] for name in ("top", "top_prob", "second_prob", "entropy", "cosine")}
     for layer in range(transformer.n_layers):
         if layer:
             before, h = h, recording.run(h, layer - 1, layer)
         cosine = torch.cosine_similarity(before[:, place], h[:, place]) if layer else None
         read = Distribution(lens.logits(h[:, place], layer))
-        actual = (read.top, read.p1, read.second(), read.entropy)
+        actual = (read.top, read.top_prob, read.second(), read.entropy)
         for name, value in zip(columns, (*actual, cosine), strict=True):
             columns[name].append(torch.tensor([torch.nan]) if value is None else value)
         evidence = Evidence(
@@ -81,10 +81,10 @@ def test_replay_exits_where_a_run_of_its_own_would(name, through):
     actual = iter_examples(transformer, DOCUMENTS, Sampling(), side="held-out", n_texts=12)
     examples = list({(e.ids, e.keep): e for e in actual}.values())
     scores = score(transformer, {"x": lens}, iter_batches(transformer, examples))
-    middle = {key: between(getattr(scores, key)["x"]) for key in ("p1", "entropy")}
-    gap, cosine = between(scores.p1["x"] - scores.p2["x"]), between(scores.cosine)
+    middle = {key: between(getattr(scores, key)["x"]) for key in ("top_prob", "entropy")}
+    gap, cosine = between(scores.top_prob["x"] - scores.second_prob["x"]), between(scores.cosine)
     rules = [
-        Gap(-1.112, 6.0), Gap(gap / 0.9, 6.0), Gap(1.112, 6.0), TopProbability(middle["p1"]),
+        Gap(-1.112, 6.0), Gap(gap / 0.9, 6.0), Gap(1.112, 6.0), TopProbability(middle["top_prob"]),
         Entropy(middle["entropy"]), Similarity(cosine), Patience(1), Patience(2), Fixed(2),
     ]  # fmt: skip
     exit_layers = compare(transformer, lens, examples, rules)

@@ -17,7 +17,15 @@ from layerleap.maps.fit import fit
 from layerleap.maps.linear import LinearMap
 from layerleap.read.lens import Lens
 from layerleap.read.map_errors import GROUPS, MapErrors
-from layerleap.read.metrics import DEPTH, Distribution, Reference, mean_interval, resample
+from layerleap.read.metrics import (
+    DEPTH,
+    Bootstrap,
+    Distribution,
+    Reference,
+    mean_interval,
+    resample,
+    resample_in_parts,
+)
 from layerleap.read.scores import score
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
 
@@ -255,6 +263,35 @@ def test_each_resample_draws_as_many_documents_as_there_are():
     assert len(drawn.unique(dim=0)) > 40
 
 
+def test_samples_drawn_in_parts_are_the_samples_drawn_at_once(monkeypatch):
+    whole = resample(9, 50, seed=0)
+    values, documents = simulate(np.random.default_rng(4))
+    (expected,) = Bootstrap(documents).estimates(values)
+    monkeypatch.setattr("layerleap.read.metrics.ENTRIES", 40)
+    parts = list(resample_in_parts(9, 50, seed=0))
+    assert [len(part) for part in parts] == [4] * 12 + [2]
+    assert torch.equal(torch.cat(parts), whole)
+    in_parts = Bootstrap(documents)
+    for (found,) in (in_parts.estimates(values), in_parts.estimates(values)):  # drawn twice
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_memory_of_resampling_does_not_grow_with_samples(monkeypatch):
+    sizes = []
+
+    def counted(*shape, **more):
+        sizes.append(torch.Size(shape[0] if len(shape) == 1 else shape).numel())
+        return zeros(*shape, **more)
+
+    zeros = torch.zeros
+    monkeypatch.setattr("layerleap.read.metrics.ENTRIES", 1000)
+    monkeypatch.setattr("layerleap.read.metrics.torch.zeros", counted)
+    values, documents = torch.ones(90, 1), torch.arange(90)
+    for resamples in (50, 500):
+        Bootstrap(documents, resamples=resamples).estimates(values)
+    assert max(sizes) <= 1000
+
+
 def predictions(measured, row):
     source = measured.states[row["src"]]
     carried = source if row["map"] == "id" else measured.bank[row["src"], row["dst"]](source)
@@ -344,8 +381,8 @@ def test_how_sure_a_reading_is_equals_softmax_and_entropy_in_float64():
     best = p.sort(-1, descending=True).values
     entropy = -(p * p.log()).sum(-1)
     for ours, theirs in (
-        (actual.p1, best[:, 0]),
-        (actual.p2, best[:, 1]),
+        (actual.top_prob, best[:, 0]),
+        (actual.second_prob, best[:, 1]),
         (actual.entropy, entropy),
     ):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-6)
@@ -354,7 +391,7 @@ def test_how_sure_a_reading_is_equals_softmax_and_entropy_in_float64():
 def test_two_equal_best_tokens_have_the_same_probability():
     actual = Reference(torch.zeros(1, 3)).compare(torch.tensor([[2.0, 5, 5]]))
     assert actual.top.item() == 1
-    assert actual.p1.item() == actual.p2.item()
+    assert actual.top_prob.item() == actual.second_prob.item()
 
 
 def test_comparing_a_reading_leaves_the_answer_and_the_reading_as_they_were():

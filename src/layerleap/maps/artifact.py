@@ -4,8 +4,6 @@ In: plain values and tensors. Out: the folder, written atomically; or its conten
 format, checksums and the model it belongs to. No pickle is ever read.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, CannotFetch, CannotWrite, WrongModel
+from layerleap.errors import BadArtifact, CannotFetch, CannotWrite, WrongModel, first_line
 from layerleap.files import read_json, sha256_of, whole_folder, write_json
 from layerleap.models.transformer import Transformer
+from layerleap.stats.tensor_file import content_hash
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,9 @@ class Artifact:
     format: int
 
     def save(
-        self,
-        folder: str | Path,
-        config: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
+        self, folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor],
         readme: str,
-    ) -> Path:
+    ) -> Path:  # fmt: skip
         """Write it atomically; only an earlier one of its kind or an empty folder is replaced."""
         folder = Path(folder)
         self.check_target(folder)
@@ -118,10 +114,9 @@ class Artifact:
                 f"{repo_id} is neither a folder nor a valid name of a hub repository"
             ) from error
         except (HfHubHTTPError, OSError, ValueError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CannotFetch(
                 f"there is no folder {repo_id}, and downloading it from the hub failed "
-                f"({first[:160]})"
+                f"({first_line(error)[:160]})"
             ) from error
 
     def check_model(
@@ -144,11 +139,8 @@ class Artifact:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Hash of the JSON content, independent of its layout; without the hash itself."""
-    content = {key: value for key, value in config.items() if key != "content_sha256"}
-    # A round trip first: JSON has no tuples, and its keys are strings.
-    plain = json.loads(json.dumps(content))
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    """Hash of the JSON content, without the hash itself."""
+    return content_hash({}, config, "content_sha256")
 
 
 def require_identity(model: Mapping[str, Any]) -> None:

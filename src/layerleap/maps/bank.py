@@ -16,8 +16,10 @@ from layerleap.maps.artifact import Artifact, require_identity
 from layerleap.maps.card import model_card
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
+from layerleap.stream.split import pack_fingerprints, unpack_fingerprints
 
 if TYPE_CHECKING:
+    from layerleap.read.evaluate import Evaluation
     from layerleap.read.lens import Lens
 
 FORMAT = 1
@@ -30,7 +32,8 @@ class ShortcutBank:
     """Maps by (src, dst), the model they belong to, and their card. Immutable, always fitted.
 
     `parts` holds maps that replace parts of blocks, by (block, part): (3, "attn"), (3, "ffn"),
-    (3, "attn_norm"), ...; their reports are in `part_fits`.
+    (3, "attn_norm"), ...; their reports are in `part_fits`. `documents` holds fingerprints of the
+    documents that the maps were fitted or tuned on; None if they are not known.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class ShortcutBank:
         data: Mapping[str, Any] | None = None,
         quality: Iterable[Mapping[str, Any]] = (),
         source: str = "layerleap",
+        documents: Iterable[int] | None = None,
     ) -> None:
         self.maps = {(m.src, m.dst): m for m in maps}
         self.model = dict(model)  # the identity of the model, as JSON types
@@ -57,6 +61,7 @@ class ShortcutBank:
         self.settings, self.data = dict(settings or {}), dict(data or {})
         self.quality = [dict(row) for row in quality]  # held-out scores, if measured
         self.source = source  # the program that fitted it
+        self.documents = None if documents is None else frozenset(documents)
 
     def __getitem__(self, pair: tuple[int, int]) -> LinearMap | IdentityMap:
         """The map from src to dst; the identity if both are the same layer."""
@@ -88,9 +93,17 @@ class ShortcutBank:
 
     def lens(self, transformer: Transformer) -> "Lens":
         """A lens that reads `transformer` through these maps."""
-        from layerleap.read.lens import Lens  # the only rightward import, for convenience
+        from layerleap.read.lens import Lens  # imported on demand, for convenience
 
         return Lens(transformer, self)
+
+    def evaluate(
+        self, transformer: Transformer, text: Any = None, *args: Any, **options: Any
+    ) -> "Evaluation":
+        """The scores of this bank on a text; see `layerleap.evaluate`."""
+        from layerleap.read.evaluate import evaluate
+
+        return evaluate(transformer, self, text, *args, **options)
 
     def to(self, devices: Callable[[int], Any] | Mapping[int, Any]) -> "ShortcutBank":
         """The bank with each map on the device of its source layer.
@@ -115,7 +128,8 @@ class ShortcutBank:
         """A copy of the bank with some arguments of the constructor changed."""
         arguments: dict[str, Any] = {key: getattr(self, key) for key in FIELDS}
         fits = [*self.fits.values(), *self.part_fits.values()]
-        arguments |= {"maps": self.maps.values(), "parts": self.parts, "fits": fits, **changes}
+        arguments |= {"maps": self.maps.values(), "parts": self.parts, "fits": fits}
+        arguments |= {"documents": self.documents, **changes}
         return ShortcutBank(arguments.pop("maps"), **arguments)
 
     def card(self) -> str:
@@ -139,13 +153,10 @@ class ShortcutBank:
         return {f"{key}.{name}": t for key, m in keys.items() for name, t in m.tensors().items()}
 
     def _config(self) -> dict[str, Any]:
-        return {
-            "source": self.source, "model": self.model,
-            "n_layers": self.n_layers, "d_model": self.d_model,
-            "settings": self.settings, "data": self.data,
-            "fits": [f.to_dict() for f in (*self.fits.values(), *self.part_fits.values())],
-            "quality": self.quality,
-        }  # fmt: skip
+        fits = [fit.to_dict() for fit in (*self.fits.values(), *self.part_fits.values())]
+        documents = None if self.documents is None else pack_fingerprints(self.documents)
+        own = {key: getattr(self, key) for key in FIELDS}
+        return {**own, "fits": fits, "documents": documents}
 
     @classmethod
     def from_pretrained(
@@ -155,12 +166,12 @@ class ShortcutBank:
         path, config, tensors = BANK.load(source, revision=revision, token=token)
         try:
             require_identity(config["model"])
-            return cls(
-                _maps(tensors),
-                parts=_parts(tensors),
-                fits=[FitReport(**fit) for fit in config["fits"]],
-                **{key: config[key] for key in FIELDS},
-            )
+            maps, parts = _grouped(tensors)
+            fits = [FitReport(**fit) for fit in config["fits"]]
+            packed = config.get("documents")  # banks of older versions do not have it
+            documents = None if packed is None else unpack_fingerprints(packed)
+            own = {key: config[key] for key in FIELDS}
+            return cls(maps, parts=parts, fits=fits, documents=documents, **own)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadArtifact(f"{path} does not describe a bank ({error})") from error
 
@@ -176,35 +187,26 @@ class ShortcutBank:
         with tempfile.TemporaryDirectory() as temporary:
             folder = self.save_pretrained(Path(temporary) / "bank")
             url = api.create_repo(repo_id, private=private, exist_ok=True)
-            api.upload_folder(
-                repo_id=repo_id, folder_path=folder, commit_message=f"Upload {self!r}"
-            )
+            message = f"Upload {self!r}"
+            api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message)
         return str(url)
 
 
 FIELDS = ("source", "model", "n_layers", "d_model", "settings", "data", "quality")
 
 
-def check_target(folder: str | Path) -> None:
-    """Refuse a folder that is not writable, or that holds anything but a bank."""
-    BANK.check_target(folder)
-
-
-def _maps(tensors: Mapping[str, Tensor]) -> list[LinearMap]:
-    grouped: dict[tuple[int, int], dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key.startswith(PART):
-            continue
-        pair, _, name = key.partition(".")
-        src, _, dst = pair.partition("-")
-        grouped.setdefault((int(src), int(dst)), {})[name] = value
-    return [LinearMap(src, dst, **named) for (src, dst), named in sorted(grouped.items())]
-
-
-def _parts(tensors: Mapping[str, Tensor]) -> dict[tuple[int, str], LinearMap]:
-    grouped: dict[tuple[int, str], dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key.startswith(PART):
-            block, part, name = key.removeprefix(PART).split(".")
-            grouped.setdefault((int(block), part), {})[name] = value
-    return {key: LinearMap(key[0] - 1, key[0], **named) for key, named in sorted(grouped.items())}
+def _grouped(tensors: Mapping[str, Tensor]) -> tuple[list[LinearMap], dict[Any, LinearMap]]:
+    """The maps of layers and of parts, from the tensors that `ShortcutBank._tensors` named."""
+    named: dict[str, dict[str, Tensor]] = {}
+    for key, value in sorted(tensors.items()):
+        owner, _, name = key.rpartition(".")
+        named.setdefault(owner, {})[name] = value
+    maps, parts = [], {}
+    for owner, own in named.items():
+        if owner.startswith(PART):
+            block, part = owner.removeprefix(PART).split(".")
+            parts[int(block), part] = LinearMap(int(block) - 1, int(block), **own)
+        else:
+            src, dst = owner.split("-")
+            maps.append(LinearMap(int(src), int(dst), **own))
+    return sorted(maps, key=lambda m: (m.src, m.dst)), dict(sorted(parts.items()))

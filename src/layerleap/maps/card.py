@@ -1,7 +1,4 @@
-"""The model card of a bank: Markdown with Hugging Face metadata.
-
-In: a bank. Out: the text of its README.md.
-"""
+"""The model card of a bank, its README.md: Markdown with Hugging Face metadata."""
 
 import re
 from collections.abc import Mapping
@@ -100,7 +97,8 @@ def _evaluation(bank: "ShortcutBank") -> list[str]:
     if bank.quality:
         columns = list(bank.quality[0])
         rows = [[_cell(row.get(column)) for column in columns] for row in bank.quality]
-        lines += ["Scores on held-out text:", "", *_table(columns, rows), ""]
+        on = bank.data.get("evaluated_on", "held-out text")
+        lines += [f"Scores on {on}:", "", *_table(columns, rows), ""]
     deficient = [fit for fit in bank.fits.values() if fit.is_deficient]
     if deficient:
         worst = min(deficient, key=lambda fit: fit.rank)
@@ -113,15 +111,7 @@ def _evaluation(bank: "ShortcutBank") -> list[str]:
         ]
     finals = [fit for fit in bank.fits.values() if fit.dst == bank.n_layers]
     if finals:
-        columns = [
-            "layer",
-            "rows",
-            "rank",
-            "condition",
-            "ridge",
-            "train R2",
-            "identity R2",
-        ]
+        columns = ["layer", "rows", "rank", "condition", "ridge", "train R2", "identity R2"]
         rows = [
             [
                 str(fit.src), str(fit.rows), f"{fit.rank}/{fit.width}", f"{fit.condition:.2g}",

@@ -13,27 +13,42 @@ collected separately, merged, then solved.
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from layerleap.errors import BadArtifact, BadSettings, CannotWrite, WrongModel
+from layerleap.errors import (
+    BadArtifact,
+    BadSettings,
+    BadText,
+    CannotWrite,
+    FewRowsWarning,
+    WrongModel,
+)  # fmt: skip
 from layerleap.files import cache_root
-from layerleap.maps.bank import ShortcutBank, check_target
-from layerleap.maps.linear import LinearMap, check_solving, solve
-from layerleap.maps.parts import solve_parts
+from layerleap.maps.bank import BANK, ShortcutBank
+from layerleap.maps.linear import LinearMap, check_solving, solve, solve_parts
+from layerleap.maps.ridge import RidgeChooser, without_rows
 from layerleap.models.transformer import Transformer
-from layerleap.progress import Progress, silent
+from layerleap.progress import Progress, reporting, silent
 from layerleap.stats.collect import collect, finish, own_checkpoint
 from layerleap.stats.moments import Moments
-from layerleap.stats.tally import Tally
+from layerleap.stats.tally import Tally, world
 from layerleap.stream.batches import modality
 from layerleap.stream.examples import Sampling
 from layerleap.stream.source import default_text
 
+METHOD = 2  # raise it when a fit of the same text would give other maps: caches then start anew
+ROWS_PER_DIRECTION = 3  # with fewer rows, plain least squares reads worse than the logit lens
+FEW_ROWS_RIDGE = 0.01  # for few rows, if there is nothing to choose it on
+SCORED_TEXTS = 100  # held-out texts behind the scores in a card, one row each
+
 
 def solve_bank(
     tally: Tally,
+    transformer: Transformer | None = None,
     *,
     intercept: bool | None = None,
     ridge: float | str | None = None,
@@ -42,22 +57,32 @@ def solve_bank(
 ) -> ShortcutBank:
     """A bank of every map that the tally's moments determine; see `maps.linear.solve`.
 
-    Options default to those given to `collect`, else to plain least squares. Maps of parts always
-    have full rank, and no penalty if the ridge is "auto".
+    Options default to those given to `collect`, else to plain least squares. With a model, a ridge
+    is chosen by the KL of readings, otherwise by squared errors. Maps of parts always have full
+    rank, and no penalty if the ridge is chosen.
     """
     given = {"intercept": intercept, "ridge": ridge, "rank": rank}
     options = {"intercept": False, "ridge": 0.0, "rank": None, **tally.about.get("solve", {})}
     options |= {key: value for key, value in given.items() if value is not None}
     moments, n_unused = _moments_for(tally, options["ridge"])
+    few = options["ridge"] is None and _is_few(moments)
+    if options["ridge"] is None:
+        options["ridge"] = FEW_ROWS_RIDGE if few else 0.0
+    chooser = None
+    if (few or options["ridge"] == "auto") and transformer and tally.sample is not None:
+        options["ridge"] = "auto"
+        fresh = without_rows(moments, tally.sample) if few else moments
+        chooser = RidgeChooser(transformer, fresh, tally.sample, intercept=options["intercept"])
     maps, fits = [], []
     for src in range(moments.n_layers):
-        for linear, report in solve(moments, src, held_back=tally.held_back, **options):
+        own = {**options, "ridge": chooser.choose(src)} if chooser else options
+        for linear, report in solve(moments, src, held_back=tally.held_back, **own):
             maps.append(linear)
             fits.append(report)
         progress("solving", src + 1, moments.n_layers, "layers")
     parts: dict[tuple[int, str], LinearMap] = {}
     if tally.parts is not None:
-        penalty = 0.0 if options["ridge"] == "auto" else options["ridge"]
+        penalty = 0.0 if isinstance(options["ridge"], str) else options["ridge"]
         plain = {"intercept": options["intercept"], "ridge": penalty}
         parts, part_fits = solve_parts(tally.parts, tally.block_parts, **plain, progress=progress)
         fits += part_fits
@@ -65,11 +90,25 @@ def solve_bank(
     return ShortcutBank(
         maps, model=tally.about["model"], n_layers=moments.n_layers, d_model=moments.d_model,
         parts=parts, fits=fits, settings={**options, **tally.about["sampling"]},
-        data={**data, "rows_held_back": n_unused},
+        data={**data, "rows_held_back": n_unused}, documents=tally.documents,
     )  # fmt: skip
 
 
-def _moments_for(tally: Tally, ridge: float | str) -> tuple[Moments, int]:
+def _is_few(moments: Moments) -> bool:
+    """Warn and return True if there are too few rows for plain least squares."""
+    rows, least = moments.flush().n, ROWS_PER_DIRECTION * moments.d_model
+    if rows < least:
+        warnings.warn(
+            f"rows are few: {rows} for maps of width {moments.d_model}, where plain least squares "
+            f"needs about {least} to beat the logit lens; so a ridge is used. Fit on more text for "
+            "better maps, or pass ridge=0.0 for plain least squares",
+            FewRowsWarning,
+            stacklevel=4,
+        )
+    return rows < least
+
+
+def _moments_for(tally: Tally, ridge: float | str | None) -> tuple[Moments, int]:
     """The moments to fit on, and the number of rows not used in the fit."""
     back = tally.held_back
     if ridge == "auto" and back is None:
@@ -90,9 +129,10 @@ def fit(
     sampling: Sampling | None = None,
     *,
     intercept: bool = False,
-    ridge: float | str = 0.0,
+    ridge: float | str | None = None,
     rank: int | None = None,
-    progress: Progress = silent,
+    evaluate: bool = True,
+    progress: Progress | bool = True,
     **options: Any,
 ) -> ShortcutBank:
     """A bank of linear shortcuts, fitted in one pass over a text.
@@ -101,24 +141,51 @@ def fit(
         bank.save_pretrained("bank")
 
     Args:
-        transformer: the model.
         text: anything `batches_of` reads, "generated", or None for the model's default text.
         sampling: how to cut texts, choose positions and hold out documents.
-        intercept: also fit a bias.
         ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto" to choose
-            it on a tenth of the documents.
-        rank: the rank of the maps; full by default.
-        progress: called after every batch and every solved layer.
+            it by the KL of readings on a tenth of the documents, which are then not fitted on. By
+            default there is none, unless rows are few: then it is chosen, with a warning.
+        evaluate: score the bank on a few held-out documents, for its card.
+        progress: a function to call, True for bars on a terminal or in a notebook, or False.
         options: passed on to `collect`: n_texts, pairs, parts, checkpoint, ... A checkpoint stays
             until you call `layerleap.stats.finish`, after saving the bank.
     """
     check_solving(ridge, rank, transformer.d_model)
     solving = {"intercept": intercept, "ridge": ridge, "rank": rank}
-    tally = collect(
-        transformer, text, sampling, choose_ridge=ridge == "auto", solving=solving,
-        progress=progress, **options,
-    )  # fmt: skip
-    return solve_bank(tally, progress=progress)
+    with reporting(progress) as report:
+        tally = collect(
+            transformer, text, sampling, choose_ridge=ridge == "auto",
+            keep_sample=ridge in (None, "auto"), solving=solving, progress=report, **options,
+        )  # fmt: skip
+        bank = solve_bank(tally, transformer, progress=report)
+        if evaluate and world()[0] == 0:
+            bank = with_scores(transformer, bank, text, progress=report)
+    return bank
+
+
+def with_scores(
+    transformer: Transformer, bank: ShortcutBank, text: Any, *, progress: Progress = silent
+) -> ShortcutBank:
+    """The bank with its scores on a few held-out documents of its text, for its card.
+
+    A text that can be read only once, or was generated, gives none; nor does one with fewer than
+    two documents left.
+    """
+    known = {each.name for each in fields(Sampling)} & bank.settings.keys()
+    sampling = Sampling(**{name: bank.settings[name] for name in known} | {"positions": "one"})
+    text = default_text(transformer) if text is None else text
+    if isinstance(text, Iterator) or text == "generated" or not sampling.held_out:
+        return bank
+    try:
+        scores = bank.evaluate(
+            transformer, text, sampling, side="held-out", n_texts=SCORED_TEXTS, progress=progress
+        )
+    except BadText:
+        return bank
+    size = f"{scores.n_rows} rows from {scores.n_documents} held-out documents"
+    data = {**bank.data, "evaluated_on": f"{size} of {scores.text}"}
+    return bank.changed(quality=scores.by_layer(), data=data)
 
 
 def find_bank(
@@ -126,7 +193,7 @@ def find_bank(
     bank: ShortcutBank | str | Path | None,
     *,
     tell: Callable[[str], None] = lambda _: None,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> ShortcutBank | None:
     """The bank itself, the one in a folder or on the hub, or with "default" the cached one."""
     if bank == "default":
@@ -141,11 +208,11 @@ def default_bank(
     transformer: Transformer,
     *,
     tell: Callable[[str], None] = lambda _: None,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> ShortcutBank:
     """The cached bank for exactly these weights; fitted now if there is none."""
     text, plan = default_text(transformer), _default_plan(transformer)
-    key = json.dumps([text, plan["sampling"].to_dict(), plan["n_texts"]])
+    key = json.dumps([METHOD, text, plan["sampling"].to_dict(), plan["n_texts"]])
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]  # other defaults give another bank
     folder = cache_root() / "banks" / f"{transformer.identity.fingerprint}-{digest}"
     if folder.is_dir():
@@ -159,7 +226,7 @@ def default_bank(
     name = transformer.identity.name
     tell(f"no bank for {name} yet: fitting one on {text} (once; cached in {folder})")
     checkpoint = folder.with_suffix(".fitting.safetensors")
-    plan = {"text": text, "progress": progress, **plan}
+    plan = {"text": text, "progress": progress, "evaluate": False, **plan}
     bank = _fit_in_cache(transformer, plan, folder, checkpoint, tell)
     try:
         bank.save_pretrained(folder)
@@ -179,22 +246,20 @@ def _default_plan(transformer: Transformer) -> dict[str, Any]:
     if modality(transformer) == "images":
         return {"sampling": Sampling(), "n_texts": None}
     if transformer.kind == "masked-token":
-        return {"sampling": Sampling(positions="one", held_out=0.0), "n_texts": 4000}
-    sampling = Sampling(unit="paragraph", positions="every:2", held_out=0.0)
-    return {"sampling": sampling, "n_texts": 500}
+        return {"sampling": Sampling(positions="one"), "n_texts": 4000}
+    # Every position: the forward pass costs far more than its rows.
+    sampling = Sampling(unit="paragraph", positions="all")
+    return {"sampling": sampling, "n_texts": 200}
 
 
 def _fit_in_cache(
-    transformer: Transformer,
-    plan: Mapping[str, Any],
-    folder: Path,
-    checkpoint: Path,
+    transformer: Transformer, plan: Mapping[str, Any], folder: Path, checkpoint: Path,
     tell: Callable[[str], None],
-) -> ShortcutBank:
+) -> ShortcutBank:  # fmt: skip
     """Fit with a checkpoint if possible; a broken or read-only cache must not prevent the fit."""
     own = own_checkpoint(checkpoint)
     try:
-        check_target(folder)
+        BANK.check_target(folder)
         return fit(transformer, checkpoint=checkpoint, **plan)
     except (BadArtifact, WrongModel) as error:  # a checkpoint that is damaged or of another text
         if own is None or not own.is_file():

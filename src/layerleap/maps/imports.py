@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadArtifact
+from layerleap.errors import BadArtifact, first_line
 from layerleap.files import read_json
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
@@ -57,7 +57,9 @@ def import_tuned_lens(folder: str | Path, transformer: Transformer) -> ShortcutB
     _check_count(folder / "config.json", count, transformer)
     base = _check_base(folder / "config.json", config, transformer)
     state = _read_state(path)
-    _check_count(path, _count_above(state, count), transformer)
+    matches = [re.fullmatch(r"(\d+)\.weight", str(key)) for key in state]
+    stored = [int(match[1]) + 1 for match in matches if match]
+    _check_count(path, max([count, *stored]), transformer)  # a missing one is reported later
     maps = [_translator(state, path, transformer, layer) for layer in range(count)]
     return _bank(maps, transformer, f"tuned-lens, {folder}", base)
 
@@ -69,12 +71,6 @@ def _check_count(path: Path, count: int, transformer: Transformer) -> None:
             f"{path} belongs to a lens with {count} translators; the model has layers 0 to {last}, "
             f"so {last} are expected"
         )
-
-
-def _count_above(state: dict[str, Any], count: int) -> int:
-    """The number of translators, at least `count`; a missing one is reported later."""
-    matches = [re.fullmatch(r"(\d+)\.weight", str(key)) for key in state]
-    return max([count, *(int(match[1]) + 1 for match in matches if match)])
 
 
 def _check_base(path: Path, config: dict[str, Any], transformer: Transformer) -> dict[str, Any]:
@@ -106,28 +102,17 @@ def _translator(
     if bias is not None and getattr(bias, "shape", None) != (len(delta),):
         raise BadArtifact(f"{path} has no bias of {len(delta)} numbers for layer {layer}")
     weight = torch.eye(len(delta)) + delta.float().T
-    return LinearMap(
-        layer,
-        transformer.n_layers,
-        weight=weight.contiguous(),
-        bias=None if bias is None else bias.float(),
-    )
+    bias = None if bias is None else bias.float()
+    return LinearMap(layer, transformer.n_layers, weight=weight.contiguous(), bias=bias)
 
 
 def _bank(
-    maps: list[LinearMap],
-    transformer: Transformer,
-    source: str,
-    data: dict[str, Any] | None = None,
+    maps: list[LinearMap], transformer: Transformer, source: str, data: Any = None
 ) -> ShortcutBank:
     return ShortcutBank(
-        maps,
-        model=transformer.identity.to_dict(),
-        n_layers=transformer.n_layers,
-        d_model=transformer.d_model,
-        source=source,
-        data=data,
-    )
+        maps, model=transformer.identity.to_dict(), n_layers=transformer.n_layers,
+        d_model=transformer.d_model, source=source, data=data,
+    )  # fmt: skip
 
 
 def _check_shape(path: Path, matrix: Tensor, transformer: Transformer, src: int, dst: int) -> None:
@@ -148,8 +133,7 @@ def _read_matrix(path: Path) -> Tensor:
             warnings.simplefilter("ignore")  # torch warns about odd files, which fail anyway
             return torch.as_tensor(_TensorsOnly(stream).load())
     except Exception as error:  # a damaged pickle can make its reader raise anything
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadArtifact(f"{path} cannot be read safely ({first[:160]})") from error
+        raise BadArtifact(f"{path} cannot be read safely ({first_line(error)[:160]})") from error
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -168,17 +152,13 @@ def _read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _storage(data: bytes) -> Any:
-    """A tensor's storage: plain pickle nests a file, which torch's safe loader reads."""
-    return torch.load(io.BytesIO(data), weights_only=True)
-
-
 class _TensorsOnly(pickle.Unpickler):
     """An unpickler that builds only tensors and arrays; any other name is an error."""
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return _storage
+            # A tensor's storage: plain pickle nests a file, which torch's safe loader reads.
+            return lambda data: torch.load(io.BytesIO(data), weights_only=True)
         module = module.replace("numpy.core", "numpy._core")  # the name in old files is numpy.core
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not a tensor")
@@ -186,11 +166,7 @@ class _TensorsOnly(pickle.Unpickler):
 
 
 ALLOWED = {
-    ("torch._utils", "_rebuild_tensor_v2"),
-    ("collections", "OrderedDict"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy._core.multiarray", "_reconstruct"),
+    ("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict"), ("_codecs", "encode"),
+    ("numpy", "ndarray"), ("numpy", "dtype"), ("numpy._core.multiarray", "_reconstruct"),
     ("numpy._core.numeric", "_frombuffer"),
-    ("_codecs", "encode"),
-}
+}  # fmt: skip

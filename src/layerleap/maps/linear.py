@@ -1,6 +1,6 @@
 """Linear shortcuts between layers, solved in closed form from moments.
 
-In: `Moments` of layers. Out: `LinearMap`s, each with a `FitReport`.
+In: `Moments` of layers or of parts of blocks. Out: `LinearMap`s, each with a `FitReport`.
 
     h[dst] ~ h[src] @ W + b        W = argmin  sum |h[src] W + b - h[dst]|^2 + penalty |W|^2
 
@@ -10,16 +10,19 @@ undetermined, it gives the minimum-norm solution.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, NotFinite
+from layerleap.models.discovery.parts import BlockPart
+from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
 
-RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # tried by "auto"
+RIDGES = (0.0, *(10.0**power for power in range(-9, 1)))  # those to choose from
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class FitReport:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-@dataclass(frozen=True, eq=False)
-class LinearMap:
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearMap(Brief):
     """h[dst] ~ h[src] @ weight + bias, or h[src] @ left @ right + bias at low rank.
 
     Created by `solve` or loaded, so always fitted. Stored in float32 whatever the model's dtype.
@@ -63,19 +66,14 @@ class LinearMap:
 
     def __call__(self, h: Tensor) -> Tensor:
         """Rows of h[src] carried to layer dst, in the dtype and on the device of `h`."""
-        wide = torch.promote_types(h.dtype, self._any.dtype)  # float64 rows stay float64
-        tensors = {name: value.to(h.device, wide) for name, value in self.tensors().items()}
+        own = self.tensors()
+        wide = torch.promote_types(h.dtype, next(iter(own.values())).dtype)  # keeps float64 rows
+        tensors = {name: value.to(h.device, wide) for name, value in own.items()}
         y = h.to(wide)
         for name in ("weight", "left", "right"):
             y = y @ tensors[name] if name in tensors else y
-        if "bias" in tensors:
-            y = y + tensors["bias"]
-        return self._narrowed(y, h.dtype)
-
-    def _narrowed(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Back to the dtype of the model's tail; float16 is the only one with a short range."""
-        y = y.to(dtype)
-        if dtype == torch.float16 and not torch.isfinite(y).all():
+        y = (y + tensors["bias"] if "bias" in tensors else y).to(h.dtype)
+        if h.dtype == torch.float16 and not torch.isfinite(y).all():  # it has a short range
             raise NotFinite(
                 f"states carried from layer {self.src} to layer {self.dst} exceed the range of "
                 "float16; run the model in bfloat16 or float32"
@@ -83,15 +81,9 @@ class LinearMap:
         return y
 
     @property
-    def _any(self) -> Tensor:
-        tensor = self.weight if self.weight is not None else self.left
-        assert tensor is not None
-        return tensor
-
-    @property
     def rank(self) -> int:
         """The inner width: d_model for a full map."""
-        return self._any.shape[1]
+        return next(iter(self.tensors().values())).shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors to save, by name."""
@@ -128,18 +120,16 @@ def solve(
     """Maps from `src` to each of `targets`.
 
     Args:
-        moments: the statistics to fit on.
-        src: the source layer.
         targets: the target layers; by default all that the moments hold.
-        intercept: also fit a bias.
-        ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto".
+        ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix; "auto" chooses the
+            one with the least squared error on `held_back`.
         rank: keep only the best `rank` directions of the prediction.
         held_back: moments of other documents, to choose the ridge.
     """
     check_solving(ridge, rank, moments.d_model)
     if not 0 <= src <= moments.n_layers:
         raise BadSettings(f"layer {src} does not exist: there are layers 0 to {moments.n_layers}")
-    source = _Source(moments, src, intercept)
+    source = Source(moments, src, intercept)
     if ridge == "auto":
         ridge = source.best_ridge(held_back)
     assert isinstance(ridge, float | int)
@@ -153,11 +143,41 @@ def solve(
         yield linear, source.report(dst, weight, bias, ridge)
 
 
-def check_solving(ridge: float | str, rank: int | None, d_model: int) -> None:
+def solve_parts(
+    moments: Moments,
+    parts: Sequence[BlockPart],
+    *,
+    intercept: bool = False,
+    ridge: float = 0.0,
+    progress: Progress = silent,
+) -> tuple[dict[tuple[int, str], LinearMap], list[FitReport]]:
+    """Maps that replace parts of blocks, by (block, part), and a report per fit.
+
+    y ~ x @ W + b, from the input of a part (attention, FFN, a norm) to its output at the same
+    position; what attention reads from other positions enters only on average. Maps and reports
+    have src = block - 1 and dst = block; `FitReport.part` names the part.
+    """
+    if moments.pairs != "parts" or moments.n_layers + 1 != 2 * len(parts):
+        raise BadSettings(
+            f"got moments of {moments.n_layers + 1} vectors ({moments.pairs!r}); expected the "
+            f"inputs and outputs of {len(parts)} parts"
+        )
+    maps, fits = {}, []
+    for index, part in enumerate(parts):
+        src, dst = part.block - 1, part.block
+        for linear, fit in solve(moments, 2 * index, intercept=intercept, ridge=ridge):
+            maps[dst, part.part] = replace(linear, src=src, dst=dst)
+            fits.append(replace(fit, src=src, dst=dst, part=part.part))
+        progress("solving parts", index + 1, len(parts), "parts")
+    return maps, fits
+
+
+def check_solving(ridge: float | str | None, rank: int | None, d_model: int) -> None:
     """Refuse an invalid ridge or rank; call it before spending a pass over the text."""
     if rank is not None and not 1 <= rank <= d_model:
         raise BadSettings(f"rank {rank} is out of range; expected 1 to {d_model}")
-    if ridge != "auto" and (isinstance(ridge, str) or not 0 <= ridge < torch.inf):
+    is_number = isinstance(ridge, float | int) and 0 <= ridge < torch.inf
+    if ridge not in (None, "auto") and not is_number:
         raise BadSettings(f"ridge {ridge!r} is invalid; expected 'auto' or a number of at least 0")
 
 
@@ -165,7 +185,7 @@ def _f32(value: Tensor | None) -> Tensor | None:
     return None if value is None else value.float().contiguous()
 
 
-class _Source:
+class Source:
     """Solves from one source layer, with one eigendecomposition of its Gram matrix."""
 
     def __init__(self, moments: Moments, src: int, intercept: bool) -> None:
@@ -199,6 +219,7 @@ class _Source:
         return ridge * self.values.mean()
 
     def solve(self, dst: int, ridge: float) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the map to `dst`."""
         rotated = self._inverse(ridge)[:, None] * (self.vectors.T @ self._xy(dst))
         weight = self.vectors @ rotated
         return weight, self._bias(dst, weight)
@@ -223,6 +244,7 @@ class _Source:
         return left, directions.T, self._bias(dst, left @ directions.T)
 
     def report(self, dst: int, weight: Tensor, bias: Tensor | None, ridge: float) -> FitReport:
+        """How a map was fitted."""
         values = self.values[self.determined]
         condition = (values[-1] / values[0]).sqrt().item() if len(values) else 1.0
         return FitReport(
@@ -242,37 +264,29 @@ class _Source:
                 "ridge 'auto' needs rows held back from the fit, but there are none: give more "
                 "documents, or a ridge as a number"
             )
-        dst = self.moments.n_layers
-        other = _HeldBack(held_back, self, dst)
-        fitted = self.vectors.T @ self._xy(dst) * other.weights
-        gram = self.vectors.T @ other.xx @ self.vectors
+        src, dst = self.src, self.moments.n_layers
+        mean_x, mean_y = self.moments.sums[[src, dst]] / self.moments.n * self.intercept
+
+        def around(products: Tensor, layer: int, mean: Tensor) -> Tensor:
+            """Products of deviations from the means of the fit, not from their own."""
+            sums = held_back.sums
+            products = products - torch.outer(sums[src], mean) - torch.outer(mean_x, sums[layer])
+            return products + held_back.n * torch.outer(mean_x, mean)
+
+        spread = _spread(held_back, dst)
+        # R2 averages coordinates. Without any spread (one row) it is undefined: plain errors.
+        weights = torch.where(spread > 0, spread.rsqrt(), 0.0 if spread.any() else 1.0)
+        fitted = self.vectors.T @ self._xy(dst) * weights
+        gram = self.vectors.T @ around(held_back.xx(src), src, mean_x) @ self.vectors
         quadratic = gram * (fitted @ fitted.T)
-        linear = (fitted * (self.vectors.T @ other.xy * other.weights)).sum(1)
+        xy = around(held_back.xy(src, dst), dst, mean_y)
+        linear = (fitted * (self.vectors.T @ xy * weights)).sum(1)
 
         def error(ridge: float) -> float:
             inverse = self._inverse(ridge)
             return (inverse @ quadratic @ inverse - 2 * inverse @ linear).item()
 
         return min(RIDGES, key=error)
-
-
-class _HeldBack:
-    """Held-back moments around the fit's means, with weights that make R2 average coordinates."""
-
-    def __init__(self, held_back: Moments, source: _Source, dst: int) -> None:
-        src, n = source.src, held_back.n
-        self.xx, self.xy = held_back.xx(src), held_back.xy(src, dst)
-        if source.intercept:
-            mean_x = source.moments.sums[src] / source.moments.n
-            mean_y = source.moments.sums[dst] / source.moments.n
-            sum_x, sum_y = held_back.sums[src], held_back.sums[dst]
-            self.xx = self.xx - torch.outer(sum_x, mean_x) - torch.outer(mean_x, sum_x)
-            self.xx = self.xx + n * torch.outer(mean_x, mean_x)
-            self.xy = self.xy - torch.outer(sum_x, mean_y) - torch.outer(mean_x, sum_y)
-            self.xy = self.xy + n * torch.outer(mean_x, mean_y)
-        spread = _spread(held_back, dst)
-        # Without any spread (one row) R2 is undefined: use plain squared errors.
-        self.weights = torch.where(spread > 0, spread.rsqrt(), 0.0 if spread.any() else 1.0)
 
 
 def moments_r2(

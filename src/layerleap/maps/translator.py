@@ -102,7 +102,7 @@ def translators(starts: Sequence[LinearMap], states: SavedStates) -> list[Transl
     for chunk in rows.split(CHUNK):
         h = states.states(chunk).to(device)
         y = h[:, -1]
-        size = _rms(y)
+        size = y.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)  # rms, (row, 1)
         sizes.append(size)
         for index, start in enumerate(starts):
             x = h[:, start.src]
@@ -123,9 +123,28 @@ def _whitening(gram: Tensor) -> Tensor:
     return (vectors * (values + FLOOR * values.mean()).clamp_min(1e-30).rsqrt()).float()
 
 
-def _rms(rows: Tensor) -> Tensor:
-    """The root mean square of each row, never 0: (row, d) -> (row, 1)."""
-    return rows.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+def logits_of(transformer: Transformer, h: Tensor) -> Tensor:
+    """The logits of rows of the last layer, in float32 or wider whatever the model's dtype."""
+    logits = transformer.logits(h.to(transformer.model.dtype))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class Answers:
+    """The model's own output for some rows, to compare readings with."""
+
+    def __init__(self, transformer: Transformer, last: Tensor) -> None:
+        """`last` holds the rows of the last layer."""
+        self.transformer = transformer
+        z = logits_of(transformer, last)
+        self.p, self.top = z.softmax(-1), z.argmax(-1)
+        self.entropy = z.logsumexp(-1) - torch.linalg.vecdot(self.p, z)
+
+    def compare(self, carried: Tensor) -> tuple[Tensor, Tensor]:
+        """KL(model || reading of the carried rows) in nats, and if the top token agrees: (row,)."""
+        z = logits_of(self.transformer, carried)
+        cross = z.logsumexp(-1) - torch.linalg.vecdot(self.p, z)
+        # Clamped because rounding can push a divergence of zero slightly below zero.
+        return (cross - self.entropy).clamp_min(0).double(), z.argmax(-1) == self.top
 
 
 def kl_gradient(transformer: Transformer, y: Tensor, p: Tensor) -> Tensor:

@@ -5,18 +5,19 @@ One pass saves a sample of states; the maps are then trained on them until held-
 no more improvement. With a folder, an interrupted run continues where it stopped.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from layerleap.brief import Brief
 from layerleap.extras import report_library
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import with_scores
 from layerleap.maps.tuned import Tuning, summary, tune_maps
 from layerleap.models.transformer import Transformer
-from layerleap.progress import Progress, silent
+from layerleap.progress import Progress, reporting
 from layerleap.stats.collect import collect
 from layerleap.stats.saved_states import StateFile
 from layerleap.stream.examples import Sampling
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True, eq=False)
-class Tuned:
+@dataclass(frozen=True, eq=False, repr=False)
+class Tuned(Brief):
     """A fine-tuned bank, and the record of its training: a row per layer and check."""
 
     bank: ShortcutBank
@@ -59,7 +60,8 @@ def tune(
     stop_share: float = 0.05,
     tuning: Tuning | None = None,
     folder: str | Path | None = None,
-    progress: Progress = silent,
+    evaluate: bool = True,
+    progress: Progress | bool = True,
 ) -> Tuned:
     """Train the maps of a bank until their readings come close to the model's own output.
 
@@ -70,43 +72,38 @@ def tune(
     fitted on the same text, it has seen those documents, too.
 
     Args:
-        transformer: the model.
-        bank: closed-form maps of it.
         text: anything that `ll.fit` accepts; None is the model's default text.
         sampling: how texts are cut and positions chosen.
         starts: a text of real sequences from which a masked model generates its texts.
         n_texts: texts to take states from; None takes all.
         max_states: states to keep on disk, a random sample of all.
         stop_share: share of the documents that decide when a layer stops.
-        tuning: how to train.
         folder: where states and checkpoints are kept, to continue after an interruption. Delete
             it once the bank is saved.
-        progress: called with every batch and step.
+        evaluate: score the tuned bank on a few held-out documents, for its card.
+        progress: a function to call, True for bars on a terminal or in a notebook, or False.
     """
     tuning = tuning or Tuning()
     bank.check_model(transformer)
     sampling = sampling or Sampling(
         unit="paragraph", positions="one" if transformer.kind == "masked-token" else "every:4"
     )
-    with _work_folder(folder) as work:
+    place = TemporaryDirectory(prefix="layerleap-") if folder is None else nullcontext(folder)
+    with place as name, reporting(progress) as report:
+        work = Path(name)
+        work.mkdir(parents=True, exist_ok=True)
         file = StateFile(work / "states", limit=max_states, seed=tuning.seed)
-        collect(
+        tally = collect(
             transformer, text, sampling, starts=starts, n_texts=n_texts, save_states=file,
-            checkpoint=work / "pass.safetensors", progress=progress,
+            checkpoint=work / "pass.safetensors", progress=report,
         )  # fmt: skip
         sides = file.open().split(stop_share, tuning.seed)
         checkpoint = work / "training.safetensors"
-        return Tuned(*tune_maps(
-            transformer, bank, *sides, tuning, checkpoint=checkpoint, progress=progress
-        ))  # fmt: skip
-
-
-@contextmanager
-def _work_folder(folder: str | Path | None) -> Iterator[Path]:
-    """The folder for work in progress; kept after an error or an interruption if it was given."""
-    if folder is None:
-        with TemporaryDirectory(prefix="layerleap-") as name:
-            yield Path(name)
-        return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    yield Path(folder)
+        tuned, record = tune_maps(
+            transformer, bank, *sides, tuning, checkpoint=checkpoint, progress=report
+        )
+        if bank.documents is not None:
+            tuned = tuned.changed(documents=bank.documents | (tally.documents or set()))
+        if evaluate:
+            tuned = with_scores(transformer, tuned, text, progress=report)
+        return Tuned(tuned, record)

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText, NotFinite, WrongModel
+from layerleap.errors import BadSettings, BadText, NotFinite, WrongModel, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
-from layerleap.maps.translator import Translator, kl_gradient, translators
+from layerleap.maps.translator import Answers, Translator, kl_gradient, logits_of, translators
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.saved_states import SavedStates
@@ -33,7 +33,7 @@ from layerleap.stats.tally import Saver
 from layerleap.stats.tensor_file import TensorFile
 
 ENTRIES = 2**23  # logits held at a time when readings are measured: 32 MB in float32
-CHECKPOINT = TensorFile("tuning", 2)
+CHECKPOINT = TensorFile("tuning", 3)
 COUNTERS = ("seconds", "best", "misses", "stopped")  # by layer
 
 
@@ -59,8 +59,7 @@ class Tuning:
             )
         if not 0 < self.lr < float("inf"):
             raise BadSettings(f"lr {self.lr} is not a valid step size; expected a number above 0")
-        if self.start not in ("mat", "identity"):
-            raise BadSettings(f"unknown start {self.start!r}; expected 'mat' or 'identity'")
+        check_choice(self.start, ("mat", "identity"), "start")
 
     @property
     def steps(self) -> int:
@@ -88,16 +87,13 @@ def tune_maps(
     kl, agreement, and best (True if the map was the best so far).
 
     Args:
-        transformer: the model.
         bank: the closed-form maps to train, and to compare with.
         states: states to train on, from `collect(..., save_states=...)`.
         held_out: states of other documents, which decide when to stop; `SavedStates.split` gives
             both.
-        tuning: how to train.
         layers: source layers to train; all by default.
         checkpoint: a file to save to about every half minute, and to resume from. It stays; call
             `layerleap.stats.finish` once the bank is saved.
-        progress: called with rows times layers.
     """
     tuning = tuning or Tuning()
     bank.check_model(transformer)
@@ -169,14 +165,8 @@ class Training:
             for layer, translator in self.translators.items()
             for name, value in translator.state().items()
         }
-        counters = {
-            name: [[layer, value] for layer, value in getattr(self, name).items()]
-            for name in COUNTERS
-        }
-        header = {
-            "about": about, "step": self.step, "checked": self.checked, "record": self.record,
-            **counters,
-        }  # fmt: skip
+        plain = ("step", "checked", "record", *COUNTERS)
+        header = {"about": about, **{name: getattr(self, name) for name in plain}}
         CHECKPOINT.save(path, tensors, header)
 
     def resume(self, path: Path, about: Mapping[str, Any]) -> None:
@@ -190,10 +180,9 @@ class Training:
                 f"({', '.join(differing)}); delete it to start over, or repeat those settings to "
                 "resume"
             )
-        self.step, self.checked = header["step"], header["checked"]
-        self.record = header["record"]
-        for name in COUNTERS:
-            setattr(self, name, {layer: value for layer, value in header[name]})
+        self.step, self.checked, self.record = (header[k] for k in ("step", "checked", "record"))
+        for name in COUNTERS:  # JSON has no integer keys
+            setattr(self, name, {int(layer): value for layer, value in header[name].items()})
         for layer, translator in self.translators.items():
             translator.restore({n: tensors[f"{layer}.{n}"] for n in translator.state()})
 
@@ -202,14 +191,9 @@ class _Run:
     """The training of all layers together, batch by batch."""
 
     def __init__(
-        self,
-        transformer: Transformer,
-        bank: ShortcutBank,
-        states: SavedStates,
-        held_out: SavedStates,
-        tuning: Tuning,
-        layers: list[int],
-    ) -> None:
+        self, transformer: Transformer, bank: ShortcutBank, states: SavedStates,
+        held_out: SavedStates, tuning: Tuning, layers: list[int],
+    ) -> None:  # fmt: skip
         self.transformer, self.tuning, self.origin = transformer, tuning, bank
         self.states, self.held_out, self.layers = states, held_out, layers
         self.device = transformer.device(transformer.n_layers)
@@ -225,12 +209,17 @@ class _Run:
             training.resume(checkpoint, about)
         saver = Saver(lambda path: training.save(path, about), checkpoint)
         while True:
-            if training.checked < training.step and self._is_due():
+            is_last = training.step == self.tuning.steps
+            is_due = training.step % self.tuning.check_every == 0 or is_last
+            if is_due and training.checked < training.step:
                 self._check()
-            if training.step == self.tuning.steps or not training.active:
+            if is_last or not training.active:
                 break
             self._step()
-            self._report(progress)
+            size = self.tuning.rows_per_step
+            finished, n = sum(training.stopped.values()), len(training.active)
+            done, total = finished + n * training.step, finished + n * self.tuning.steps
+            progress("tuning", done * size, total * size, "rows x layers")
             saver.save_if_due()
         saver.save()
 
@@ -253,10 +242,6 @@ class _Run:
             "layers": self.layers, "maps": digest.hexdigest(),
             "states": self.states.fingerprint(), "held_out": self.held_out.fingerprint(),
         }  # fmt: skip
-
-    def _is_due(self) -> bool:
-        step = self.training.step
-        return step % self.tuning.check_every == 0 or step == self.tuning.steps
 
     def _check(self) -> None:
         """Measure on the held-out states, and stop layers that no longer improve."""
@@ -282,15 +267,11 @@ class _Run:
         size = max(1, ENTRIES // self.transformer.d_vocab)
         for start in range(0, len(self.held_out), size):
             states = self.held_out.states(slice(start, start + size)).to(self.device)
-            z = _logits(self.transformer, states[:, -1])
-            p, top = z.softmax(-1), z.argmax(-1)
-            entropy = z.logsumexp(-1) - torch.linalg.vecdot(p, z)
+            answers = Answers(self.transformer, states[:, -1])
             for layer, carry in maps.items():
-                reading = _logits(self.transformer, carry(states[:, layer]))
-                cross = reading.logsumexp(-1) - torch.linalg.vecdot(p, reading)
-                # Clamped because rounding can push a divergence of zero slightly below zero.
-                kl[layer] += (cross - entropy).clamp_min(0).double().sum().item()
-                agreed[layer] += int((reading.argmax(-1) == top).sum())
+                divergence, agrees = answers.compare(carry(states[:, layer]))
+                kl[layer] += divergence.sum().item()
+                agreed[layer] += int(agrees.sum())
         n = len(self.held_out)
         return {layer: (kl[layer] / n, agreed[layer] / n) for layer in maps}
 
@@ -300,27 +281,18 @@ class _Run:
         started = time.perf_counter()
         rows = batch(len(self.states), tuning.rows_per_step, training.step, tuning.seed)
         states = self.states.states(rows).to(self.device)
-        p = _logits(self.transformer, states[:, -1]).softmax(-1)
+        p = logits_of(self.transformer, states[:, -1]).softmax(-1)
         shared = (time.perf_counter() - started) / len(training.active)
         lr = tuning.lr * (1 - training.step / tuning.steps)
         for layer in training.active:
             started = time.perf_counter()
-            self._update(layer, states[:, layer], p, lr)
+            translator, x = training.translators[layer], states[:, layer]
+            white = translator.whitened(x)
+            at_last = kl_gradient(self.transformer, translator(x, white), p).to(white.device)
+            translator.update(translator.gradient(white, at_last), lr, training.step + 1)
             spent = shared + time.perf_counter() - started
             training.seconds[layer] = training.seconds.get(layer, 0.0) + spent
         training.step += 1
-
-    def _update(self, layer: int, x: Tensor, p: Tensor, lr: float) -> None:
-        translator = self.training.translators[layer]
-        white = translator.whitened(x)
-        at_last = kl_gradient(self.transformer, translator(x, white), p).to(white.device)
-        translator.update(translator.gradient(white, at_last), lr, self.training.step + 1)
-
-    def _report(self, progress: Progress) -> None:
-        training, size = self.training, self.tuning.rows_per_step
-        finished, n = sum(training.stopped.values()), len(training.active)
-        done, total = finished + n * training.step, finished + n * self.tuning.steps
-        progress("tuning", done * size, total * size, "rows x layers")
 
     def bank(self) -> ShortcutBank:
         """The tuned bank; fit reports of maps that were replaced are dropped."""
@@ -333,20 +305,20 @@ class _Run:
             if layer not in unchanged
         }
         fits = [fit for pair, fit in origin.fits.items() if pair not in tuned]
+        steps = [self.training.stopped.get(layer, self.training.step) for layer in self.layers]
         settings = {
             **asdict(self.tuning), "layers": self.layers, "never_improved": sorted(unimproved),
-            "rows_seen": [self._rows_seen(layer) for layer in self.layers],
+            "rows_seen": [n * self.tuning.rows_per_step for n in steps],
         }  # fmt: skip
-        rows = {"rows_tuned_on": len(self.states), "rows_tuning_held_out": len(self.held_out)}
+        rows = {
+            "rows_tuned_on": len(self.states), "rows_tuning_held_out": len(self.held_out),
+            "evaluated_on": "the rows that decided when training stopped",
+        }  # fmt: skip
         return origin.changed(
             maps=({**origin.maps, **tuned}).values(), fits=[*fits, *origin.part_fits.values()],
             settings={**origin.settings, "lens": "tuned", "tuning": settings},
             data={**origin.data, **rows}, quality=self._quality(), source=f"{origin.source}, tuned",
         )  # fmt: skip
-
-    def _rows_seen(self, layer: int) -> int:
-        steps = self.training.stopped.get(layer, self.training.step)
-        return steps * self.tuning.rows_per_step
 
     def _quality(self) -> list[dict[str, Any]]:
         """Scores of the final maps on the states that decided when to stop."""
@@ -360,12 +332,6 @@ class _Run:
             {"layer": layer, "rows": n, "kl": row["kl"], "precision@1": row["agreement"]}
             for layer, row in sorted(best.items())
         ]
-
-
-def _logits(transformer: Transformer, h: Tensor) -> Tensor:
-    """The logits of rows of the last layer, in float32 or wider whatever the model's dtype."""
-    logits = transformer.logits(h.to(transformer.model.dtype))
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def batch(n_rows: int, size: int, step: int, seed: int) -> Tensor:

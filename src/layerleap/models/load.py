@@ -63,14 +63,20 @@ def load(
     folder, name, extra = _locate(str(source), tell)
     options = {**extra, **options}
     model = _load_model(folder, name, options)
-    if processor is None:
-        processor = _load_processor(folder, model.main_input_name, options, tell)
-    if tokenizer is None and model.main_input_name != "pixel_values":
-        tokenizer = getattr(processor, "tokenizer", None) or _load_tokenizer(folder, options, tell)
+    main_input = model.main_input_name
+    reason = ""
+    if processor is None and main_input != "input_ids" and main_input in READERS:
+        processor, _ = _load_reader(folder, main_input, options, tell)
+    if tokenizer is None and main_input != "pixel_values":
+        tokenizer = getattr(processor, "tokenizer", None)
+        if tokenizer is None:
+            tokenizer, reason = _load_reader(folder, "input_ids", options, tell)
     revision = options.get("revision")
-    return Transformer.wrap(
+    wrapped = Transformer.wrap(
         model, tokenizer, processor=processor, name=name, revision=revision, **how
     )
+    wrapped.no_tokenizer = reason
+    return wrapped
 
 
 def load_bare(source: str, *, tell: Tell | None = None, **options: Any) -> "PreTrainedModel":
@@ -190,38 +196,32 @@ AUTO_CLASSES = (
 )
 
 
-def _load_tokenizer(folder: str, options: dict[str, Any], tell: Tell | None) -> Any:
-    """The tokenizer saved with the model, or None: a model can still be read by token ids."""
-    tokenizer = _try_to_load("AutoTokenizer", "tokenizer", folder, options, tell)
-    if tokenizer is None:
-        return None
-    # Many classes can be built without files and then have only their special tokens.
-    words = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
-    return tokenizer if len(words) > 1 else None
+# What turns files into inputs, by the model's main input; a model can be read by tensors without.
+READERS = {
+    "input_ids": "AutoTokenizer",
+    "pixel_values": "AutoImageProcessor",
+    "input_features": "AutoProcessor",
+}
 
 
-PROCESSORS = {"pixel_values": "AutoImageProcessor", "input_features": "AutoProcessor"}
-
-
-def _load_processor(
+def _load_reader(
     folder: str, main_input: str, options: dict[str, Any], tell: Tell | None
-) -> Any:
-    """The processor for images or sound, or None: a model can still be read by tensors."""
-    if main_input not in PROCESSORS:
-        return None
-    return _try_to_load(PROCESSORS[main_input], "processor", folder, options, tell)
-
-
-def _try_to_load(
-    auto_class: str, noun: str, folder: str, options: dict[str, Any], tell: Tell | None
-) -> Any:
+) -> tuple[Any, str]:
+    """The tokenizer or processor saved with the model, or None and the reason."""
     import transformers
 
     with quiet_transformers():
         try:
-            loader = getattr(transformers, auto_class)
-            return loader.from_pretrained(folder, **_config_options(options))
+            auto = getattr(transformers, READERS[main_input])
+            reader = auto.from_pretrained(folder, **_config_options(options))
         except Exception as error:  # no file, a missing library, an unknown class ...
             if tell:
+                noun = "tokenizer" if main_input == "input_ids" else "processor"
                 tell(f"the {noun} of {folder} cannot be loaded: {first_line(error)}")
-            return None
+            return None, f"{type(error).__name__}: {first_line(error)}"
+    # Many tokenizers can be built without files and then have only their special tokens.
+    if main_input == "input_ids":
+        words = set(reader.get_vocab().values()) - set(reader.all_special_ids)
+        if len(words) <= 1:
+            return None, f"{folder} has no vocabulary"
+    return reader, ""

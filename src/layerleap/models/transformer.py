@@ -4,59 +4,51 @@ In: a Hugging Face model, loaded and placed as its owner wants it.
 Out: blocks, tail and sites under one contract, or `ModelRefused`; never a half-working object.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from layerleap.errors import ModelRefused
+from layerleap.errors import BadSettings, BadText, ModelRefused, first_line
 from layerleap.models.discovery.blocks import find_blocks
-from layerleap.models.discovery.probe import probe
+from layerleap.models.discovery.probe import probe, vocabulary_size
 from layerleap.models.discovery.sites import Anatomy, Site, find_anatomy
-from layerleap.models.discovery.tail import Step, find_tail
+from layerleap.models.discovery.tail import ACTIVATIONS, LAST, POOLS, Step, find_tail, pool
 from layerleap.models.discovery.trace import trace
 from layerleap.models.hooks.capture import capture
 from layerleap.models.hooks.edit import edit, unedited
 from layerleap.models.identity import ModelIdentity, identify
 
-Kind = Literal["next-token", "masked-token", "class"]
+# What the logits predict: the next token, a masked token, the class of each token, or the class of
+# a whole text or image.
+Kind = Literal["next-token", "masked-token", "token-class", "text-class", "image-class"]
+RowKind = Literal["position", "mean", "sequence"]
 
 
+@dataclass(eq=False, repr=False)
 class Transformer:
-    """A model, and how to read and edit it.
+    """A model, and how to read and edit it."""
 
-    blocks[l]   path of the block that turns h[l] into h[l + 1]
-    tail        the steps that turn h[n_layers] into logits
-    anatomy[l]  the parts of that block, or the reason why they are not known
-    kind        what the logits of a position predict: the next token, a masked token, or a class
-    """
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    identity: ModelIdentity
+    blocks: tuple[str, ...]  # by layer l, the path of the block that turns h[l] into h[l + 1]
+    tail: tuple[Step, ...]  # turns h[n_layers] into logits
+    anatomy: tuple[Anatomy | str, ...]  # the parts of each block, or why they are not known
+    kind: Kind
+    d_model: int
+    d_vocab: int
+    processor: Any = None
+    no_tokenizer: str = ""  # why it could not be loaded
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        identity: ModelIdentity,
-        blocks: tuple[str, ...],
-        tail: tuple[Step, ...],
-        anatomy: tuple[Anatomy | str, ...],
-        kind: Kind,
-        d_model: int,
-        d_vocab: int,
-        processor: Any = None,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.processor = processor
-        self.identity = identity
-        self.blocks = blocks
-        self.tail = tail
-        self.anatomy = anatomy
-        self.kind = kind
-        self.n_layers = len(blocks)
-        self.d_model = d_model
-        self.d_vocab = d_vocab
+    @property
+    def n_layers(self) -> int:
+        """How many blocks there are; h[0] to h[n_layers] can be read."""
+        return len(self.blocks)
 
     @classmethod
     def wrap(
@@ -73,18 +65,14 @@ class Transformer:
     ) -> "Transformer":
         """Adapt a loaded model as it is: it is neither moved nor cast nor put into eval mode.
 
-        Args:
-            model: any `PreTrainedModel` with logits, quantised or placed by `device_map` or not.
-            tokenizer: needed only for text.
-            processor: needed only for images and sound; transformers' own.
-            name: what to call it; the folder or hub name it came from when None.
-            revision: the hub revision it came from.
-            blocks: path of the list of blocks, when discovery fails.
-            tail: paths of the modules after the last block, when discovery fails.
-            check: refuse the model if a law fails. `laws.check` passes False.
+        The model may be quantised or placed by `device_map`. Its name and revision default to
+        where it was loaded from. The other arguments are those of `load`.
         """
-        with unedited(model):
-            wrapped = cls._discover(model, tokenizer, processor, name, revision, blocks, tail)
+        with unedited(model), _refusing(model):
+            wrapped = cls._discover(
+                model, blocks, tail, tokenizer=tokenizer, processor=processor,
+                identity=identify(model, name, revision),
+            )  # fmt: skip
             if check:
                 from layerleap.models.discovery.laws import require  # laws check a wrapped model
 
@@ -93,14 +81,7 @@ class Transformer:
 
     @classmethod
     def _discover(
-        cls,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        processor: Any,
-        name: str | None,
-        revision: str | None,
-        blocks: str | None,
-        tail: Sequence[str] | None,
+        cls, model: PreTrainedModel, blocks: str | None, tail: Sequence[str] | None, **given: Any
     ) -> "Transformer":
         inputs = probe(model)
         calls, output = trace(model, inputs)
@@ -115,21 +96,30 @@ class Transformer:
                 f"law 'finite' failed for {type(model).__name__}: NaN or infinite logits; check "
                 "for broken weights, or a dtype that is too narrow for them"
             )
+        if logits.dim() == 2 and logits.shape[-1] == 1:
+            raise ModelRefused(
+                f"{type(model).__name__} gives a single number, not a class; a lens compares the "
+                "probabilities of at least two outputs"
+            )
         chain = find_blocks(model, calls, blocks)
         first = chain[0].takes
         assert first is not None
-        return cls(
+        wrapped = cls(
             model,
-            tokenizer,
-            identify(model, name, revision),
-            tuple(call.path for call in chain),
-            find_tail(model, calls, chain[-1], logits, tail),
-            tuple(find_anatomy(call, calls) for call in chain),
-            _kind(model, inputs, logits),
-            first.shape[-1],
-            logits.shape[-1],
-            processor,
+            blocks=tuple(call.path for call in chain),
+            tail=find_tail(model, calls, chain[-1], logits, tail),
+            anatomy=tuple(find_anatomy(call, calls) for call in chain),
+            kind=_kind(model, inputs, logits),
+            d_model=first.shape[-1],
+            d_vocab=logits.shape[-1],
+            **given,
         )
+        if wrapped.kind == "text-class" and wrapped.row_kind == "sequence":
+            raise ModelRefused(
+                f"the head of {type(model).__name__} averages normed positions of texts of any "
+                "length; only images can be read that way, because they have a fixed size"
+            )
+        return wrapped
 
     def __repr__(self) -> str:
         return (
@@ -144,9 +134,14 @@ class Transformer:
     def logits(self, h: Tensor) -> Tensor:
         """Read states of h[n_layers] with the model's own tail: (row, d_model) -> (row, d_vocab).
 
-        The states are those before the final norm; the tail applies it.
+        The states are those before the final norm; the tail applies it. Where `row_kind` is
+        "sequence", a row is (pos, d_model).
         """
-        value = h.unsqueeze(1)  # a batch of one-token texts, which every tail accepts
+        is_sequence = self.row_kind == "sequence"
+        if h.dim() != (3 if is_sequence else 2):
+            expected = f"(row, {'pos, ' if is_sequence else ''}{self.d_model})"
+            raise BadSettings(f"got states of {tuple(h.shape)}; expected {expected}")
+        value = h if is_sequence else h[:, None]  # one-token texts, which every tail accepts
         for step in self.tail:
             value = self.apply(step, value)
         return value.reshape(len(h), self.d_vocab)
@@ -160,16 +155,71 @@ class Transformer:
             return value * step.number
         if step.kind == "cap":
             return step.number * torch.tanh(value / step.number)
-        if step.kind == "activate":
-            return nn.functional.gelu(value)
+        if step.kind in ACTIVATIONS:
+            return ACTIVATIONS[step.kind](value)
         if step.kind == "pad":  # the head ignores the padding
             return nn.functional.pad(value, (0, int(step.number) - value.shape[-1]))
-        return value.squeeze(1)  # "pick": the rows are the picked position already
+        # Where a row is one state, it was picked or averaged before.
+        return pool(step, value) if self.row_kind == "sequence" else value.squeeze(1)
 
     @property
-    def picked_position(self) -> int | None:
-        """The only position whose state reaches the logits (an image's CLS), or None for all."""
-        return next((int(step.number) for step in self.tail if step.kind == "pick"), None)
+    def pooling(self) -> Step | None:
+        """The step of the tail that makes one state of all positions; None if each has logits."""
+        return next((step for step in self.tail if step.kind in POOLS), None)
+
+    @property
+    def row_kind(self) -> RowKind:
+        """What the tail needs for one row of logits.
+
+        "position"  the state of one position
+        "mean"      the mean state of the pooled positions; maps are affine, so mapping the mean is
+                    the same as averaging mapped states
+        "sequence"  the states of all positions, because they are normed before they are averaged
+        """
+        step = self.pooling
+        if step is None or step.kind == "pick":
+            return "position"
+        return "mean" if step.kind == "mean" and step is self.tail[0] else "sequence"
+
+    def pooled(self, mask: Tensor) -> Tensor:
+        """(batch, pos): True at the positions that reach the logits, by mask of real positions."""
+        real, step = mask.bool(), self.pooling
+        if step is None or step.kind == "join":
+            return real
+        places = real.cumsum(1) - 1  # counted from the first real position
+        if step.kind == "mean":
+            return real & (places >= step.number)
+        return real & (places == (places[:, -1:] if step.number == LAST else step.number))
+
+    def rows(self, value: Tensor, keep: Tensor) -> Tensor:
+        """The rows behind kept positions: (batch, pos, width) -> (row, width).
+
+        With `row_kind` "mean" or "sequence" each text with kept positions is one row.
+        """
+        keep = keep.to(value.device)
+        if self.row_kind == "position":
+            return value[keep]
+        texts = keep.any(1)
+        if self.row_kind == "sequence":
+            return value[texts]
+        weights = keep[texts].to(value.dtype)[..., None]
+        return (value[texts] * weights).sum(1) / weights.sum(1)
+
+    def need_tokenizer(self) -> Any:
+        """The tokenizer; `BadText` with the reason if there is none."""
+        if self.tokenizer is None:
+            reason = f" ({self.no_tokenizer})" if self.no_tokenizer else ""
+            raise BadText(
+                f"{self.identity.name} has no tokenizer{reason}; give token ids, or load it with "
+                "tokenizer=..."
+            )
+        return self.tokenizer
+
+    def output_name(self, index: int) -> str:
+        """The token or class behind an output."""
+        if self.kind.endswith("-class"):
+            return str((getattr(self.model.config, "id2label", None) or {}).get(index, index))
+        return str(index) if self.tokenizer is None else str(self.tokenizer.decode([index]))
 
     def device(self, layer: int) -> torch.device:
         """Where h[layer] lives: with the block that gives it, or for h[0] takes it."""
@@ -188,16 +238,19 @@ class Transformer:
         anatomy = self.anatomy[block - 1]
         return {} if isinstance(anatomy, str) else anatomy.sites
 
-    def site_modules(
-        self, sites: Collection[tuple[int, str]]
-    ) -> Iterator[tuple[str, str, nn.Module]]:
-        """Each (name, side, module) behind `sites` once: a shared block serves many layers."""
-        places: dict[tuple[str, str, str], None] = {}
-        for block, name in sites:
-            site = self.sites(block)[name]
-            places[name, site.side, f"{self.blocks[block - 1]}.{site.path}"] = None
-        for name, side, path in places:
-            yield name, side, self.model.get_submodule(path)
+    def known_anatomy(self, block: int, consequence: str) -> Anatomy:
+        """The parts of block `block`, or `ModelRefused` with the reason and its consequence."""
+        anatomy = self.anatomy[block - 1]
+        if isinstance(anatomy, str):
+            raise ModelRefused(
+                f"the parts of block {block} of {self.identity.name} are not known ({anatomy}), "
+                f"so {consequence}"
+            )
+        return anatomy
+
+    def site_module(self, block: int, site: Site) -> nn.Module:
+        """The module whose input or output is a site of block `block`."""
+        return self.model.get_submodule(f"{self.blocks[block - 1]}.{site.path}")
 
 
 def _device_of(module: nn.Module, value: Tensor) -> torch.device:
@@ -206,11 +259,28 @@ def _device_of(module: nn.Module, value: Tensor) -> torch.device:
     return value.device if on_meta or parameter is None else parameter.device
 
 
+@contextmanager
+def _refusing(model: PreTrainedModel) -> Iterator[None]:
+    """Turn whatever the model's own code raises on a probe into a refusal."""
+    try:
+        yield
+    except ModelRefused:
+        raise
+    except Exception as error:
+        raise ModelRefused(
+            f"{type(model).__name__} is refused: {type(error).__name__} on small random inputs "
+            f"({first_line(error)})"
+        ) from error
+
+
 @torch.inference_mode()
 def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor) -> Kind:
     """Inferred from behaviour: does an earlier position's output depend on a later token?"""
     if logits.dim() == 2:
-        return "class"
+        return "image-class" if model.main_input_name == "pixel_values" else "text-class"
+    # A language model's outputs are its tokens; any other outputs are classes of tokens.
+    if model.get_output_embeddings() is None and logits.shape[-1] < vocabulary_size(model):
+        return "token-class"
     name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
     changed = inputs[name].clone()
     changed[:, -1] = torch.where(changed[:, -1] == changed[:, 0], changed[:, 1], changed[:, 0])

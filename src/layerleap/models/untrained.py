@@ -11,6 +11,7 @@ import itertools
 
 import torch
 
+from layerleap.models.discovery.probe import entry_device
 from layerleap.models.transformer import Transformer
 
 
@@ -29,7 +30,7 @@ def untrained(transformer: Transformer, *, seed: int = 0) -> Transformer:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         control = type(model)(config)
-    control = control.to(device=_device(transformer), dtype=model.dtype).eval()
+    control = control.to(device=entry_device(model), dtype=model.dtype).eval()
     with torch.no_grad():
         for before, after in itertools.pairwise(transformer.tail):
             if before.kind == "pad":
@@ -40,8 +41,3 @@ def untrained(transformer: Transformer, *, seed: int = 0) -> Transformer:
         processor=transformer.processor,
         name=f"{transformer.identity.name}, untrained (seed {seed})",
     )
-
-
-def _device(transformer: Transformer) -> torch.device:
-    device = transformer.model.device
-    return torch.device("cpu") if device.type == "meta" else device

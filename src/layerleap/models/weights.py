@@ -59,12 +59,9 @@ def feed_forward(transformer: Transformer, block: int) -> FeedForward:
 
 
 def _find(transformer: Transformer, block: int) -> FeedForward:
-    name, anatomy = transformer.identity.name, transformer.anatomy[block - 1]
-    if isinstance(anatomy, str):
-        raise ModelRefused(
-            f"the parts of block {block} of {name} are not known ({anatomy}), so its neurons are "
-            "not known either; its layers can still be read and patched"
-        )
+    anatomy = transformer.known_anatomy(
+        block, "its neurons are not known either; its layers can still be read and patched"
+    )
     calls = _calls(transformer, block)
     path = transformer.blocks[block - 1]
     output = _last(calls, f"{path}.{anatomy.sites['ffn.out'].path}").gives
@@ -76,8 +73,9 @@ def _find(transformer: Transformer, block: int) -> FeedForward:
             _check_norm(anatomy, call, calls, path)
             return ffn
     raise ModelRefused(
-        f"no single matrix gives the output of the FFN of block {block} of {name}, as in a mixture "
-        "of experts, so its neurons cannot be read or edited one by one"
+        f"no single matrix gives the output of the FFN of block {block} of "
+        f"{transformer.identity.name}, as in a mixture of experts, so its neurons cannot be read "
+        "or edited one by one"
     )
 
 

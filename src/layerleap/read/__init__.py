@@ -16,7 +16,7 @@ class _CallableModule(ModuleType):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from layerleap.read.text import read_text
+        from layerleap.read.lens import read_text
 
         return read_text(*args, **kwargs)
 

@@ -4,20 +4,31 @@ In: a wrapped model, and a bank of shortcuts or none (the logit lens).
 Out: logits for states of any layer, and `Readings` of texts.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import find_bank
 from layerleap.maps.linear import IdentityMap, LinearMap
+from layerleap.models.inputs import as_pair, encode, encode_pair, several, without_padding
 from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, silent
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
 from layerleap.read.top import top_k
-from layerleap.stream.examples import Batch, Example, collate, longest_input, require_text
+from layerleap.stream.examples import (
+    Batch,
+    Example,
+    collate,
+    longest_input,
+    reads_pairs,
+    require_text,
+)
 
 if TYPE_CHECKING:
     from layerleap.read.strip import Strip
@@ -29,6 +40,11 @@ class Lens:
     """Reads states of a model through a bank, or directly if there is none (the logit lens)."""
 
     def __init__(self, transformer: Transformer, bank: ShortcutBank | None = None) -> None:
+        if not isinstance(transformer, Transformer):
+            raise BadSettings(
+                f"a lens needs a wrapped model, not a {type(transformer).__name__}; wrap it with "
+                "layerleap.load(model)"
+            )
         if bank is not None:
             bank.check_model(transformer)
         # Each map is on the device of its layer, so reading never moves a matrix.
@@ -51,22 +67,40 @@ class Lens:
         """The logits that rows of h[layer] predict: (row, d_model) -> (row, d_vocab)."""
         return self.transformer.logits(self.map(layer)(h))
 
-    def read(
+    @overload
+    def read(  # type: ignore[overload-overlap]  # a string is a sequence of strings
         self,
-        text: str | Sequence[int],
+        text: str | Sequence[int] | Tensor,
         *,
         positions: Sequence[int] | None = None,
         top_k: int = 5,
-    ) -> Readings:
+    ) -> Readings: ...
+
+    @overload
+    def read(
+        self,
+        text: Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any],
+        *,
+        positions: Sequence[int] | None = None,
+        top_k: int = 5,
+    ) -> list[Readings]: ...
+
+    def read(
+        self, text: Any, *, positions: Sequence[int] | None = None, top_k: int = 5
+    ) -> Readings | list[Readings]:
         """Every layer's reading of `text`, through this lens and through the logit lens.
 
         Args:
             text: a string or token ids. For masked models it should contain the mask token.
+                Several texts, or a tokenizer's batch, give a list of readings. For an
+                encoder-decoder, a tuple (source, target): the target is read.
             positions: which tokens to read; negative ones count from the end. By default all, or
                 only the masked ones if there are any.
-            top_k: how many tokens to keep per reading.
         """
-        return self.read_batch([text], positions=positions, top_k=top_k)[0]
+        texts = several(self.transformer, text)
+        if texts is None:
+            return self.read_batch([text], positions=positions, top_k=top_k)[0]
+        return self.read_batch(texts, positions=positions, top_k=top_k)
 
     def read_batch(
         self,
@@ -76,6 +110,8 @@ class Lens:
         top_k: int = 5,
     ) -> list[Readings]:
         """Readings of several texts from one forward pass; each is the same as if read alone."""
+        if self.transformer.kind.endswith("-class"):  # often fewer classes than the default
+            top_k = min(top_k, self.transformer.d_vocab)
         if not 1 <= top_k <= self.transformer.d_vocab:
             raise BadSettings(
                 f"top_k {top_k} is out of range; expected 1 to {self.transformer.d_vocab}"
@@ -87,9 +123,8 @@ class Lens:
         for number, (ids, keep) in enumerate(zip(encoded, chosen, strict=True)):
             rows = batch.documents == number
             own = {name: value.rows(rows) for name, value in tracks.items()}
-            readings.append(
-                Readings(self._tokens(ids), keep, self.transformer.n_layers, own, self._token)
-            )
+            name = self.transformer.output_name
+            readings.append(Readings(self._tokens(ids), keep, self.transformer.n_layers, own, name))
         return readings
 
     def saturation(
@@ -100,15 +135,16 @@ class Lens:
         Args:
             text: a string or token ids. For masked models it should contain the mask token.
             positions: which tokens to read, as in `read`.
-            k: how many ranks.
         """
         from layerleap.read.saturation import saturate  # imported here: both import this module
         from layerleap.read.strip import Strip
 
+        if self.transformer.kind.endswith("-class"):
+            k = min(k, self.transformer.d_vocab)
         encoded, chosen, batch = self._batch([text], positions)
         tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
         tokens, last = self._tokens(encoded[0]), self.transformer.n_layers
-        return Strip(tokens, chosen[0], last, k, tracks, self._token)
+        return Strip(tokens, chosen[0], last, k, tracks, self.transformer.output_name)
 
     def _lenses(self) -> dict[str, "Lens"]:
         """The logit lens, and this lens if it has a bank."""
@@ -118,40 +154,46 @@ class Lens:
         self, texts: Sequence[str | Sequence[int]], positions: Sequence[int] | None
     ) -> tuple[list[list[int]], list[list[int]], Batch]:
         """The token ids of each text, the positions to read in each, and both as one batch."""
-        require_text(self.transformer)
+        self._require_texts()
         if not texts:
             raise BadText("no text to read; expected at least one")
-        encoded = [self._encode(text) for text in texts]
+        sources, encoded = zip(*(self._encode(text) for text in texts), strict=True)
         chosen = [self._positions(ids, positions) for ids in encoded]
         examples = [
-            Example(n, tuple(ids), tuple(keep))
-            for n, (ids, keep) in enumerate(zip(encoded, chosen, strict=True))
+            Example(n, tuple(ids), tuple(keep), source=tuple(source))
+            for n, (source, ids, keep) in enumerate(zip(sources, encoded, chosen, strict=True))
         ]
-        return encoded, chosen, collate(self.transformer, examples)
+        return list(encoded), chosen, collate(self.transformer, examples)
 
     def last_position(self, text: str | Sequence[int]) -> int:
         """The last position that `read` reads by default: the last token, or the last mask."""
-        require_text(self.transformer)
-        return self._positions(self._encode(text), None)[-1]
+        self._require_texts()
+        return self._positions(self._encode(text)[1], None)[-1]
 
-    def _encode(self, text: str | Sequence[int]) -> list[int]:
-        tokenizer = self.transformer.tokenizer
-        if isinstance(text, str):
-            if tokenizer is None:
-                raise BadText(f"{self.transformer.identity.name} has no tokenizer; give token ids")
-            _require_characters(text)
-            text = tokenizer(text)["input_ids"] if text else []  # not the special tokens alone
-        ids = [int(token) for token in text]
-        if not ids:
-            raise BadText("the text is empty; expected at least one token")
-        if len(ids) > (limit := longest_input(self.transformer)):
-            raise BadText(f"the text has {len(ids)} tokens; this model reads at most {limit}")
-        known = getattr(self.transformer.model.get_input_embeddings(), "num_embeddings", None)
-        if known and not all(0 <= token < known for token in ids):
-            raise BadText(f"a token id is out of range; this model knows 0 to {known - 1}")
-        return ids
+    def _require_texts(self) -> None:
+        if not reads_pairs(self.transformer):
+            require_text(self.transformer)
+
+    def _encode(self, text: Any) -> tuple[list[int], list[int]]:
+        """Token ids of the encoder, if there is one, and of the text that is read."""
+        if reads_pairs(self.transformer):
+            source, ids = encode_pair(self.transformer, *as_pair(self.transformer, text))
+        else:
+            source, ids = [], without_padding(self.transformer, encode(self.transformer, text))
+        if (n := max(len(source), len(ids))) > (limit := longest_input(self.transformer)):
+            raise BadText(f"the text has {n} tokens; this model reads at most {limit}")
+        return source, ids
 
     def _positions(self, ids: list[int], positions: Sequence[int] | None) -> list[int]:
+        if self.transformer.pooling is not None:
+            own: list[int] = (
+                self.transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
+            )
+            if positions is not None and sorted({p % len(ids) for p in positions}) != own:
+                raise BadSettings(
+                    f"{self.transformer.identity.name} classifies whole texts: omit positions"
+                )
+            return own
         if positions is None:
             mask = getattr(self.transformer.tokenizer, "mask_token_id", None)
             is_masked = self.transformer.kind == "masked-token" and mask is not None
@@ -167,22 +209,8 @@ class Lens:
         return sorted({position % len(ids) for position in positions})
 
     def _tokens(self, ids: list[int]) -> list[str]:
-        return [self._token(token) for token in ids]
-
-    def _token(self, token: int) -> str:
         tokenizer: Any = self.transformer.tokenizer
-        return str(token) if tokenizer is None else tokenizer.decode([token])
-
-
-def _require_characters(text: str) -> None:
-    """Refuse half a surrogate pair, which no tokenizer accepts."""
-    try:
-        text.encode("utf8")
-    except UnicodeEncodeError as error:
-        raise BadText(
-            f"character {error.start} of the text is half a surrogate pair "
-            f"(U+{ord(text[error.start]):04X}), from wrongly decoded bytes; give valid Unicode"
-        ) from error
+        return [str(token) if tokenizer is None else tokenizer.decode([token]) for token in ids]
 
 
 @torch.no_grad()
@@ -203,6 +231,32 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
             [torch.stack([values.cpu() for values in kind]) for kind in zip(*layers, strict=True)]
         )
     return Track(*(torch.cat(kind, dim=1) for kind in zip(*parts, strict=True)))
+
+
+def read_text(
+    transformer: Transformer,
+    text: str,
+    *,
+    bank: ShortcutBank | str | Path | None = "default",
+    positions: Sequence[int] | None = None,
+    top_k: int = 5,
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
+) -> Readings:
+    """What every layer would say at every position of a text: logit lens and shortcuts.
+
+        readings = ll.read(model, "The capital of France is")
+        readings.to_pandas()
+
+    Args:
+        text: what to read; for a masked model, with its mask token.
+        bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
+            cache, fitted on first use; None reads through the logit lens alone.
+        positions: which tokens to read, negative from the end; all of them when None.
+        tell: called with a message before something slow starts.
+    """
+    found = find_bank(transformer, bank, tell=tell, progress=progress)
+    return Lens(transformer, found).read(text, positions=positions, top_k=top_k)
 
 
 def require_finite(compared: Comparison, reader: str, layer: int) -> None:

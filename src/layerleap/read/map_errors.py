@@ -20,6 +20,9 @@ GROUPS = 32  # documents are dealt into at most this many groups for the interva
 class MapErrors:
     """Squared errors of the bank's maps and of the identity, per coordinate and document group.
 
+    Intervals are from resampled documents, or from resampled groups of them where there are more
+    than GROUPS documents: sums by document, pair and coordinate would not fit into memory.
+
     R2(src, dst) is the plain average over coordinates of 1 - error / spread, as in the paper;
     `weighted` weights each coordinate by its spread. Coordinates that never vary are left out of
     both. First positions are also counted separately, because their states are often outliers of
@@ -50,6 +53,9 @@ class MapErrors:
         member[torch.arange(len(groups)), groups] = 1
         member[:, GROUPS] = (batch.positions == 0).double()
         h = {layer: value.float().cpu() for layer, value in states.items()}
+        if h[0].dim() == 3:  # a row is a whole sequence, and maps act on each of its states
+            member = member.repeat_interleave(h[0].shape[1], 0)
+            h = {layer: value.flatten(0, 1) for layer, value in h.items()}
         self._buffer.append((h, member))
         if sum(len(rows) for _, rows in self._buffer) >= BUFFER_ROWS:
             self._flush()
@@ -74,47 +80,37 @@ class MapErrors:
 
     def table(self, *, resamples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
         """One row per map and pair of layers."""
-        weights, n, used = self._weights(resamples, seed)
+        weights, n = self._weights(resamples, seed)
         table = []
         for name, by_pair in self.errors.items():
             for (src, dst), errors in by_pair.items():
                 error, spread = weights @ errors, self._spread(dst, weights, n)
                 r2 = _average(error, spread)
-                low, high = _ends(r2[2:], used)
                 varies = ~spread[0].isnan()
                 weighted = 1 - error[0][varies].sum() / spread[0][varies].sum()
                 table.append(
                     {
-                        "map": name, "src": src, "dst": dst, "r2": finite(r2[0].item()),
-                        "low": finite(low), "high": finite(high),
-                        "weighted": finite(weighted.item()),
+                        "map": name, "src": src, "dst": dst, "weighted": finite(weighted.item()),
                         "no_first": finite(r2[1].item()) if n[1] > 1 else None,
-                        "rows": int(n[0]), "documents": len(self.group_of),
+                        **self._estimate("r2", r2, n),
                     }
                 )  # fmt: skip
         return table
 
     def leads(self, *, resamples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
         """R2 of mat minus R2 of id by pair of layers, with paired intervals."""
-        weights, n, used = self._weights(resamples, seed)
+        weights, n = self._weights(resamples, seed)
         rows = []
         for src, dst in self.pairs:
             spread = self._spread(dst, weights, n)
             mat, plain = (
                 _average(weights @ self.errors[name][src, dst], spread) for name in ("mat", "id")
             )
-            low, high = _ends((mat - plain)[2:], used)
-            rows.append(
-                {
-                    "src": src, "dst": dst, "value": finite((mat - plain)[0].item()),
-                    "low": finite(low), "high": finite(high), "rows": int(n[0]),
-                    "documents": len(self.group_of),
-                }
-            )  # fmt: skip
+            rows.append({"src": src, "dst": dst, **self._estimate("value", mat - plain, n)})
         return rows
 
-    def _weights(self, resamples: int, seed: int) -> tuple[Tensor, Tensor, int]:
-        """Weights of groups, one row per way of counting; rows counted so; groups used.
+    def _weights(self, resamples: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Weights of groups, one row per way of counting; and the rows counted so.
 
         The ways: everything, without first positions, and resampled.
         """
@@ -124,24 +120,26 @@ class MapErrors:
         weights[:2, :GROUPS] = 1
         weights[1, GROUPS] = -1
         weights[2:, :used] = resample(used, resamples, seed)
-        return weights, weights @ self.n, used
+        return weights, weights @ self.n
 
     def _spread(self, dst: int, weights: Tensor, n: Tensor) -> Tensor:
-        return _spread(weights @ self.sums[dst, 0], weights @ self.sums[dst, 1], n)
+        """Squared deviations from the mean, NaN for a coordinate that never varies."""
+        y, yy = (weights @ self.sums[dst, power] for power in (0, 1))
+        spread = yy - y.square() / n[:, None]
+        return spread.where(spread > 1e-12 * yy, torch.nan)
 
+    def _estimate(self, key: str, values: Tensor, n: Tensor) -> dict[str, Any]:
+        """The value of all rows and its 95 % interval; no interval from one document.
 
-def _ends(values: Tensor, groups: int) -> tuple[float | None, float | None]:
-    """The 95 % interval; NaN if some resample has too few rows to vary, None with one group."""
-    if groups < 2:
-        return None, None
-    low, high = torch.quantile(values, torch.tensor([0.025, 0.975]).double()).tolist()
-    return low, high
-
-
-def _spread(y: Tensor, yy: Tensor, n: Tensor) -> Tensor:
-    """Squared deviations from the mean, NaN for a coordinate that never varies."""
-    spread = yy - y.square() / n[:, None]
-    return spread.where(spread > 1e-12 * yy, torch.nan)
+        Nor if some resample has too few rows to vary, which gives NaN.
+        """
+        ends = torch.quantile(values[2:], torch.tensor([0.025, 0.975]).double()).tolist()
+        low, high = ends if len(self.group_of) > 1 else (None, None)
+        return {
+            key: finite(values[0].item()), "low": finite(low), "high": finite(high),
+            "rows": int(n[0]), "documents": len(self.group_of),
+            "groups": min(GROUPS, len(self.group_of)),
+        }  # fmt: skip
 
 
 def _average(error: Tensor, spread: Tensor) -> Tensor:

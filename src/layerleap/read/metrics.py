@@ -11,25 +11,30 @@ Definitions follow "Jump to Conclusions" (arXiv 2303.09435), section 4:
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
+
 DEPTH = 10  # Precision@k is known for k up to this
+ENTRIES = 2**22  # (sample, document) held at a time while resampling: 32 MB
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Brief):
     """A reading compared with the model, per row, and the reading's own confidence."""
 
     top: Tensor  # the reading's top token
     rank: Tensor  # its rank in the model's output, 0 = first; DEPTH means DEPTH or lower
     surprisal: Tensor
     kl: Tensor
-    p1: Tensor  # the reading's probability of its top token
-    p2: Tensor  # and of its second token
+    top_prob: Tensor  # the reading's probability of its top token
+    second_prob: Tensor  # and of its second token
     entropy: Tensor  # of the reading, nats
 
 
@@ -41,8 +46,10 @@ class Distribution:
         self.p = self.logits.softmax(-1)
         # Of equal logits, torch returns the lowest id.
         highest, self.top = self.logits.max(-1)
-        self.p1 = self.p.gather(-1, self.top[:, None])[:, 0]
-        self.log_norm = highest - self.p1.log()  # much cheaper than another pass for logsumexp
+        self.top_prob = self.p.gather(-1, self.top[:, None])[:, 0]
+        self.log_norm = (
+            highest - self.top_prob.log()
+        )  # much cheaper than another pass for logsumexp
         self.entropy = self.log_norm - torch.linalg.vecdot(self.p, self.logits)
 
     def second(self) -> Tensor:
@@ -66,7 +73,7 @@ class Reference(Distribution):
         kl = (cross - self.entropy).clamp_min(0)
         return Comparison(
             read.top, self._rank(chosen, read.top), self.log_norm - chosen[:, 0], kl,
-            read.p1, read.second(), read.entropy,
+            read.top_prob, read.second(), read.entropy,
         )  # fmt: skip
 
     def _rank(self, chosen: Tensor, top: Tensor) -> Tensor:
@@ -95,23 +102,32 @@ class Estimate:
 
 
 class Bootstrap:
-    """Resampled documents, drawn once and used for any number of metrics."""
+    """Bootstrap samples of documents, for any number of metrics.
+
+    Few samples are drawn once and kept. More are drawn again for each metric, some at a time, so
+    that memory does not grow with samples x documents.
+    """
 
     def __init__(self, documents: Tensor, *, resamples: int = 1000, seed: int = 0) -> None:
         names, self.group = documents.unique(return_inverse=True)
         self.n_rows, self.n_documents = len(documents), len(names)
-        self.weights = resample(len(names), resamples, seed)
-        counts = torch.bincount(self.group, minlength=len(names)).double()
-        self.totals = (self.weights @ counts)[:, None]  # rows in each resample
+        self._draw = partial(resample_in_parts, len(names), resamples, seed)
+        self._drawn = list(self._draw()) if resamples * len(names) <= ENTRIES else None
+        self.totals = self.sums(torch.ones(self.n_rows, 1))  # rows in each sample
+
+    def by_document(self, values: Tensor) -> Tensor:
+        """Column sums of each document: (row, column) -> (document, column)."""
+        sums = torch.zeros(self.n_documents, values.shape[1], dtype=torch.float64)
+        return sums.index_add_(0, self.group, values.double())
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Column sums of each bootstrap sample: (row, column) -> (sample, column)."""
+        sums = self.by_document(values)
+        return torch.cat([weights @ sums for weights in self._drawn or self._draw()])
 
     def estimates(self, values: Tensor, *, level: float = 0.95) -> list[Estimate]:
         """Column means of (row, column) with percentile intervals."""
-        sums = torch.zeros(self.n_documents, values.shape[1], dtype=torch.float64)
-        sums.index_add_(0, self.group, values.double())
-        means = (self.weights @ sums) / self.totals
-        tail = (1 - level) / 2
-        ends = torch.tensor([tail, 1 - tail], dtype=torch.float64)
-        low, high = torch.quantile(means, ends, dim=0).tolist()
+        low, high = percentiles(self.sums(values) / self.totals, level).tolist()
         known = self.n_documents > 1
         return [
             Estimate(c, lo if known else None, hi if known else None, self.n_rows, self.n_documents)
@@ -131,9 +147,22 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def percentiles(samples: Tensor, level: float = 0.95, *, skip_nan: bool = False) -> Tensor:
+    """Both ends of the middle `level` of the samples: (sample, ...) -> (2, ...)."""
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=samples.dtype)
+    return (samples.nanquantile if skip_nan else samples.quantile)(ends, dim=0)
+
+
 def resample(n: int, times: int, seed: int) -> Tensor:
     """How often each of n groups is drawn in each of `times` bootstrap samples: (times, n)."""
+    return torch.cat(list(resample_in_parts(n, times, seed)))
+
+
+def resample_in_parts(n: int, times: int, seed: int) -> Iterator[Tensor]:
+    """What `resample` returns, some rows at a time; the parts do not depend on their sizes."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(n, (times, n), generator=generator)
-    counts = torch.zeros(times, n, dtype=torch.float64)
-    return counts.scatter_add_(1, drawn, torch.ones(times, n, dtype=torch.float64))
+    step = max(1, ENTRIES // n)
+    for start in range(0, times, step):
+        drawn = torch.randint(n, (min(step, times - start), n), generator=generator)
+        counts = torch.zeros(drawn.shape, dtype=torch.float64)
+        yield counts.scatter_add_(1, drawn, torch.ones_like(counts))

@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import Saturation, finite_top, require_ranks, saturation_layers
 
 
-@dataclass(frozen=True, eq=False)
-class RandomWalk:
+@dataclass(frozen=True, eq=False, repr=False)
+class RandomWalk(Brief):
     """The random walks of some rows: their `saturation`, and the rows' numbers in the pass."""
 
     saturation: Saturation  # gold is unknown: a walk has no correct output
@@ -51,9 +52,6 @@ class RandomWalks:
         """Start without rows.
 
         Args:
-            transformer: the model.
-            lenses: by name.
-            k: how many ranks.
             share: share of the rows; a walk takes half as long as reading every layer.
             seed: decides which rows are sampled and how steps are shuffled.
         """

@@ -21,7 +21,8 @@ PRECISIONS = (1, 5, 10)
 # Recorded per reading, row and layer: how good it is, and how confident.
 MEASURES = {
     "rank": torch.int8, "surprisal": torch.float32, "kl": torch.float32, "top": torch.int32,
-    "p1": torch.float32, "p2": torch.float32, "entropy": torch.float32, "size": torch.float32,
+    "top_prob": torch.float32, "second_prob": torch.float32, "entropy": torch.float32,
+    "size": torch.float32,
 }  # fmt: skip
 QUEUE_ROWS = 1024  # rows queued for the head at most, however small the vocabulary is
 
@@ -61,7 +62,9 @@ class RowQueue:
         """Add the rows of one batch; every batch must have the same keys."""
         self._batches.append(rows)
         self._n_rows += len(rows[self.transformer.n_layers])
-        if self._n_rows >= min(QUEUE_ROWS, budget.ENTRIES // self.transformer.d_vocab):
+        last = rows[self.transformer.n_layers]
+        states = 1 if last.dim() == 2 else last.shape[1]  # per row
+        if self._n_rows * states >= min(QUEUE_ROWS, budget.ENTRIES // self.transformer.d_vocab):
             self.flush()
 
     def flush(self) -> None:
@@ -89,8 +92,6 @@ class Reader:
         """Start without rows.
 
         Args:
-            transformer: the model.
-            predictors: by name.
             layers: the layers below the last to read, in order; all by default.
             on_logits: called with all logits, including those of the last layer.
         """
@@ -149,14 +150,14 @@ def _size(state: Tensor) -> Tensor:
 
     A fitted map carries an unfamiliar state to near the mean, so its prediction is short.
     """
-    return state.float().norm(dim=-1).cpu()
+    return state.flatten(1).float().norm(dim=-1).cpu()
 
 
 def _failures_marked(compared: Comparison) -> Comparison:
     """Rows with NaN or infinite logits count as completely wrong: no rank, infinite KL."""
     failed = ~(compared.kl.isfinite() & compared.surprisal.isfinite())
     filled = {"top": -1, "rank": DEPTH, "surprisal": torch.inf, "kl": torch.inf}
-    filled |= dict.fromkeys(("p1", "p2", "entropy"), torch.nan)
+    filled |= dict.fromkeys(("top_prob", "second_prob", "entropy"), torch.nan)
     return replace(
         compared,
         **{key: getattr(compared, key).masked_fill(failed, value) for key, value in filled.items()},

@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings
 
 
-@dataclass(frozen=True, eq=False)
-class Track:
+@dataclass(frozen=True, eq=False, repr=False)
+class Track(Brief):
     """The readings of one lens; the first axis is the layer, the second the position."""
 
     ids: Tensor  # (layer, row, k)
@@ -48,20 +49,16 @@ class Readings:
         for name, track in self.tracks.items():
             for place, position in enumerate(self.positions):
                 for layer in range(self.n_layers + 1):
-                    pairs = zip(track.ids[layer, place], track.probs[layer, place], strict=True)
+                    one = {key: value[layer, place].tolist() for key, value in vars(track).items()}
+                    top = [
+                        {"id": token, "token": self.decode(token), "prob": prob}
+                        for token, prob in zip(one["ids"], one["probs"], strict=True)
+                    ]
                     yield {
-                        "map": name,
-                        "position": position,
-                        "token": self.tokens[position],
-                        "layer": layer,
-                        "top": [
-                            {"id": int(i), "token": self.decode(int(i)), "prob": float(p)}
-                            for i, p in pairs
-                        ],
-                        "agrees": bool(track.agrees[layer, place]),
-                        "kl": float(track.kl[layer, place]),
-                        "surprisal": float(track.surprisal[layer, place]),
-                    }
+                        "map": name, "position": position, "token": self.tokens[position],
+                        "layer": layer, "top": top,
+                        **{key: one[key] for key in ("agrees", "kl", "surprisal")},
+                    }  # fmt: skip
 
     def at(self, position: int) -> list[dict[str, Any]]:
         """The rows of one position; negative positions count from the end."""
@@ -84,15 +81,13 @@ class Readings:
             [
                 {
                     **{key: row[key] for key in ("map", "position", "token", "layer")},
-                    "rank": rank + 1,
-                    "top_token": top["token"],
-                    "prob": top["prob"],
+                    "rank": rank, "top_token": top["token"], "prob": top["prob"],
                     **{key: row[key] for key in ("agrees", "kl", "surprisal")},
                 }
                 for row in self.rows()
-                for rank, top in enumerate(row["top"])
+                for rank, top in enumerate(row["top"], 1)
             ]
-        )
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         names = " and ".join(self.tracks)

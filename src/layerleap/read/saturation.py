@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, NotFinite
-from layerleap.memory import give_back
 from layerleap.models.transformer import Transformer
-from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
 from layerleap.read.reader import RowQueue, StateRows
-from layerleap.read.scores import CHECK_EVERY, TRIM_EVERY, TailCheck, check_tail
+from layerleap.read.scores import TailCheck, iter_states
 from layerleap.read.top import top_k
 from layerleap.stats.tensor_file import TensorFile
 from layerleap.stream.examples import Batch
@@ -93,38 +91,20 @@ def saturate(
     *,
     k: int = 5,
     on_states: Callable[[Mapping[int, Tensor], Batch], object] | None = None,
-    progress: Progress = silent,
-    total: int | None = None,
-    phase: str = "reading",
 ) -> dict[str, Saturation]:
     """The saturation layers of every kept position through every lens, from one forward pass.
 
     Args:
-        transformer: the model.
-        lenses: by name.
         batches: the text, images or speech to read.
-        k: how many ranks.
         on_states: called with h[0] .. h[n_layers] at the rows of each batch, and the batch; rows
             are in the order of the result.
-        progress: called with the number of texts.
-        total: expected number of texts, if known.
-        phase: the name of this phase for `progress`.
     """
     tracker = _Tracker(transformer, lenses, k)
-    check, texts = TailCheck(), 0
-    for number, batch in enumerate(batches):
-        if number % CHECK_EVERY == 0:
-            check_tail(transformer, batch, check)
-        states = transformer.capture(batch.inputs, keep=batch.keep).states
+    for batch, states in iter_states(transformer, batches, TailCheck()):
         if on_states is not None:
             on_states(states, batch)
         tracker.add_batch(batch)
         tracker.queue.add(states)
-        texts += batch.n_texts
-        if number % TRIM_EVERY == 0:
-            give_back()
-        progress(phase, texts, total)
-    check.require()
     tracker.queue.flush()
     if not tracker.tokens:
         raise BadText("no position to read: there is no text, or none of its positions is kept")

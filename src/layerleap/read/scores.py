@@ -6,7 +6,7 @@ For some batches the model also computes its own logits. They are compared with 
 to the last state, because all measures assume that both are the same (`TailCheck`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadText, ModelRefused
 from layerleap.memory import give_back
 from layerleap.models.hooks.recording import Recording, record
@@ -26,7 +27,7 @@ from layerleap.read.reader import MEASURES, LogitObserver, Predictor, Reader, sc
 from layerleap.stats.tensor_file import TensorFile
 from layerleap.stream.examples import Batch
 
-FILE = TensorFile("scores", 1)
+FILE = TensorFile("scores", 2)
 CHECK_EVERY = 16  # the tail is checked on a few texts of one batch in this many
 TRIM_EVERY = 8  # batches after which freed memory is returned to the system
 MOST_WRONG = 0.01  # largest share of rows with another top token than the model
@@ -73,8 +74,8 @@ class TailCheck:
 ROWS = ("documents", "positions", "cosine")  # the same for every lens
 
 
-@dataclass
-class Scores:
+@dataclass(repr=False)
+class Scores(Brief):
     """The measures of all readings: (row, layer) by lens; see `metrics.Comparison`."""
 
     documents: Tensor  # (row,)
@@ -83,8 +84,8 @@ class Scores:
     surprisal: dict[str, Tensor]  # (row, layer)
     kl: dict[str, Tensor]  # (row, layer)
     top: dict[str, Tensor]  # (row, layer) int32
-    p1: dict[str, Tensor]
-    p2: dict[str, Tensor]
+    top_prob: dict[str, Tensor]
+    second_prob: dict[str, Tensor]
     entropy: dict[str, Tensor]
     size: dict[str, Tensor]  # norm of the state passed to the tail
     cosine: Tensor  # (row, layer): between h[layer] and h[layer - 1]; NaN at layer 0
@@ -131,56 +132,53 @@ def score(
     """The measures of every lens at every layer and kept position.
 
     Args:
-        transformer: the model.
-        lenses: by name.
         batches: of text that was not fitted on.
         on_states: called with h[0] .. h[n_layers] at the rows of each batch, and the batch. Pass
             `MapErrors.add` to measure R2 on the same rows.
         on_logits: called with all logits, by lens and layer.
         on_recording: called with a full recording of each forward pass, and the batch.
-        progress: called with the number of texts.
-        total: expected number of texts, if known.
-        phase: the name of this phase for `progress`.
     """
     predictors = {name: _predictor(name, lens) for name, lens in lenses.items()}
-    reader, check, texts = Reader(transformer, predictors, on_logits=on_logits), TailCheck(), 0
-    cosine: list[Tensor] = []
-    documents: list[Tensor] = []
-    positions: list[Tensor] = []
-    for number, batch in enumerate(batches):
-        if number % CHECK_EVERY == 0:
-            check_tail(transformer, batch, check)
-        states = _states(transformer, batch, on_recording)
-        documents.append(batch.documents)
-        positions.append(batch.positions)
+    reader, check = Reader(transformer, predictors, on_logits=on_logits), TailCheck()
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def report(texts: int) -> None:
+        progress(phase, texts, total)
+
+    for batch, states in iter_states(transformer, batches, check, report, on_recording):
         if on_states is not None:
             on_states(states, batch)
         reader.add(states)
-        cosine.append(_cosines(states))
-        texts += batch.n_texts
+        rows.append((batch.documents, batch.positions, _cosines(states)))
+    if not rows:
+        raise BadText("no position to read: the text is empty, or none of it is held out")
+    documents, positions, cosine = (torch.cat(column) for column in zip(*rows, strict=True))
+    return Scores(documents, positions, **reader.columns(), cosine=cosine, check=check)
+
+
+def iter_states(
+    transformer: Transformer,
+    batches: Iterable[Batch],
+    check: TailCheck,
+    report: Callable[[int], object] = lambda texts: None,
+    on_recording: Callable[[Recording, Batch], object] | None = None,
+) -> Iterator[tuple[Batch, dict[int, Tensor]]]:
+    """Every batch with the kept rows of every layer; the tail is checked now and then."""
+    texts = 0
+    for number, batch in enumerate(batches):
+        if number % CHECK_EVERY == 0:
+            check_tail(transformer, batch, check)
+        if on_recording is None:
+            yield batch, transformer.capture(batch.inputs, keep=batch.keep).states
+        else:
+            recording = record(transformer, batch.inputs)
+            on_recording(recording, batch)
+            yield batch, recording.rows(batch.keep)
         if number % TRIM_EVERY == 0:
             give_back()
-        progress(phase, texts, total)
-    if not documents:
-        raise BadText("no position to read: the text is empty, or none of it is held out")
+        texts += batch.n_texts
+        report(texts)
     check.require()
-    return Scores(
-        torch.cat(documents), torch.cat(positions), **reader.columns(),
-        cosine=torch.cat(cosine), check=check,
-    )  # fmt: skip
-
-
-def _states(
-    transformer: Transformer,
-    batch: Batch,
-    on_recording: Callable[[Recording, Batch], object] | None,
-) -> dict[int, Tensor]:
-    """The kept rows of every layer, from one forward pass."""
-    if on_recording is None:
-        return transformer.capture(batch.inputs, keep=batch.keep).states
-    recording = record(transformer, batch.inputs)
-    on_recording(recording, batch)
-    return recording.rows(batch.keep)
 
 
 def _predictor(name: str, lens: Lens) -> Predictor:
@@ -205,7 +203,7 @@ def check_tail(transformer: Transformer, batch: Batch, check: TailCheck) -> None
     captured = transformer.capture(few.inputs, keep=few.keep, layers=[last], logits=True)
     assert captured.logits is not None
     own = captured.logits  # of every position, or of the whole input if the model is a classifier
-    own = own[few.keep.to(own.device)] if own.dim() == 3 else own[few.keep.nonzero()[:, 0]]
+    own = own[few.keep.to(own.device)] if own.dim() == 3 else own[few.text_of_row]
     for rows in chunks(len(own), transformer.d_vocab):
         check.add(own[rows], transformer.logits(captured.states[last][rows]))
     check.require(rows=100)  # a handful of rows must not decide
@@ -214,7 +212,9 @@ def check_tail(transformer: Transformer, batch: Batch, check: TailCheck) -> None
 def _cosines(h: Mapping[int, Tensor]) -> Tensor:
     """Between each state and the one a layer below: (row, layer), NaN at layer 0."""
     pairs = [
-        torch.cosine_similarity(h[layer - 1].float().to(h[layer].device), h[layer].float()).cpu()
+        torch.cosine_similarity(
+            h[layer - 1].flatten(1).float().to(h[layer].device), h[layer].flatten(1).float()
+        ).cpu()
         for layer in range(1, len(h))
     ]
     return torch.stack([torch.full((len(h[0]),), torch.nan), *pairs], dim=1)

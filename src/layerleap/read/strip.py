@@ -32,24 +32,21 @@ class Strip:
         for name, track in self.tracks.items():
             for place, position in enumerate(self.positions):
                 gold = int(track.gold[place])
+                tokens, layers = track.tokens[place].tolist(), track.layer[place].tolist()
                 yield {
                     "map": name,
                     "position": position,
                     "token": self.tokens[position],
                     "next": None if gold < 0 else self.decode(gold),
                     "ranks": [
-                        self._rank(rank, int(token), int(layer), gold)
-                        for rank, (token, layer) in enumerate(
-                            zip(track.tokens[place], track.layer[place], strict=True), 1
-                        )
+                        {
+                            "rank": rank, "id": token, "token": self.decode(token), "layer": layer,
+                            "saturates": layer < self.n_layers,
+                            "is_next": None if gold < 0 else token == gold,
+                        }
+                        for rank, (token, layer) in enumerate(zip(tokens, layers, strict=True), 1)
                     ],
-                }
-
-    def _rank(self, rank: int, token: int, layer: int, gold: int) -> dict[str, Any]:
-        return {
-            "rank": rank, "id": token, "token": self.decode(token), "layer": layer,
-            "saturates": layer < self.n_layers, "is_next": None if gold < 0 else token == gold,
-        }  # fmt: skip
+                }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

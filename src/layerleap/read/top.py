@@ -1,7 +1,4 @@
-"""Deterministic top-k of logits.
-
-In: logits, (row, d_vocab). Out: the k highest of each row and their ids; ties are ordered by id.
-"""
+"""Deterministic top-k of logits: ties are ordered by id."""
 
 import torch
 from torch import Tensor

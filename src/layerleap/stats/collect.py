@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from layerleap.errors import BadArtifact, BadSettings, NothingToFit, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, NothingToFit, WrongModel, check_choice
 from layerleap.models.discovery.parts import KINDS, block_parts
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -18,7 +18,9 @@ from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, 
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
+from layerleap.stream.split import pack_fingerprints
 
+METHOD = 1  # raise it when a pass over the same text would give other sums: old ones are refused
 TOKENS_PER_BATCH = 1024
 RIDGE_SHARE = 0.1  # share of the fitting documents held back to choose a ridge
 
@@ -33,6 +35,7 @@ def collect(
     pairs: Pairs = "final",
     parts: bool | Sequence[str] = False,
     choose_ridge: bool = False,
+    keep_sample: bool = False,
     solving: Mapping[str, Any] | None = None,
     shard: tuple[int, int] | None = None,
     checkpoint: Path | None = None,
@@ -43,29 +46,31 @@ def collect(
     """Moments of the fitting documents of `text`, collected in one pass.
 
     Args:
-        transformer: the model.
         text: anything `batches_of` reads, "generated", or None for the model's default text.
         sampling: how to cut texts and choose positions.
         starts: a text of real sequences from which a masked model draws its texts.
-        n_texts: stop after this many texts.
         pairs: "final" for maps to the last layer, "all" for maps between all layers.
         parts: also collect the inputs and outputs of attention, FFN and norms of every block; or
             name some of these kinds. Rows held back for the ridge are not included.
         choose_ridge: hold back a tenth of the documents to choose a ridge.
+        keep_sample: keep some rows of that tenth, which are fitted on unless they are held back.
         solving: default options for `solve_bank`, stored with the result.
         shard: (index, number of shards) if several runs share the work.
         checkpoint: a file to save to about every half minute, and to resume from. The finished
             tally stays there; call `finish` once your results are saved.
         save_states: a file for a sample of the states fitted on, which `tune` trains on.
         tokens_per_batch: padded tokens per forward pass; the default suits a CPU.
-        progress: called after every batch.
     """
     tokens = TOKENS_PER_BATCH if tokens_per_batch is None else tokens_per_batch
-    rank, processes = world()
-    own_shard = _check_run(pairs, n_texts, tokens, shard, rank, processes)
+    own_shard = _check_run(pairs, n_texts, tokens, shard)
     file = StateFile(save_states) if isinstance(save_states, Path) else save_states
     if file is not None and own_shard[1] > 1:
         raise BadSettings("a sharded run cannot save states; run without shards or save_states")
+    if file is not None and transformer.row_kind == "sequence":
+        raise BadSettings(
+            f"the head of {transformer.identity.name} reads all positions at once, so single "
+            "states cannot be saved for tuning; leave save_states out"
+        )
     if text is None:
         text = default_text(transformer) if starts is None else "generated"
     sampling = sampling or Sampling()
@@ -73,11 +78,12 @@ def collect(
     source, sampling = resolve_text(transformer, text, sampling, progress, starts, n_generated)
     kinds = KINDS if parts is True else parts or ()
     about = {
-        "model": transformer.identity.to_dict(),
+        "method": METHOD, "model": transformer.identity.to_dict(),
         "text": str(text) if isinstance(text, str | Path) else "given texts",
         "sampling": sampling.to_dict(), "solve": dict(solving or {}),
         "n_texts": n_texts, "pairs": pairs, "parts": block_parts(transformer, kinds) or None,
-        "choose_ridge": choose_ridge, "save_states": file.settings() if file else None,
+        "choose_ridge": choose_ridge, "keep_sample": keep_sample,
+        "save_states": file.settings() if file else None,
         "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
     }  # fmt: skip
     own = own_checkpoint(checkpoint)
@@ -87,7 +93,7 @@ def collect(
     census = Census()
     batches = batches_of(
         transformer, source, sampling, n_texts=n_texts, census=census, tokens_per_batch=tokens,
-        ridge_share=RIDGE_SHARE if choose_ridge else 0.0,
+        ridge_share=RIDGE_SHARE if choose_ridge or keep_sample else 0.0,
     )  # fmt: skip
     with (
         closing(StateWriter(file, transformer, tally.fit.rows)) if file else nullcontext()
@@ -97,7 +103,8 @@ def collect(
             shard=own_shard, checkpoint=own, writer=writer, progress=progress,
             total=None if n_texts is None else -(-n_texts // own_shard[1]),
         )  # fmt: skip
-    tally.about = {**about, "data": census.to_dict()}
+    documents = pack_fingerprints(census.used)
+    tally.about = {**about, "data": census.to_dict(), "documents": documents}
     reduce_tally(tally)
     if tally.fit.n == 0 and not shard:
         raise NothingToFit(
@@ -110,16 +117,11 @@ def collect(
 
 
 def _check_run(
-    pairs: str,
-    n_texts: int | None,
-    tokens_per_batch: int,
-    shard: tuple[int, int] | None,
-    rank: int,
-    processes: int,
+    pairs: str, n_texts: int | None, tokens_per_batch: int, shard: tuple[int, int] | None
 ) -> tuple[int, int]:
     """This process's shard; invalid settings are refused."""
-    if pairs not in ("final", "all"):
-        raise BadSettings(f"unknown pairs {pairs!r}; expected 'final' or 'all'")
+    rank, processes = world()
+    check_choice(pairs, ("final", "all"), "pairs")
     if n_texts is not None and n_texts < 1:
         raise BadSettings(f"n_texts {n_texts} leaves nothing to fit on; expected 1 or more")
     if tokens_per_batch < 1:
@@ -167,17 +169,14 @@ def merge(paths: Sequence[Path]) -> Tally:
     """The sum of all shards of one run, read one file at a time."""
     if not paths:
         raise BadSettings("nothing to merge: name the files of all shards")
-    shards = [_shard_of(path) for path in paths]
-    of = shards[0][1]
-    if any(other != of for _, other in shards):
-        counts = sorted({of for _, of in shards})
+    given, counts = (sorted(side) for side in zip(*map(_shard_of, paths), strict=True))
+    of = counts[0]
+    if of != counts[-1]:
+        counts = sorted(set(counts))
         raise BadSettings(f"these shards come from runs split into {counts} shards; merge one run")
-    if len(shards) != len({which for which, _ in shards}):
-        raise BadSettings(
-            f"a shard was given twice: {sorted(which for which, _ in shards)} of {of}"
-        )
-    missing = set(range(of)) - {which for which, _ in shards}
-    if missing:
+    if len(given) != len(set(given)):
+        raise BadSettings(f"a shard was given twice: {given} of {of}")
+    if missing := set(range(of)) - set(given):
         raise BadSettings(f"shards {sorted(missing)} of {of} are missing")
     total = Tally.load(paths[0])
     for path in paths[1:]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
+from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel, check_choice
 from layerleap.stats.tensor_file import TensorFile
 
 FILE = TensorFile("moments", 2)
@@ -44,20 +44,15 @@ class Moments:
     """
 
     def __init__(
-        self,
-        n_layers: int,
-        d_model: int,
-        pairs: Pairs = "final",
-        names: Sequence[str] | None = None,
+        self, n_layers: int, d_model: int, pairs: Pairs = "final", names: Sequence[str] = ()
     ) -> None:
         """Start with no rows.
 
         Args:
             n_layers: index of the last vector; vectors are counted from 0.
-            d_model: width of each vector.
-            pairs: which maps can be fitted.
             names: what error messages call each vector; "layer 0" and so on by default.
         """
+        check_choice(pairs, LAYOUTS, "pairs")
         if pairs == "parts" and n_layers % 2 == 0:
             raise BadSettings(
                 f"{n_layers + 1} vectors cannot be inputs and outputs; expected an even number"
@@ -96,7 +91,11 @@ class Moments:
         for name, h in zip(self.names, states, strict=True):
             if tuple(h.shape) != shape:
                 raise BadSettings(f"states of {name} have shape {tuple(h.shape)}; expected {shape}")
-        self._check_finite(states)
+            if not torch.isfinite(h).all():
+                raise NotFinite(
+                    f"NaN or infinite states at {name} after {self.rows} good rows; run the "
+                    "model in float32 or bfloat16, and check its weights and inputs"
+                )
         start, n_rows = 0, shape[0]
         while start < n_rows:
             count = min(n_rows - start, len(self._buffer) - self._filled)
@@ -119,14 +118,6 @@ class Moments:
         width = (self.n_layers + 1) * self.d_model
         return torch.empty(min(BUFFER, max(64, 2**24 // width)), width, dtype=torch.float64)
 
-    def _check_finite(self, states: Sequence[Tensor]) -> None:
-        for name, h in zip(self.names, states, strict=True):
-            if not torch.isfinite(h).all():
-                raise NotFinite(
-                    f"NaN or infinite states at {name} after {self.rows} good rows; run the "
-                    "model in float32 or bfloat16, and check its weights and inputs"
-                )
-
     def flush(self) -> "Moments":
         """Multiply the rows that are still in the buffer. Returns self."""
         if self._filled == 0:
@@ -142,13 +133,11 @@ class Moments:
             if not self.has_gram(src):
                 self.cross[src] += h.square().sum(0)
             elif self.pairs == "final":
-                self.cross[src].addmm_(h.T, self._with_last(rows, h, src))
+                last = [] if src == self.n_layers else [rows[:, -width:]]
+                self.cross[src].addmm_(h.T, torch.cat([h, *last], dim=1))
             else:  # the targets are adjacent columns: one product, no copy
                 self.cross[src].addmm_(h.T, rows[:, start : start + self.cross[src].shape[1]])
         return self
-
-    def _with_last(self, rows: Tensor, h: Tensor, src: int) -> Tensor:
-        return h if src == self.n_layers else torch.cat([h, rows[:, -self.d_model :]], dim=1)
 
     @property
     def rows(self) -> int:
@@ -240,19 +229,28 @@ def _require_like(key: str, tensor: Tensor, expected: Tensor) -> None:
         raise BadArtifact(f"{key} has shape and dtype {actual}; expected {wanted}, recreate it")
 
 
-def save_moments(path: Path, sets: Mapping[str, Moments], about: Any) -> None:
-    """Write named moments and their description into one file, atomically."""
+def save_moments(
+    path: Path, sets: Mapping[str, Moments], about: Any, rows: Tensor | None = None
+) -> None:
+    """Write named moments, their description and optionally some rows into one file, atomically."""
     tensors = {
         f"{name}/{key}": value
         for name, moments in sets.items()
         for key, value in moments.tensors().items()
     }
+    if rows is not None:
+        tensors["rows"] = rows
     shapes = {name: moments.shape for name, moments in sets.items()}
     FILE.save(path, tensors, {"shapes": shapes, "about": about})
 
 
 def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
     """The moments and the description that `save_moments` wrote."""
+    return load_with_rows(path)[:2]
+
+
+def load_with_rows(path: Path) -> tuple[dict[str, Moments], dict[str, Any], Tensor | None]:
+    """The moments, the description and the rows that `save_moments` wrote."""
     tensors, header = FILE.load(path)
     sets = {}
     with FILE.parsing(path):
@@ -260,7 +258,7 @@ def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
             prefix = f"{name}/"
             own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
             sets[name] = Moments.from_tensors(own, tuple(shape))
-        return sets, header["about"]
+        return sets, header["about"], tensors.get("rows")
 
 
 def load_about(path: Path) -> dict[str, Any]:

@@ -8,10 +8,11 @@ the file depends only on its number, so a resumed run writes the same rows to th
 """
 
 import hashlib
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from layerleap.files import clear_write_errors, read_json, write_json
 from layerleap.models.transformer import Transformer
 
 FORMAT = 1
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class StateWriter:
         write_json(self.target.header, {**self.about, "rows": rows})
 
 
-def _places(numbers: "np.ndarray[Any, Any]", limit: int, seed: int) -> "np.ndarray[Any, Any]":
+def _places(numbers: Array, limit: int, seed: int) -> Array:
     """The place of each row in the file; at or past the limit it is dropped.
 
     The first rows fill the file. Row i then takes a random place in 0 .. i and is saved if that
@@ -169,19 +171,8 @@ def _places(numbers: "np.ndarray[Any, Any]", limit: int, seed: int) -> "np.ndarr
 class SavedStates:
     """The rows of a finished file, or some of them; states are read from disk on demand."""
 
-    def __init__(
-        self,
-        records: "np.ndarray[Any, Any]",
-        chosen: "np.ndarray[Any, Any]",
-        model: Mapping[str, Any],
-    ) -> None:
-        """Use `StateFile.open` to create one.
-
-        Args:
-            records: the memory map.
-            chosen: indices of the rows to include.
-            model: the identity of the model, as JSON types.
-        """
+    def __init__(self, records: Array, chosen: Array, model: Mapping[str, Any]) -> None:
+        """The rows `chosen` of a memory map; use `StateFile.open` to create one."""
         self._records, self._chosen = records, chosen
         self.model = dict(model)
         shape = records.dtype["states"].shape
@@ -197,17 +188,25 @@ class SavedStates:
     @property
     def documents(self) -> Tensor:
         """The document of each row: (row,)."""
-        return torch.from_numpy(self._records["document"][self._chosen].astype(np.int64))
+        return self._read("document", self._chosen)
 
     def states(self, which: Sequence[int] | Tensor | slice) -> Tensor:
         """Some rows at all layers: (row, n_layers + 1, d_model), float32."""
         index = which if isinstance(which, slice) else np.asarray(which)
-        return torch.from_numpy(self._records["states"][self._chosen[index]])
+        return self._read("states", self._chosen[index])
 
     def cells(self, rows: Tensor, layers: Tensor) -> Tensor:
         """h[layers[i]] of row rows[i], for each i: (cell, d_model), float32."""
         chosen = self._chosen[np.asarray(rows)]
-        return torch.from_numpy(self._records["states"][chosen, np.asarray(layers)])
+        return self._read("states", (chosen, np.asarray(layers)))
+
+    def _read(self, field: str, which: Any) -> Tensor:
+        """A copy of some entries; pages of the file do not stay part of this process."""
+        entries = torch.from_numpy(self._records[field][which])
+        mapped = getattr(self._records, "_mmap", None)
+        if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
+        return entries
 
     def split(self, share: float, seed: int = 0) -> tuple["SavedStates", "SavedStates"]:
         """Two sets without a common document; the second has a random `share` of the documents."""

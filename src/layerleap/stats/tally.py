@@ -10,7 +10,7 @@ at any time resumes from there and ends with bit-identical sums.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from layerleap.errors import BadArtifact, BadSettings, WrongModel
 from layerleap.models.discovery.parts import BlockPart
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stats.moments import Moments, Pairs, load_moments, save_moments
+from layerleap.stats.moments import Moments, Pairs, load_with_rows, save_moments
 from layerleap.stats.saved_states import StateWriter
 from layerleap.stream.examples import Batch
+from layerleap.stream.split import unpack_fingerprints
 
+SAMPLE_ROWS = 192  # kept to choose a ridge on; 14 MB with 30 layers of 576
 CHECKPOINT_SECONDS, LONGEST_SECONDS = 30.0, 55.0
 MEDIA = ("pixel_values", "input_features", "decoder_input_ids")  # inputs of models without text
 
@@ -51,15 +53,11 @@ class Tally:
     n_texts: int = 0
     digest: str = ""  # hash of all batches passed, to recognise the same text on resuming
     parts: Moments | None = None  # inputs and outputs of `block_parts`, in that order
+    sample: Tensor | None = None  # rows to choose a ridge on: (row, n_layers + 1, d_model)
 
     @classmethod
     def empty(
-        cls,
-        transformer: Transformer,
-        pairs: Pairs,
-        about: dict[str, Any],
-        *,
-        hold_back: bool = False,
+        cls, transformer: Transformer, pairs: Pairs, about: dict[str, Any], hold_back: bool = False
     ) -> "Tally":
         """A tally without rows; about["parts"] lists the parts of blocks to include."""
         shape = (transformer.n_layers, transformer.d_model)
@@ -72,15 +70,23 @@ class Tally:
         model, text = self.about.get("model", {}).get("name"), self.about.get("text")
         return f"Tally({self.fit.rows} rows from {self.n_texts} texts of {text}, {model})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Settings and counts, as plain JSON types."""
-        rows = {name: moments.rows for name, moments in self.sets.items()}
-        return {**self.about, "n_texts": self.n_texts, "n_batches": self.n_batches, "rows": rows}
-
     @property
     def block_parts(self) -> list[BlockPart]:
         """The parts of blocks with moments, in the order of those moments."""
         return [BlockPart(block, part) for block, part in self.about.get("parts") or ()]
+
+    def keep(self, states: Sequence[Tensor]) -> None:
+        """Add rows to the sample until it is full."""
+        room = SAMPLE_ROWS - (0 if self.sample is None else len(self.sample))
+        if room > 0:
+            rows = torch.stack([h[:room].detach().float().cpu() for h in states], dim=1)
+            self.sample = _joined(self.sample, rows)
+
+    @property
+    def documents(self) -> frozenset[int] | None:
+        """Fingerprints of the documents read; None before the end of a run."""
+        packed = self.about.get("documents")
+        return None if packed is None else unpack_fingerprints(packed)
 
     @property
     def sets(self) -> dict[str, Moments]:
@@ -90,16 +96,17 @@ class Tally:
 
     def save(self, path: Path) -> None:
         """Write everything into one file."""
-        save_moments(path, self.sets, {key: getattr(self, key) for key in STATE})
+        save_moments(path, self.sets, {key: getattr(self, key) for key in STATE}, self.sample)
 
     @classmethod
     def load(cls, path: Path) -> "Tally":
         """The tally that `save` wrote."""
-        sets, state = load_moments(path)
+        sets, state, sample = load_with_rows(path)
         is_tally = isinstance(state, dict) and state.keys() == STATE.keys() and "fit" in sets
         if not is_tally or not all(isinstance(state[key], kind) for key, kind in STATE.items()):
             raise BadArtifact(f"{path} holds moments, but not a tally; recreate it")
-        tally = cls(sets["fit"], sets.get("held_back"), **state, parts=sets.get("parts"))
+        held_back, parts = sets.get("held_back"), sets.get("parts")
+        tally = cls(sets["fit"], held_back, **state, parts=parts, sample=sample)
         tally._check_parts(path)
         return tally
 
@@ -131,19 +138,17 @@ class Tally:
             raise BadSettings(f"shard {self.about['shard']} was given twice")
         if (self.held_back is None) != (other.held_back is None):
             raise WrongModel("only one of these tallies has rows held back; collect both again")
+        merged = {name: own.merge(other.sets[name]) for name, own in self.sets.items()}
         return Tally(
-            self.fit.merge(other.fit),
-            _merged(self.held_back, other.held_back),
-            {**self.about, "shard": None},
-            max(self.n_batches, other.n_batches),
-            self.n_texts + other.n_texts,
-            self.digest,
-            _merged(self.parts, other.parts),
-        )
+            merged["fit"], merged.get("held_back"), {**self.about, "shard": None},
+            max(self.n_batches, other.n_batches), self.n_texts + other.n_texts, self.digest,
+            merged.get("parts"), _joined(self.sample, other.sample),
+        )  # fmt: skip
 
 
-def _merged(mine: Moments | None, theirs: Moments | None) -> Moments | None:
-    return None if mine is None or theirs is None else mine.merge(theirs)
+def _joined(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+    known = [rows for rows in (mine, theirs) if rows is not None]
+    return torch.cat(known) if known else None
 
 
 def _site_names(parts: Iterable[BlockPart]) -> list[str]:
@@ -168,15 +173,12 @@ def run_tally(
     """Add every batch of this shard that is not in `tally` yet.
 
     Args:
-        transformer: the model whose states are added.
         batches: the whole stream; batches of other shards and those already added are skipped.
         tally: empty, or loaded from a checkpoint.
         shard: (index, number of shards).
         checkpoint: where to save the tally: about every half minute, when interrupted, and at the
             end.
         writer: also saves the states that are fitted on.
-        progress: called with the number of texts.
-        total: expected number of texts, if known.
     """
     saver = Saver(tally.save, checkpoint)
     n_new, digest = 0, ""
@@ -264,22 +266,27 @@ def _states(
 
 
 def _add(
-    tally: Tally,
-    batch: Batch,
-    states: list[Tensor],
-    part_states: list[Tensor],
+    tally: Tally, batch: Batch, states: list[Tensor], part_states: list[Tensor],
     writer: StateWriter | None,
-) -> None:
-    back = batch.held_back
-    if back.any():
-        assert tally.held_back is not None, "the batch holds rows back, but the tally does not"
+) -> None:  # fmt: skip
+    back, documents = batch.held_back, batch.documents
+    is_pooled = states[0].dim() == 3
+    if back.any() and not is_pooled:  # a state of a pooled head has no reading of its own
+        tally.keep([h[back.to(h.device)] for h in states])
+    if is_pooled:  # a row is a whole sequence, and maps act on each of its states
+        n = states[0].shape[1]
+        back, documents = back.repeat_interleave(n), documents.repeat_interleave(n)
+        states = [h.flatten(0, 1) for h in states]
+        part_states = [h.flatten(0, 1) for h in part_states]
+    if tally.held_back is not None and back.any():
         tally.held_back.add([h[back.to(h.device)] for h in states])
         states, part_states = (
             [h[~back.to(h.device)] for h in tensors] for tensors in (states, part_states)
         )
     tally.fit.add(states)
     if writer is not None:
-        writer.add(states, batch.documents[~back])
+        is_fitted = torch.ones_like(back) if tally.held_back is None else ~back
+        writer.add(states, documents[is_fitted])
     if tally.parts is not None:
         tally.parts.add(part_states)
     tally.n_texts += batch.n_texts
@@ -294,24 +301,30 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
+def cpu_group() -> Any:
+    """The process group that can add up CPU tensors; None is the default one.
+
+    A script that trains on GPUs has started NCCL, which cannot. All processes must call this.
+    """
+    return None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
+
+
 def wait_for_all() -> None:
     """Wait until every torchrun process gets here."""
     if world()[1] > 1:
-        dist.barrier()
+        dist.barrier(group=cpu_group())
 
 
 def reduce_tally(tally: Tally) -> Tally:
     """Add up the tallies of all processes; each then holds the total."""
     if world()[1] == 1:
         return tally
-    for moments in tally.sets.values():
-        moments.flush()
-        count = torch.tensor([moments.n])
-        dist.all_reduce(count)
-        moments.n = int(count)
+    group, sets = cpu_group(), tally.sets.values()
+    counts = torch.tensor([tally.n_texts, *(moments.flush().n for moments in sets)])
+    dist.all_reduce(counts, group=group)
+    tally.n_texts, *rows = counts.tolist()
+    for moments, n in zip(sets, rows, strict=True):
+        moments.n = n
         for tensor in (moments.sums, *moments.cross):
-            dist.all_reduce(tensor)
-    texts = torch.tensor([tally.n_texts])
-    dist.all_reduce(texts)
-    tally.n_texts = int(texts)
+            dist.all_reduce(tensor, group=group)
     return tally

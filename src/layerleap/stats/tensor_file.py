@@ -72,9 +72,11 @@ class TensorFile:
             ) from error
 
 
-def content_hash(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
-    """Hash of all numbers and of the header, without its own "sha256" entry."""
-    fields = {key: value for key, value in header.items() if key != "sha256"}
+def content_hash(
+    tensors: Mapping[str, Tensor], header: Mapping[str, Any], own: str = "sha256"
+) -> str:
+    """Hash of all numbers and of the header, whatever its layout; without its entry `own`."""
+    fields = {key: value for key, value in header.items() if key != own}
     # A round trip first: JSON has no tuples, and its keys are strings.
     plain = json.loads(json.dumps(fields))
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())

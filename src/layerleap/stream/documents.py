@@ -39,6 +39,7 @@ class Document:
 
     name: str  # unique within its source, and the same each time it is read
     text: str
+    target: str = ""  # what a decoder writes for this text, if it is one of a pair
 
 
 def iter_documents(

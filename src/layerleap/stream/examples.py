@@ -10,8 +10,8 @@ and absolute positions counted from 0, it cannot affect a real token.
 
 import hashlib
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Generator, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -20,14 +20,17 @@ from torch import Tensor
 
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings, BadText, check_choice
-from layerleap.models.discovery.probe import prepare, vocabulary_size
+from layerleap.models.discovery.probe import prepare
+from layerleap.models.inputs import encode_pair, padded, without_padding
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
+from layerleap.stream.pairs import iter_pairs
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
 from layerleap.stream.split import (
     Side,
     Unit,
     check_per_document,
+    fingerprint,
     is_held_out,
     iter_texts,
     on_side,
@@ -76,6 +79,7 @@ class Example:
     keep: tuple[int, ...]
     held_back: bool = False  # reserved for choosing the ridge
     gold: tuple[int, ...] = ()  # correct token at each kept position, -1 unknown; () if all are
+    source: tuple[int, ...] = ()  # what the encoder reads, if `ids` are those of a decoder
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Batch:
             name: value[chosen] if isinstance(value, Tensor) else value
             for name, value in self.cut(width).items()
         }
-        rows = chosen[self.keep.nonzero()[:, 0]]
+        rows = chosen[self.text_of_row]
         return Batch(
             self.index, inputs, self.keep[chosen][:, :width], self.documents[rows],
             self.positions[rows], self.held_back[rows], int(chosen.sum()), int(mask.sum()),
@@ -125,6 +129,15 @@ class Batch:
         }
 
     @property
+    def text_of_row(self) -> Tensor:
+        """The text that each row comes from: (row,).
+
+        A head that pools positions makes one row of all kept positions of a text.
+        """
+        texts = self.keep.nonzero()[:, 0]
+        return texts if len(texts) == len(self.documents) else texts.unique()
+
+    @property
     def mask(self) -> Tensor:
         """1 for real positions, 0 for padding: (batch, pos)."""
         for name in ("decoder_attention_mask", "attention_mask"):
@@ -142,6 +155,21 @@ class Census:
     tokens: int = 0
     rows: int = 0
     digest: Any = field(default_factory=hashlib.sha256, repr=False)
+    leave_out: Collection[int] = ()  # fingerprints of documents that must not be read
+    left_out: int = 0  # how many of them there were
+    seen: dict[int, int] = field(default_factory=dict, repr=False)  # fingerprints, by document
+    used: set[int] = field(default_factory=set, repr=False)  # those that were read
+
+    def admits(self, document: int, content: str | bytes) -> bool:
+        """True unless the document must be left out."""
+        self.seen[document] = fingerprint(content)
+        is_out = self.seen[document] in self.leave_out
+        self.left_out += is_out
+        return not is_out
+
+    def use(self, document: int) -> None:
+        """Count a document that is being read."""
+        self.used.add(self.seen[document])
 
     def note(self, tokens: int, rows: int, content: bytes) -> None:
         """Count one text, image or clip."""
@@ -188,9 +216,10 @@ def iter_examples(
     policy = parse_positions(sampling.positions, sampling.seed)
 
     def documents_of_side() -> Iterator[tuple[Document, Iterator[Example]]]:
-        for number, document in enumerate(iter_documents(source, field=sampling.field)):
+        iterate = iter_pairs if reads_pairs(transformer) else iter_documents
+        for number, document in enumerate(iterate(source, field=sampling.field)):
             held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-            if not on_side(side, held_out):
+            if not (on_side(side, held_out) and census.admits(number, document.text)):
                 continue
             held_back = is_held_out(document, share=ridge_share, seed=sampling.seed + 1)
             yield document, _encode(transformer, document, number, sampling, policy, held_back)
@@ -198,6 +227,7 @@ def iter_examples(
     numbers: set[int] = set()
     for example in islice(_alternate(documents_of_side()), n_texts):
         numbers.add(example.document)
+        census.use(example.document)
         census.documents = len(numbers)
         census.note_example(example)
         yield example
@@ -231,23 +261,28 @@ def _turn(pool: deque[tuple[int, Iterator[Example]]]) -> Generator[Example, None
 
 def require_text(transformer: Transformer) -> None:
     """Raise an error if the model's input is not a single text."""
-    if transformer.kind == "class" or transformer.model.config.is_encoder_decoder:
+    if transformer.model.main_input_name != "input_ids" or reads_pairs(transformer):
         raise BadSettings(
             f"{transformer.identity.name} reads images, sound or two texts at once; expected a "
-            "causal or masked language model, which reads one text"
+            "language model or text classifier, which reads one text"
         )
 
 
+def reads_pairs(transformer: Transformer) -> bool:
+    """True for an encoder-decoder of texts."""
+    model = transformer.model
+    return model.main_input_name == "input_ids" and bool(model.config.is_encoder_decoder)
+
+
 def _require_stream(transformer: Transformer, sampling: Sampling) -> None:
-    name = transformer.identity.name
-    if transformer.tokenizer is None:
-        raise BadText(f"{name} has no tokenizer, so it cannot read text; pass tokenizer=...")
-    require_text(transformer)
+    name, tokenizer = transformer.identity.name, transformer.need_tokenizer()
+    if not reads_pairs(transformer):
+        require_text(transformer)
     if transformer.kind == "masked-token":
-        if transformer.tokenizer.mask_token_id is None:
+        if tokenizer.mask_token_id is None:
             raise BadText(f"the tokenizer of {name} has no mask token; pass tokenizer=...")
         _require_few_masks(parse_positions(sampling.positions))
-    special = transformer.tokenizer.num_special_tokens_to_add()
+    special = tokenizer.num_special_tokens_to_add()
     if sampling.max_tokens <= special:  # the tokenizer would then not cut at all
         raise BadSettings(
             f"max_tokens is {sampling.max_tokens}, but the tokenizer adds {special} special "
@@ -275,6 +310,13 @@ def _encode(
     tokenizer = transformer.tokenizer
     assert tokenizer is not None
     limit = min(sampling.max_tokens, longest_input(transformer))
+    if document.target:
+        pair = document.text, document.target
+        source, ids = (part[:limit] for part in encode_pair(transformer, *pair))
+        example = _example(transformer, "\t".join(pair), ids, number, sampling, policy, held_back)
+        if example:
+            yield replace(example, source=tuple(source))
+        return
     texts = iter_texts(
         document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
     )
@@ -301,11 +343,18 @@ def _example(
     held_back: bool,
 ) -> Example | None:
     masked = transformer.kind == "masked-token"
-    special = set(transformer.tokenizer.all_special_ids) if masked else set()  # type: ignore[union-attr]
+    if transformer.pooling is not None:  # the head decides which positions it reads
+        ids = without_padding(transformer, ids)
+        keep = transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
+        return Example(number, tuple(ids), tuple(keep), held_back) if keep else None
+    both_ways = masked or transformer.kind == "token-class"
+    special = set(transformer.tokenizer.all_special_ids) if both_ways else set()  # type: ignore[union-attr]
     skip = set() if sampling.include_special else special
     keep = policy.choose([p for p, token in enumerate(ids) if token not in skip], text)
     if not keep:
         return None
+    if transformer.kind == "token-class":
+        return Example(number, tuple(ids), tuple(keep), held_back)
     # The masked token or the next one; read before the ids are masked or truncated.
     gold = [ids[p] if masked else ids[p + 1] if p + 1 < len(ids) else -1 for p in keep]
     if masked:
@@ -353,23 +402,20 @@ def _padded(window: list[Example], start: int, stop: int) -> int:
 
 def collate(transformer: Transformer, examples: list[Example], index: int = 0) -> Batch:
     """A batch of these examples, padded on the right, with the padding masked."""
-    width = max(len(example.ids) for example in examples)
-    tokenizer = transformer.tokenizer
-    pad = tokenizer.pad_token_id if tokenizer is not None else None
-    # Some tokenizers have a padding token for which the model has no embedding.
-    if pad is None or pad >= vocabulary_size(transformer.model):
-        pad = 0  # masked, so any id works
-    ids = torch.full((len(examples), width), pad)
-    mask = torch.zeros_like(ids)
-    keep = torch.zeros_like(ids, dtype=torch.bool)
+    inputs = padded(transformer, [example.ids for example in examples])
+    mask = inputs["attention_mask"]
+    if examples[0].source:
+        sources = padded(transformer, [example.source for example in examples])
+        inputs = {**sources, **{f"decoder_{name}": value for name, value in inputs.items()}}
+    keep = torch.zeros_like(mask, dtype=torch.bool)
     for row, example in enumerate(examples):
-        ids[row, : len(example.ids)] = torch.tensor(example.ids)
-        mask[row, : len(example.ids)] = 1
         keep[row, list(example.keep)] = True
     rows, positions = keep.nonzero(as_tuple=True)
+    if transformer.row_kind != "position":  # one row per text
+        rows, positions = torch.arange(len(examples)), keep.int().argmax(1)
     return Batch(
         index,
-        prepare(transformer.model, {"input_ids": ids, "attention_mask": mask}),
+        prepare(transformer.model, inputs),
         keep,
         torch.tensor([example.document for example in examples])[rows],
         positions,

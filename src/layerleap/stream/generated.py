@@ -72,9 +72,9 @@ def generated_texts(
         progress: called after every round.
     """
     settings = settings or TextGeneration()
-    if transformer.tokenizer is None:
-        raise BadText(f"{transformer.identity.name} has no tokenizer, so it cannot generate text")
-    if transformer.kind == "class" or transformer.model.config.is_encoder_decoder:
+    transformer.need_tokenizer()
+    is_model = transformer.kind in ("next-token", "masked-token")
+    if not is_model or transformer.model.config.is_encoder_decoder:
         raise BadSettings(
             f"{transformer.identity.name} cannot generate texts: expected a causal or masked "
             "language model"

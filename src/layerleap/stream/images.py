@@ -116,6 +116,7 @@ def image_batches(
         labelled
         for labelled in iter_images(source, classes=classes, seed=sampling.seed)
         if on_side(side, is_held_out(labelled.image, sampling.held_out))
+        and census.admits(labelled.number, labelled.image.tobytes())
     )
     images, index, n_positions = islice(side_images, n_images), 0, 0
     while chunk := list(islice(images, per_batch)):
@@ -127,6 +128,7 @@ def image_batches(
             n_positions = captured.states[0].shape[1]
         for labelled in chunk:
             census.documents += 1
+            census.use(labelled.number)
             shape_and_pixels = f"{labelled.image.shape}".encode() + labelled.image.tobytes()
             census.note(n_positions, 1, shape_and_pixels)
         yield _batch(transformer, chunk, inputs, n_positions, index, ridge_share)
@@ -147,20 +149,18 @@ def _batch(
                 f"image {labelled.number} has class {labelled.label}, but the model knows classes "
                 f"0 to {transformer.d_vocab - 1}; use images of its classes"
             )
-    keep = torch.zeros(len(chunk), n_positions, dtype=torch.bool)
-    position = transformer.picked_position or 0
-    keep[:, position] = True
+    keep = transformer.pooled(torch.ones(len(chunk), n_positions))
     held_back = [is_held_out(labelled.image, ridge_share, "ridge") for labelled in chunk]
     return Batch(
         index, inputs, keep, torch.tensor([labelled.number for labelled in chunk]),
-        torch.full((len(chunk),), position), torch.tensor(held_back), len(chunk), keep.numel(),
+        keep.int().argmax(1), torch.tensor(held_back), len(chunk), keep.numel(),
         torch.tensor([labelled.label for labelled in chunk]),
     )  # fmt: skip
 
 
 def _require_images(transformer: Transformer) -> None:
     name = transformer.identity.name
-    if transformer.model.main_input_name != "pixel_values" or transformer.picked_position is None:
+    if transformer.kind != "image-class":
         raise BadSettings(f"{name} cannot read images; expected an image classifier")
     if transformer.processor is None:
         raise BadMedia(

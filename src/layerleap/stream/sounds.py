@@ -23,7 +23,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document
 from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
 from layerleap.stream.positions import Positions, parse_positions
-from layerleap.stream.split import Side, is_held_out, on_side
+from layerleap.stream.split import Side, fingerprint, is_held_out, on_side
 from layerleap.zoo.catalog import SOUND_NAMES
 from layerleap.zoo.download import fetch
 
@@ -119,7 +119,7 @@ def sound_batches(
 
     def is_on_side(document: Document) -> bool:
         held_out = is_held_out(document, share=sampling.held_out, seed=sampling.seed)
-        return on_side(side, held_out)
+        return on_side(side, held_out) and fingerprint(document.text) not in census.leave_out
 
     clips = islice(iter_clips(source, seed=sampling.seed, wanted=is_on_side), n_clips)
     index, documents = 0, dict[str, int]()
@@ -129,6 +129,8 @@ def sound_batches(
             document = documents.setdefault(clip.split_document.name, len(documents))
             back = is_held_out(clip.split_document, share=ridge_share, seed=sampling.seed + 1)
             examples.append(_example(transformer, clip, document, policy, back))
+            census.admits(document, clip.split_document.text)
+            census.use(document)
             census.documents = len(documents)
             census.note_example(examples[-1])
         features = [_features(transformer, clip) for clip in chunk]

@@ -8,14 +8,15 @@ import shutil
 from dataclasses import replace
 from typing import Any
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stream.batches import modality
 from layerleap.stream.espeak import PROGRAM as SPEAKER
-from layerleap.stream.examples import Sampling
+from layerleap.stream.examples import Sampling, reads_pairs
 from layerleap.stream.generated import TextGeneration, generated_texts
 
+OWN_TEXTS = {"bert-reviews": "reviews"}  # what a bundled model was trained for
 NOT_ENGLISH = ("rxnfp", "rxnmapper", "mgm")  # bundled models trained on something else
 
 MANY_TEXTS = 3000
@@ -64,8 +65,9 @@ def default_text(transformer: Transformer, n_texts: int = 0) -> str:
     """The text that suits the model: English, or "generated" for those not trained on it.
 
     "wikipedia" is quick to have, but has only a hundred articles: whoever reads many texts gets
-    "enwik8". Image classifiers get the bundled digits. Speech models get sentences spoken by
-    espeak-ng, or, if that is not installed, the bundled recording, which is too short to fit on.
+    "enwik8". The classifier of film reviews gets film reviews. Image classifiers get the bundled
+    digits. Speech models get sentences spoken by espeak-ng, or, if that is not installed, the
+    bundled recording, which is too short to fit on.
 
     Args:
         transformer: the model.
@@ -74,6 +76,12 @@ def default_text(transformer: Transformer, n_texts: int = 0) -> str:
     if (kind := modality(transformer)) != "text":
         speech = "spoken" if shutil.which(SPEAKER) else "beckett"
         return {"images": "mnist", "sound": speech}[kind]
+    if reads_pairs(transformer):
+        raise BadText(
+            f"{transformer.identity.name} reads pairs of texts, and none are bundled; give a .tsv "
+            "file (source, tab, target), a .jsonl file with these fields, or tuples"
+        )
     if transformer.identity.name in NOT_ENGLISH:
         return "generated"
-    return "enwik8" if n_texts > MANY_TEXTS else "wikipedia"
+    english = "enwik8" if n_texts > MANY_TEXTS else "wikipedia"
+    return OWN_TEXTS.get(transformer.identity.name, english)

@@ -6,7 +6,8 @@ Out: its sentences or paragraphs in random order, or the whole; and whether it i
 
 import random
 import re
-from collections.abc import Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Literal
 
@@ -73,6 +74,23 @@ def is_held_out(document: Document, *, share: float, seed: int) -> bool:
 def on_side(side: Side, held_out: bool) -> bool:
     """True if something that is held out or not belongs to `side`."""
     return side == "both" or held_out == (side == "held-out")
+
+
+def fingerprint(content: str | bytes) -> int:
+    """A number below 2**64 that recognises a document; the same on every machine."""
+    data = content.encode("utf8", "surrogatepass") if isinstance(content, str) else content
+    return int.from_bytes(blake2b(data, digest_size=8, person=b"document").digest(), "big")
+
+
+def pack_fingerprints(marks: Iterable[int]) -> str:
+    """Fingerprints as text for JSON, eight bytes each."""
+    return b64encode(b"".join(mark.to_bytes(8, "big") for mark in sorted(marks))).decode()
+
+
+def unpack_fingerprints(packed: str) -> frozenset[int]:
+    """The inverse of `pack_fingerprints`."""
+    data = b64decode(packed, validate=True)
+    return frozenset(int.from_bytes(data[i : i + 8], "big") for i in range(0, len(data), 8))
 
 
 def _hash(*parts: str) -> int:

@@ -2,15 +2,12 @@
 
 In: a `Study`, a model and settings. Out: a `StudyResult`.
 
-A study is a name, a settings dataclass and a tuple of sections. A section turns a context (the
-model, its settings, and whatever sections share) into tables, says in words what they show, tests
-claims, and lists its figures and tables. Finished sections are saved in a folder, so that an
-interrupted study continues with the next one. A section that cannot run is reported as failed, and
-the others go on.
+A section turns a context (the model, its settings, and whatever sections share) into tables.
+Finished sections are saved in a folder, so that an interrupted study continues with the next one. A
+section that cannot run is reported as failed, and the others go on.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Generic, Self, TypeVar
 
 import layerleap
-from layerleap.errors import BadSettings, CannotWrite, LayerleapError, WrongModel
+from layerleap.errors import BadSettings, BadText, CannotWrite, LayerleapError, WrongModel
 from layerleap.files import whole_file
 from layerleap.memory import peak_memory
 from layerleap.models.transformer import Transformer
@@ -101,14 +98,19 @@ class Context(Generic[S]):
         self.data += [row for row in rows if (row["role"], row["text"]) not in known]
 
     def attempt(self, what: str, make: Callable[[], T]) -> T | None:
-        """What `make` returns, or None and a note if this model or text does not allow it."""
+        """What `make` returns, or None and a note if there is too little text for it.
+
+        Anything else, such as a missing library or a bad setting, fails the section.
+        """
         try:
             return make()
-        except (WrongModel, CannotWrite):
-            raise
-        except LayerleapError as error:
-            self.note(f"{what}: left out. {str(error)[:1].upper()}{str(error)[1:]}.")
+        except BadText as error:
+            self.leave_out(what, error)
             return None
+
+    def leave_out(self, what: str, error: LayerleapError) -> None:
+        """Note that something is left out, and why."""
+        self.note(f"{what}: left out. {str(error)[:1].upper()}{str(error)[1:]}.")
 
     def fingerprint(self) -> Any:
         """What else results depend on, besides model and settings: usually a digest of the text."""
@@ -139,6 +141,7 @@ class Section:
     after: tuple[str, ...] = ()  # sections whose results it also uses if they have run
     # Whether the settings ask for it: then it always runs, and otherwise only if named.
     when: Callable[[Any], bool] | None = None
+    quick: bool = True  # False: too slow for a quick run, unless it is named
 
 
 @dataclass(frozen=True)
@@ -218,14 +221,14 @@ class Study(Generic[S]):
         Args:
             model: a wrapped model, or what `load` takes.
             settings: of this study's settings class; the defaults when None.
-            quick: smaller sizes for a first look.
-            sections: keys of the optional sections to run; all of them when None.
+            quick: smaller sizes for a first look, without sections that are slow at any size.
+            sections: keys of the optional sections to run, or one key; all of them when None.
             folder: where finished sections are saved; an interrupted study continues from there.
             progress: called with every batch and section.
             changes: single settings, by name.
         """
         settings = self._settings(settings, quick, changes)
-        chosen = self.chosen(sections, settings)
+        chosen = self.chosen(sections, settings, quick=quick)
         if not isinstance(model, Transformer):
             from layerleap.models.load import load
 
@@ -245,11 +248,16 @@ class Study(Generic[S]):
         result.run.update(seconds=seconds, whole=whole, peak_mib=peak_memory(), quick=quick)
         return result
 
-    def chosen(self, wanted: Iterable[str] | None, settings: S) -> list[Section]:
+    def chosen(
+        self, wanted: Iterable[str] | None, settings: S, *, quick: bool = False
+    ) -> list[Section]:
         """The sections to run, in order: required ones, those asked for, and what they need."""
         by_key = {section.key: section for section in self.sections}
-        usual = [key for key, section in by_key.items() if section.when is None]
-        names = list(usual if wanted is None else wanted)
+        usual = [
+            key for key, section in by_key.items()
+            if section.when is None and (section.quick or not quick)
+        ]  # fmt: skip
+        names = [wanted] if isinstance(wanted, str) else list(usual if wanted is None else wanted)
         if unknown := [name for name in names if name not in by_key]:
             raise BadSettings(
                 f"study {self.name!r} has no section {unknown[0]!r}; choose from "
@@ -303,7 +311,7 @@ class _Run:
 
     def __init__(self, study: Study[S], context: Context[S], settings: S) -> None:
         self.study, self.context, self.settings = study, context, settings
-        self.model: Row = _describe(context.model)
+        self.model: Row = describe(context.model)
         self.log: list[Row] = []
         depends = [
             layerleap.__version__, study.name, study.method, self.model, settings.to_dict(),
@@ -314,38 +322,35 @@ class _Run:
 
     def section(self, section: Section) -> None:
         """Run one section, or take its tables from an earlier run with the same settings."""
-        failed = {row["key"]: row["reason"] for row in self.log if row["status"] == "failed"}
-        entry = {"key": section.key, "title": section.title, "status": "done", "reason": ""}
-        if lacking := [key for key in section.needs if key in failed]:
-            reason = f"it needs section {lacking[0]!r}, which failed"
-            self.log.append({**entry, "status": "failed", "reason": reason, "seconds": 0.0,
-                             "resumed": False})  # fmt: skip
-            return
+        done = {row["key"] for row in self.log if row["status"] == "done"}
+        failed = {row["key"] for row in self.log} - done
+        started, entry = time.monotonic(), {"key": section.key, "title": section.title}
         path = self.context.folder / f"section-{section.key}.json"
-        done = {row["key"] for row in self.log} - failed.keys()
         key = "+".join([self.key, *(key for key in section.after if key in done)])
-        saved = self._saved(path, key)
-        resumed = saved is not None
-        if saved is None:
-            started = time.monotonic()
-            try:
+        try:
+            if lacking := [key for key in section.needs if key in failed]:
+                raise BadSettings(f"it needs section {lacking[0]!r}, which failed")
+            saved = self._saved(path, key)
+            resumed = saved is not None
+            if saved is None:
                 saved = self._ran(section)
-            except (WrongModel, CannotWrite):
-                raise
-            except LayerleapError as error:
-                if section.required:
-                    raise
-                entry |= {"status": "failed", "reason": str(error)}
-                saved = {"tables": {}, "notes": [], "data": []}
-            saved["seconds"] = round(time.monotonic() - started, 1)
-            if entry["status"] == "done":
+                saved["seconds"] = round(time.monotonic() - started, 1)
                 with whole_file(path) as temporary:
                     text = json.dumps({"key": key, **saved}, allow_nan=False)
                     temporary.write_text(text, encoding="utf8")
-        else:  # what the section added when it ran
-            self.context.note(*saved["notes"])
-            self.context.account(*saved["data"])
+        except (WrongModel, CannotWrite):
+            raise
+        except LayerleapError as error:
+            if section.required:
+                raise
+            seconds = round(time.monotonic() - started, 1)
+            entry |= {"status": "failed", "reason": str(error)}
+            self.log.append({**entry, "seconds": seconds, "resumed": False})
+            return
+        self.context.note(*saved["notes"])  # known already, unless the section was resumed
+        self.context.account(*saved["data"])
         self.context.tables |= saved["tables"]
+        entry |= {"status": "done", "reason": ""}
         self.log.append({**entry, "seconds": saved["seconds"], "resumed": resumed})
 
     def _ran(self, section: Section) -> Row:
@@ -354,12 +359,10 @@ class _Run:
         tables = section.run(self.context)
         if taken := set(tables) & set(self.context.tables):
             raise BadSettings(f"table {min(taken)!r} of section {section.key!r} exists already")
-        plain = json.loads(json.dumps(_without_nan(tables)))
-        return {
-            "tables": plain,
-            "notes": self.context.notes[notes:],
-            "data": self.context.data[data:],
-        }
+        # JSON has neither NaN nor infinity: both become None.
+        plain = json.loads(json.dumps(tables), parse_constant=lambda _: None)
+        new = {"notes": self.context.notes[notes:], "data": self.context.data[data:]}
+        return {"tables": plain, **new}
 
     def _saved(self, path: Path, key: str) -> Row | None:
         try:
@@ -380,7 +383,7 @@ class _Run:
         result = StudyResult(
             study=self.study.name,
             version=layerleap.__version__,
-            made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            made=now(),
             model=self.model,
             settings=self.settings.to_dict(),
             tables=self.context.tables,
@@ -392,21 +395,18 @@ class _Run:
         return self.study.conclude(result)
 
 
-def _describe(model: Transformer) -> Row:
+def now() -> str:
+    """The time, in the form that all results are dated in."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def describe(model: Transformer) -> Row:
+    """A model as plain JSON values: its identity, kind and sizes."""
     return {
         **model.identity.to_dict(), "kind": model.kind, "reads": modality(model),
         "n_layers": model.n_layers, "d_model": model.d_model,
         "d_vocab": model.d_vocab,
     }  # fmt: skip
-
-
-def _without_nan(value: Any) -> Any:
-    """The same plain data with None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

@@ -11,12 +11,14 @@ promise is tested on. Split row by row they are exchangeable, which the promise 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from layerleap.act.exits.calibration import Calibrated, calibrate, verify
+from layerleap.act.decode.generate import generate
+from layerleap.act.exits.calibration import Calibrated, Method, calibrate, verify
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import Evidence, split
 from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, Family, family
@@ -35,15 +37,16 @@ from layerleap.act.exits.rules import (
 )
 from layerleap.act.exits.savings import TARGETS, saved_at
 from layerleap.errors import BadSettings
+from layerleap.maps.bank import ShortcutBank
+from layerleap.models.transformer import Transformer
 from layerleap.read.metrics import Bootstrap
 from layerleap.read.scores import Scores
+from layerleap.stream.batches import modality
 from layerleap.study.figures import Axis, Figure, Line, Mark
-from layerleap.study.result import StudyResult
+from layerleap.study.result import Row, StudyResult
 from layerleap.study.tables import Column, Table, estimate
 
-Row = dict[str, Any]
-METHODS = {"ltt": "learn-then-test", "crc": "conformal risk control"}
-PROMISED = ("gap", "entropy", "learned")  # rules whose thresholds are calibrated
+METHODS: dict[Method, str] = {"ltt": "learn-then-test", "crc": "conformal risk control"}
 KNOBS = 40  # thresholds of each curve; the paper's rule has its own grid
 
 
@@ -52,13 +55,17 @@ class Lensed:
     """The readings of one lens as evidence for rules, split, and what using it costs."""
 
     main: Evidence
-    others: Mapping[str, Evidence]  # by text
     cost: Cost
     train: Evidence | None  # rows that the learned rule is trained on
     rest: Evidence  # all other rows
-    calibrate: Evidence
-    verify: Evidence
     families: Mapping[str, Family]  # every kind of rule that has a threshold
+    others: Mapping[str, Evidence] = field(default_factory=dict)  # by text
+    seed: int = 0
+
+    @cached_property
+    def halves(self) -> list[Evidence]:
+        """Rows that thresholds are calibrated on, and rows that the promise is tested on."""
+        return split(self.rest, (0.5, 0.5), seed=self.seed, by="row")
 
 
 def lensed(
@@ -74,32 +81,28 @@ def lensed(
         seed: of the split.
     """
     main = Evidence.from_scores(scores[text], label)
+    families = {
+        "gap": gap_family(main), "top probability": family(TopProbability),
+        "entropy": family(Entropy), "similarity": family(Similarity),
+        "patience": family(Patience),
+    }  # fmt: skip
     try:
         train, rest = split(main, (1 / 3, 2 / 3), seed=seed)
     except BadSettings:  # too few documents
         train, rest = None, main
-    first, second = split(rest, (0.5, 0.5), seed=seed, by="row")
+    if train is not None:
+        families["learned"] = Learned.train(train)
     others = {
         name: Evidence.from_scores(other, label)
         for name, other in scores.items()
         if name != text and label in other.top
     }
-    return Lensed(main, others, cost, train, rest, first, second, _families(main, train))
+    return Lensed(main, cost, train, rest, families, others, seed)
 
 
-def _families(main: Evidence, train: Evidence | None) -> dict[str, Family]:
-    """Every kind of rule with a threshold; the learned one if there are rows to train it on."""
-    length = 1 + main.position.double().mean().item()
-    families = {
-        "gap": family(Gap, length=length),
-        "top probability": family(TopProbability),
-        "entropy": family(Entropy),
-        "similarity": family(Similarity),
-        "patience": family(Patience),
-    }
-    if train is not None:
-        families["learned"] = Learned.train(train)
-    return families
+def gap_family(rows: Evidence) -> Family:
+    """The paper's rule for texts as long as those read."""
+    return family(Gap, length=1 + rows.position.double().mean().item())
 
 
 def exit_tables(lenses: Mapping[str, Lensed]) -> dict[str, Any]:
@@ -133,20 +136,20 @@ def _curve(lens: str, rule: str, members: list[Rule], evidence: Evidence, cost: 
     ]
 
 
-def _saved(lens: str, rule: str, kind: Family, evidence: Evidence, cost: Cost) -> list[Row]:
+def _saved(lens: str, rule: str, kind: Family, evidence: Evidence, cost: Cost) -> Iterator[Row]:
     knobs = _knobs(kind, evidence)
     interpolated = saved_at(kind, evidence, TARGETS, method="curve", knobs=knobs)
-    rows = []
     for exact, on_curve in zip(saved_at(kind, evidence, TARGETS), interpolated, strict=True):
         member = Never() if exact.knob is None else kind.at(exact.knob)
-        flops = cost.of(replay(member, evidence), member, evidence.layers)
-        rows.append(
-            {
-                "map": lens, "rule": rule, **exact.to_dict(), "share": exact.saved / cost.n_layers,
-                "flops": 1 - flops / cost.full, "interpolated": on_curve.saved,
-            }
-        )  # fmt: skip
-    return rows
+        yield {
+            "map": lens, "rule": rule, **exact.to_dict(), "share": exact.saved / cost.n_layers,
+            "flops": 1 - _flops(member, evidence, cost), "interpolated": on_curve.saved,
+        }  # fmt: skip
+
+
+def _flops(rule: Rule, evidence: Evidence, cost: Cost) -> float:
+    """Of a rule, as a share of the full model's."""
+    return cost.of(replay(rule, evidence), rule, evidence.layers) / cost.full
 
 
 def _cost(lenses: Mapping[str, Lensed]) -> Row:
@@ -159,14 +162,14 @@ def _cost(lenses: Mapping[str, Lensed]) -> Row:
     }  # fmt: skip
 
 
-def calibrated_tables(
+def calibrated_rows(
     lenses: Mapping[str, Lensed],
     text: str,
     tolerance: float,
     delta: float,
-    promised: Sequence[str] = PROMISED,
-) -> dict[str, Any]:
-    """Calibrated rules, and how they do on fresh rows.
+    promised: Sequence[str] = ("gap", "entropy", "learned"),
+) -> list[Row]:
+    """Calibrated rules on fresh rows, one row per rule and text; `BadSettings` with too few rows.
 
     Args:
         lenses: by name.
@@ -174,67 +177,33 @@ def calibrated_tables(
         tolerance: largest share of rows that may disagree with the model.
         delta: how often learn-then-test may break its promise.
         promised: rules to calibrate.
-
-    Raises:
-        BadSettings: if there are too few rows to calibrate on.
     """
-    rows = []
+    rows: list[Row] = []
     for name, lens in lenses.items():
         for rule, kind in lens.families.items():
-            if rule in promised:
-                for method in METHODS:
-                    chosen = calibrate(
-                        kind,
-                        lens.calibrate,
-                        tolerance,
-                        delta=delta,
-                        method=method,  # type: ignore[arg-type]
-                    )
-                    rows.append(_promise(name, rule, chosen, lens, text))
-    one = next(iter(lenses.values()))
-    splits = {"train": 0 if one.train is None else len(one.train)}
-    splits |= {"calibrate": len(one.calibrate), "verify": len(one.verify)}
-    return {"tolerance": tolerance, "delta": delta, "splits": splits, "rows": rows}
+            for method in METHODS if rule in promised else ():
+                chosen = calibrate(kind, lens.halves[0], tolerance, delta=delta, method=method)
+                rows += (
+                    {"map": name, "rule": rule, **row, "delta": delta}
+                    for row in _promise(chosen, lens, text)
+                )
+    return rows
 
 
-def _promise(name: str, rule: str, chosen: Calibrated, lens: Lensed, text: str) -> Row:
+def _promise(chosen: Calibrated, lens: Lensed, text: str) -> Iterator[Row]:
     member = chosen.rule
-    fresh = []
-    for read, evidence in {text: lens.verify, **lens.others}.items():
+    for read, evidence in {text: lens.halves[1], **lens.others}.items():
         outcome = verify(chosen, evidence)
-        exits = replay(member or Never(), evidence)
-        flops = lens.cost.of(exits, member or Never(), evidence.layers)
-        values = {key: value for key, value in outcome.to_dict().items() if key != "within"}
-        fresh.append(
-            {
-                **values, "text": read, "promised": read == text,
-                # Slightly above the tolerance may be chance; refuted is what cannot be.
-                "holds": outcome.low <= chosen.tolerance,
-                "flops": flops / lens.cost.full,
-            }
-        )  # fmt: skip
-    return {
-        "map": name, "rule": rule, "method": METHODS[chosen.method],
-        "knob": None if member is None else getattr(member, member.knob),  # type: ignore[attr-defined]
-        "calibrated_on": chosen.n, "observed": chosen.observed, "bound": chosen.bound,
-        "fresh": fresh, "note": chosen.note,
-    }  # fmt: skip
-
-
-def calibrated_rows(tables: Mapping[str, Any]) -> list[Row]:
-    """What `calibrated_tables` gives as a flat table: one row per rule and text read."""
-    shared = {
-        "tolerance": tables["tolerance"],
-        "delta": tables["delta"],
-        "trained_on": tables["splits"]["train"],
-    }
-    return [
-        {key: value for key, value in row.items() if key not in ("fresh", "note")}
-        | fresh
-        | {"note": row["note"], **shared}
-        for row in tables["rows"]
-        for fresh in row["fresh"]
-    ]
+        yield {
+            "method": METHODS[chosen.method],
+            "knob": None if member is None else getattr(member, member.knob),  # type: ignore[attr-defined]
+            "calibrated_on": chosen.n, "observed": chosen.observed, "bound": chosen.bound,
+            **outcome.to_dict(), "text": read, "promised": read == text,
+            # Slightly above the tolerance may be chance; refuted is what cannot be.
+            "holds": outcome.low <= chosen.tolerance,
+            "flops": _flops(member or Never(), evidence, lens.cost),
+            "note": chosen.note, "trained_on": 0 if lens.train is None else len(lens.train),
+        }  # fmt: skip
 
 
 def same_rows(lenses: Mapping[str, Lensed], target: float = 0.95) -> list[Row]:
@@ -273,6 +242,35 @@ def leads_over_fixed(lenses: Mapping[str, Lensed], rule: str = "gap") -> list[Ro
             found = Bootstrap(evidence.document).estimates(torch.stack(columns, 1))
             rows += [{**a, **e.to_dict()} for a, e in zip(about, found, strict=True)]
     return rows
+
+
+def generates_text(transformer: Transformer) -> bool:
+    """Whether the model continues a text token by token."""
+    return transformer.kind == "next-token" and modality(transformer) == "text"
+
+
+def early_texts(
+    transformer: Transformer,
+    banks: Mapping[str, ShortcutBank | None],
+    rules: Mapping[tuple[str, str], Rule],
+    beginning: Sequence[int],
+    *,
+    tokens: int = 48,
+) -> list[Row]:
+    """A text per rule with the exit layer of every token, all continuing the same prompt.
+
+    None if the model does not generate text. Banks are by lens, rules by lens and name.
+    """
+    tokenizer: Any = transformer.tokenizer
+    if not generates_text(transformer) or tokenizer is None or not beginning:
+        return []
+    prompt = tokenizer.decode(beginning, skip_special_tokens=True)
+    texts = []
+    for (lens, name), rule in rules.items():
+        text = generate(transformer, prompt, bank=banks[lens], rule=rule, max_new_tokens=tokens)
+        text.stats.prompt_seconds = text.stats.seconds = 0.0  # results must be reproducible
+        texts.append({"map": lens, "rule": name, **text.to_dict()})
+    return texts
 
 
 # What the exits of any study look like, given tables "exits", "exits_saved" and "calibrated".

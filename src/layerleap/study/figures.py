@@ -19,11 +19,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from layerleap.errors import check_choice
+
 if TYPE_CHECKING:
     from layerleap.study.result import StudyResult
 
 Row = dict[str, Any]
 Kind = Literal["lines", "dots", "bars", "heatmap"]
+Scale = Literal["number", "layer", "share", "log", "times", "category"]
+Style = Literal["solid", "dashed", "points", "star", "range"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,12 @@ class Axis:
     """
 
     label: str = ""
-    scale: Literal["number", "layer", "share", "log", "times", "category"] = "number"
+    scale: Scale = "number"
     low: float | None = None
     high: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self.scale, Scale, "scale")
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,12 @@ class Line:
     label: str = ""
     colour: str = ""  # a name of `show.figures.canvas.PALETTE`
     marker: str = "o"  # "" for none
-    style: Literal["solid", "dashed", "points", "star", "range"] = "solid"
+    style: Style = "solid"
     band: float = 0.2  # opacity of the interval; 0 leaves it out
     width: float = 1.9
+
+    def __post_init__(self) -> None:
+        check_choice(self.style, Style, "style")
 
 
 # Lenses look the same in every figure.
@@ -70,6 +80,9 @@ class Mark:
     label: str = ""
     to: float | None = None
     panel: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self.axis, ("x", "y"), "axis")
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,9 @@ class Figure:
     unit: str = "states"  # what `rows` counts
     sample: str = "bands and intervals: 95 %, bootstrap over documents"
     narrow: bool = False  # two such figures stand side by side
+
+    def __post_init__(self) -> None:
+        check_choice(self.kind, Kind, "kind")
 
 
 def short(name: str, limit: int = 28) -> str:

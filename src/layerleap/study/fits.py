@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import layerleap
-from layerleap.errors import BadText, LayerleapError
+from layerleap.errors import BadText, LayerleapError, check_choice
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import solve_bank
-from layerleap.maps.parts import solve_parts
+from layerleap.maps.fit import METHOD, solve_bank
+from layerleap.maps.linear import check_solving, solve_parts
 from layerleap.memory import give_back
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens
 from layerleap.read.map_errors import MapErrors
 from layerleap.read.scores import Scores, score
+from layerleap.stats.collect import METHOD as collect_method
 from layerleap.stats.collect import collect, finish
 from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stats.tally import Tally
@@ -34,12 +35,14 @@ from layerleap.study.engine import option
 from layerleap.study.result import Row
 from layerleap.study.texts import TextContext, TextSettings
 
+SHORT_PASS = 500  # texts; moments of all pairs of layers take longer to save than so few to read
+
 
 def _parse_ridge(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        return text  # "auto"; anything else is refused when maps are solved
+        return text  # "auto"; anything else is refused by the settings
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,10 @@ class FitSettings(TextSettings):
     ridge: float | str = option(
         0.0, "Penalty as a fraction of the mean eigenvalue, or 'auto'.", parse=_parse_ridge
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_solving(self.ridge, None, 1)
 
 
 class Fitted(NamedTuple):
@@ -91,7 +98,8 @@ class FitContext(TextContext[FS]):
             name: of a text, for instance.
             depends: all that it depends on besides the model, as plain values.
         """
-        parts = [layerleap.__version__, self.model.identity.fingerprint, kind, name, depends]
+        methods = [layerleap.__version__, METHOD, collect_method]
+        parts = [*methods, self.model.identity.fingerprint, kind, name, depends]
         digest = blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         readable = "".join(c if c.isalnum() else "-" for c in name)[-40:]
         return self.folder / f"{kind}-{readable}-{digest}"
@@ -112,6 +120,7 @@ class FitContext(TextContext[FS]):
             parts: kinds of parts of blocks to fit maps for, in the same pass.
             keep_rows: also save rows, so that more can be fitted on them without another pass.
         """
+        check_choice(pairs, ("final", "all"), "pairs")
         started, s = time.monotonic(), self.settings
         source, sampling = self.source(text)
         depends = (
@@ -123,19 +132,20 @@ class FitContext(TextContext[FS]):
         fitted = _saved(folder, rows)
         if fitted is None:
             checkpoint = self.file("fitting", text, *depends).with_suffix(".safetensors")
+            is_short = s.n_fit is not None and s.n_fit <= SHORT_PASS
             tally = collect(
                 self.model, source, sampling, n_texts=s.n_fit, pairs=pairs, parts=list(parts),
-                choose_ridge=s.ridge == "auto", checkpoint=checkpoint, save_states=rows,
-                progress=named(self.progress, f"fitting on {text}"),
+                choose_ridge=s.ridge == "auto", checkpoint=None if is_short else checkpoint,
+                save_states=rows, progress=named(self.progress, f"fitting on {text}"),
             )  # fmt: skip
             give_back()
             bank, biased = self._solved(tally, text)
+            del tally
+            give_back()  # the moments take more memory than the maps
             if biased is not None:
                 biased.save_pretrained(_beside(folder))
             bank.save_pretrained(folder)  # last: it says that all is there
             finish(checkpoint)
-            del tally
-            give_back()  # the moments take more memory than the maps
             fitted = Fitted(bank, biased, None if rows is None else rows.open(), folder.name)
         self.read("fit", text, fitted.bank.data, started)
         return fitted

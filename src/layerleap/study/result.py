@@ -78,6 +78,11 @@ class StudyResult:
         """Sections that could not run, and why."""
         return {row["key"]: row["reason"] for row in self.sections if row["status"] == "failed"}
 
+    @property
+    def untested(self) -> list[Row]:
+        """Claims that this run had no data for; `seen` says why."""
+        return [row for row in self.claims if row["agrees"] == "not tested"]
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but the artifacts, as plain JSON values."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}

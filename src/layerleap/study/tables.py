@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from layerleap.study.result import StudyResult
 
 Row = dict[str, Any]
+SMALLEST_P = 1e-300  # the smallest p-value that is told apart: floats end soon after
 GOOD_OR_BAD = {True: "good", False: "bad", "yes": "good", "no": "bad", "partly": "partly"}
 
 
@@ -19,6 +20,16 @@ def percent(share: float, digits: int | None = None) -> str:
     if digits is None:
         digits = 1 if 0 < abs(share) < 0.01 else 0
     return f"{100 * share:.{digits}f} %"
+
+
+def bounded(p: float) -> float:
+    """A p-value that never underflows to 0: what is below `SMALLEST_P` becomes that bound."""
+    return max(p, SMALLEST_P)
+
+
+def p_words(p: float) -> str:
+    """A p-value as it is written in sentences."""
+    return f"p < {SMALLEST_P:g}" if p <= SMALLEST_P else f"p = {p:.2g}"
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,9 @@ class Column:
 def estimate(key: str, title: str = "", form: str = "{:.2f}", scale: float = 1.0) -> Column:
     """A column of values with their 95 % intervals, under the keys `low` and `high`."""
     return Column(key, title, form, scale, low="low", high="high")
+
+
+P_VALUE = Column("p", form="{:.2g}", words={SMALLEST_P: f"< {SMALLEST_P:g}"})
 
 
 @dataclass(frozen=True)

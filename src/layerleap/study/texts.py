@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
-from layerleap.stream.batches import batches_of
+from layerleap.stream import espeak, generated
+from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.examples import Batch, Census, Sampling
-from layerleap.stream.generated import NOTE
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
 from layerleap.stream.split import Side
 from layerleap.study.engine import Context, Settings, option
@@ -105,7 +105,9 @@ class TextContext(Context[TS]):
         assert s.n_read is not None
         is_generated = text == "generated"
         if is_generated:
-            self.note(NOTE)
+            self.note(generated.NOTE)
+        if modality(self.model) == "sound" and text.partition(":")[0] == "spoken":
+            self.note(espeak.NOTE)
         # One file for both sides, sampled for whichever needs more.
         needs = n_to_generate(s.n_fit, 1 - s.held_out), n_to_generate(s.n_read, s.held_out)
         return resolve_text(

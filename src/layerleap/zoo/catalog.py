@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from layerleap.files import cache_root, read_json
 
-Kind = Literal["next-token", "masked-token", "class", "backbone", "text", "images", "sound"]
+Kind = Literal[
+    "next-token", "masked-token", "text-class", "image-class", "backbone", "text", "images", "sound"
+]
 DATA_FILES = {"text": "texts/{}.jsonl", "images": "images/{}.npz", "sound": "sounds/{}.wav"}
-PROCESSOR_FILES = {"class": "preprocessor_config.json", "backbone": "preprocessor_config.json"}
+PROCESSOR_FILES = dict.fromkeys(("image-class", "backbone"), "preprocessor_config.json")
 
 
 def model_files(kind: Kind) -> tuple[str, ...]:
@@ -80,14 +82,18 @@ class Entry:
         if self.trained_from and row["cached"]:
             test = read_json(self.path / "layerleap.json").get("held_out")
             if test:
-                row["note"] += (
-                    f"; {test['accuracy']:.1%} accuracy on {test['images']:,} held-out images"
-                )
+                row["note"] += f"; {accuracy_words(test)}"
         return row
 
     def card(self, *fields: str, note: str) -> dict[str, Any]:
         """What the cache says about the model next to its weights: these fields and a note."""
         return {**{key: getattr(self, key) for key in fields}, "model": self.note, "note": note}
+
+
+def accuracy_words(test: dict[str, Any]) -> str:
+    """The accuracy on held-out images or texts, as a card reports it."""
+    noun = "images" if "images" in test else "texts"
+    return f"{test['accuracy']:.1%} accuracy on {test[noun]:,} held-out {noun}"
 
 
 def _read_catalog() -> dict[str, Entry]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from layerleap.errors import CannotFetch, first_line
 from layerleap.files import WRITE_ERRORS, sha256_of, whole_file, whole_folder, write_json
@@ -96,9 +97,9 @@ def _download_data(entry: Entry, tell: Tell) -> None:
 
 def _write_texts(entry: Entry, source: Path, file: Path) -> None:
     with file.open("w", encoding="utf8") as stream:
-        for title, text in _iter_texts(entry.name, source):
-            line = json.dumps({"name": title, "text": text}, ensure_ascii=False)
-            stream.write(line + "\n")
+        for title, text, *label in _iter_texts(entry.name, source):
+            record = {"name": title, "text": text, **({"label": label[0]} if label else {})}
+            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
     if entry.name == "enwik8":  # sorted by age of the article, which goes with its topic
         _shuffle_lines(file)
 
@@ -225,7 +226,13 @@ def _checked_member(entry: Entry, package: Path) -> Path:
     return source
 
 
-def _iter_texts(name: str, source: Path) -> Iterator[tuple[str, str]]:
+def _iter_texts(name: str, source: Path) -> Iterator[tuple[Any, ...]]:
+    """Title and text of each document, and its label if it has one."""
+    if name == "reviews":
+        from layerleap.zoo.reviews import iter_reviews
+
+        yield from iter_reviews(source)
+        return
     if name != "news":
         from layerleap.zoo.wikitext import iter_articles
 

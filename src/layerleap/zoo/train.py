@@ -2,7 +2,7 @@
 
 In: a trained model of the catalog, and the paths of the entries it is trained from.
 Out: a folder that `from_pretrained` reads, with a card that describes the training and reports
-the accuracy on held-out images. Nothing is tuned on that number.
+the accuracy on held-out images or texts. Nothing is tuned on that number.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,10 +16,11 @@ from torch import Tensor
 from layerleap.extras import library
 from layerleap.files import whole_folder, write_json
 from layerleap.quiet import quiet_transformers
-from layerleap.zoo.catalog import Entry
+from layerleap.zoo.catalog import Entry, accuracy_words
 from layerleap.zoo.convert import BICUBIC, COLOURS, write_processor
 from layerleap.zoo.images import HELD_OUT, ImageSet, pixel_values, read_npz
 from layerleap.zoo.linear_head import at_size, cls_states, fit_head, with_head
+from layerleap.zoo.reviews import bert_reviews
 from layerleap.zoo.small_vit import VitSettings, train_vit
 
 Tell = Callable[[str], None]
@@ -36,8 +37,7 @@ def train(entry: Entry, sources: Mapping[str, Path], *, tell: Tell) -> None:
         )
         card = entry.card("name", "kind", "trained_from", "recipe", "licence", note=note)
         write_json(folder / "layerleap.json", {**card, **results})
-    test = results["held_out"]
-    tell(f"{entry.name}: {test['accuracy']:.1%} accuracy on {test['images']:,} held-out images")
+    tell(f"{entry.name}: {accuracy_words(results['held_out'])}")
 
 
 def dinov2_mnist(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[str, Any]:
@@ -102,15 +102,16 @@ def _labels(images: ImageSet) -> Tensor:
     return torch.tensor(images.labels, dtype=torch.long)
 
 
-def accuracy(logits: Tensor, labels: Tensor) -> dict[str, Any]:
-    """The share of images classified correctly, with Wilson's 95 % interval."""
+def accuracy(logits: Tensor, labels: Tensor, noun: str = "images") -> dict[str, Any]:
+    """The share of images or texts classified correctly, with Wilson's 95 % interval."""
     binomtest = library("scipy.stats", "bundled", "intervals need it").binomtest
     n, correct = len(labels), int((logits.argmax(-1) == labels).sum())
     low, high = map(float, binomtest(correct, n).proportion_ci(method="wilson"))
-    return {"images": n, "accuracy": correct / n, "low": low, "high": high}
+    return {noun: n, "accuracy": correct / n, "low": low, "high": high}
 
 
 RECIPES: dict[str, Callable[[Mapping[str, Path], Path, Tell], dict[str, Any]]] = {
     "dinov2-mnist": dinov2_mnist,
     "vit-mnist": vit_mnist,
+    "bert-reviews": bert_reviews,
 }

@@ -87,7 +87,7 @@ def test_a_bound_is_within_the_tolerance_exactly_when_the_test_passes():
 
 
 @pytest.mark.parametrize("method", ["ltt", "crc"])
-@pytest.mark.parametrize("chosen", [family(TopProbability), family(Entropy)], ids=["p1", "H"])
+@pytest.mark.parametrize("chosen", [family(TopProbability), family(Entropy)], ids=["top_prob", "H"])
 def test_more_tolerance_never_gives_a_later_exit(method, chosen):
     evidence = made(400, seed=2)
     layers = []
@@ -114,8 +114,10 @@ def hopeless() -> Evidence:
     evidence = made(300, documents=300)
     top = (evidence.final[:, None] + 1).expand(-1, 7).clone()
     top[:, -1] = evidence.final
-    p1 = torch.full((300, 7), 0.999999)
-    return Evidence(**{**vars(evidence), "top": top, "p1": p1, "p2": 1 - p1})
+    top_prob = torch.full((300, 7), 0.999999)
+    return Evidence(
+        **{**vars(evidence), "top": top, "top_prob": top_prob, "second_prob": 1 - top_prob}
+    )
 
 
 @pytest.mark.parametrize("method", ["ltt", "crc"])
@@ -161,7 +163,7 @@ def test_the_note_says_when_rows_are_not_independent():
         ({"tolerance": 0.0}, "tolerance 0.0"),
         ({"tolerance": 1.0}, "tolerance 1.0"),
         ({"delta": 0.0}, "delta 0.0"),
-        ({"method": "hope"}, "method 'hope'"),
+        ({"method": "hope"}, "method is 'hope'"),
     ],
 )
 def test_invalid_settings_are_refused(change, words):
@@ -207,11 +209,16 @@ def test_risk_control_does_not_count_on_lucky_returns():
     """Four rows in a hundred are wrong at the safer knob, four others at the bolder one."""
     evidence = made(300, 3)
     top = evidence.final[:, None].expand(-1, 4).clone()
-    p1 = torch.full((300, 4), 0.1)
-    p1[:, 2], p1[:, 1] = 0.9, 0.5  # a threshold of 0.8 exits at layer 2, one of 0.3 at layer 1
+    top_prob = torch.full((300, 4), 0.1)
+    top_prob[:, 2], top_prob[:, 1] = (
+        0.9,
+        0.5,
+    )  # a threshold of 0.8 exits at layer 2, one of 0.3 at layer 1
     top[:12, 2] += 1
     top[12:24, 1] += 1
-    made_up = Evidence(**{**vars(evidence), "top": top, "p1": p1, "p2": p1 / 10})
+    made_up = Evidence(
+        **{**vars(evidence), "top": top, "top_prob": top_prob, "second_prob": top_prob / 10}
+    )
     calibrated = calibrate(family(TopProbability), made_up, 0.05, method="crc", knobs=[0.8, 0.3])
     assert calibrated.rule == TopProbability(0.8)
     assert calibrated.bound == 13 / 301

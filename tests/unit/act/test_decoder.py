@@ -4,6 +4,7 @@ import re
 import time
 from dataclasses import replace
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from decoders import wrapped
 from families import build
 from transformers import DynamicCache
 
+from layerleap.act.decode import decoder as decoder_module
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.exits.evidence import Evidence
@@ -187,12 +189,49 @@ def test_streamers_get_every_token_and_the_end(llama, capsys):
 
     heard = Heard()
     decoding = decoder(bank, transformer=transformer, cost=CHEAP)
-    ids = write(transformer, decoding, streamer=heard)
+    ids = write(transformer, decoding, stream_to=heard)
     assert heard.tokens[0] == PROMPT[0].tolist()
     assert [token for put in heard.tokens[1:] for token in put] == ids[
         0, PROMPT.shape[1] :
     ].tolist()
     assert heard.ended == 1
+
+
+def test_a_streamer_that_generate_would_drop_is_refused(llama):
+    """Whoever reads from it would wait forever."""
+    transformer, bank = llama
+    decoding = decoder(bank, transformer=transformer, cost=CHEAP)
+    with pytest.raises(BadSettings, match="pass it as stream_to"):
+        write(transformer, decoding, streamer=SimpleNamespace(put=print, end=print))
+    with pytest.raises(BadSettings, match="synced_gpus"):
+        write(transformer, decoding, synced_gpus=True)
+
+
+def test_bad_input_is_refused_before_anything_is_timed(llama, monkeypatch):
+    transformer, bank = llama
+    refuse = lambda *_, **__: pytest.fail("timed before the input was checked")  # noqa: E731
+    monkeypatch.setattr(decoder_module, "measure_passes", refuse)
+    monkeypatch.setattr(decoder_module.Packed, "of", refuse)
+    decoding = decoder(bank, transformer=transformer)
+    with pytest.raises(BadSettings, match="beam"):
+        write(transformer, decoding, num_beams=2)
+    with pytest.raises(BadText, match="at most"):
+        write(transformer, decoding, ids=PROMPT.repeat(1, 50))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policy": "guess"}, "'recompute' or 'propagate' or 'shortcut'"),
+        ({"drafts": ("oracle",)}, "'table' or 'lookup' or 'early'"),
+        ({"head": "half"}, "'whole' or 'shortlist'"),
+        ({"rule": Fixed(2), "checks": ["3"]}, "expected 1 to 4"),
+    ],
+)
+def test_an_unknown_choice_is_refused_with_the_choices(llama, settings, message):
+    transformer, bank = llama
+    with pytest.raises(BadSettings, match=message):
+        write(transformer, decoder(bank, transformer=transformer, **settings))
 
 
 def test_scores_and_logits_are_those_of_generate(llama):
@@ -233,17 +272,39 @@ def test_sampled_tokens_after_drafts_follow_the_models_distribution(llama):
     assert (seen - p).abs().le(allowed).all()
 
 
-def test_in_a_narrow_dtype_strict_is_identical_and_reported_as_exact():
+def narrow_llama():
     model = build("llama").bfloat16()
     model.generation_config.eos_token_id = None
-    transformer = Transformer.wrap(model)
+    return Transformer.wrap(model)
+
+
+def test_in_a_narrow_dtype_strict_is_identical_and_reported_as_exact():
+    transformer = narrow_llama()
     strict = decoder(None, transformer=transformer, strict=True)
-    loose = decoder(None, transformer=transformer, cost=CHEAP)
-    expected = model.generate(PROMPT, max_new_tokens=N, do_sample=False)
-    assert torch.equal(write(transformer, strict), expected)
+    assert torch.equal(write(transformer, strict), write(transformer, None))
     assert (strict.stats[0].exactness, strict.stats[0].drafts) == ("exact", 0)
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+def test_in_a_narrow_dtype_passes_that_keep_the_bits_write_what_generate_writes(texts):
+    transformer = narrow_llama()
+    transformer.model.generation_config.pad_token_id = 0
+    some = torch.randint(5, 60, (texts, 5), generator=torch.Generator().manual_seed(3))
+    ids = torch.cat([some, some], 1)  # something to look up
+    drafting = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP)
+    written = write(transformer, drafting, ids=ids)
+    for own, row in zip(written, ids, strict=True):
+        assert torch.equal(own[None], write(transformer, None, ids=row[None]))
+    assert all(one.exactness == "exact" and one.drafts > 0 for one in drafting.stats)
+
+
+def test_where_the_bits_are_not_kept_the_text_is_reported_as_rounded(monkeypatch):
+    monkeypatch.setattr(decoder_module, "keeps_bits", lambda *_: False)
+    transformer = narrow_llama()
+    loose = decoder(None, transformer=transformer, cost=CHEAP)
     write(transformer, loose)
     assert loose.stats[0].exactness == "rounded"
+    assert "near-ties" in str(loose.stats[0])
 
 
 @pytest.mark.parametrize("how", ["autocast", "cast", "mixed"])

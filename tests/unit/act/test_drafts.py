@@ -7,11 +7,10 @@ from families import build
 
 from layerleap.act.decode import pass_cost
 from layerleap.act.decode.draft_table import DraftTable
-from layerleap.act.decode.draft_tree import MOST, AcceptanceRates, Draft, Drafter
+from layerleap.act.decode.draft_tree import MOST, AcceptanceRates, Draft, Drafter, Lookup
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
-from layerleap.act.decode.prompt_lookup import Lookup
 from layerleap.act.decode.shortlist import Shortlist
-from layerleap.errors import BadArtifact, BadSettings
+from layerleap.errors import BadSettings
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
@@ -55,18 +54,12 @@ def test_a_row_of_the_table_is_the_reading_of_layer_0(lens):
     assert p == pytest.approx(reading.values.tolist(), rel=1e-5)
 
 
-def test_rows_are_computed_once_and_saved_in_a_file(lens, tmp_path):
+def test_rows_are_computed_once(lens, monkeypatch):
     table = DraftTable(lens, width=4)
-    table.fill()
-    assert table.known.all()
-    table.save(tmp_path / "drafts.safetensors")
-    other = DraftTable(lens, width=4)
-    other.load(tmp_path / "drafts.safetensors")
-    assert torch.equal(other.ids, table.ids)
-    with pytest.raises(BadArtifact, match="another model"):
-        DraftTable(Lens(lens.transformer), width=4).load(tmp_path / "drafts.safetensors")
-    with pytest.raises(BadArtifact, match="missing"):
-        other.load(tmp_path / "none.safetensors")
+    table.need([3, 5])
+    assert table.known.nonzero()[:, 0].tolist() == [3, 5]
+    monkeypatch.setattr(table, "_compute", lambda tokens: pytest.fail(f"computed again: {tokens}"))
+    table.need([5, 3])
 
 
 def test_cheap_tokens_fill_the_tree_and_expensive_ones_leave_a_root(lens):

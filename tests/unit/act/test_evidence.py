@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from made_evidence import made
+from made_evidence import made, partial_evidence
 
 from layerleap.act.exits.evidence import Evidence, split
 from layerleap.errors import BadSettings
@@ -12,7 +12,7 @@ def tops(*rows: list[int], layers: tuple[int, ...] | None = None) -> Evidence:
     top = torch.tensor(rows)
     layers = tuple(range(top.shape[1])) if layers is None else layers
     zero = torch.zeros(len(rows), dtype=torch.long)
-    return Evidence.partial(layers, zero, zero, top=top, final=top[:, -1])
+    return partial_evidence(layers, zero, zero, top=top, final=top[:, -1])
 
 
 def test_a_streak_counts_from_layer_one_and_starts_again_with_another_token():
@@ -25,62 +25,44 @@ def test_agreement_is_with_the_models_own_token():
 
 
 def test_agreement_that_is_not_known_yet_is_an_error():
-    live = Evidence.partial((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[3, 3]]))
+    live = partial_evidence((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[3, 3]]))
     with pytest.raises(BadSettings, match="model's own answer"):
         _ = live.agrees
 
 
 def test_the_gap_is_the_difference_of_the_two_best():
     evidence = made(20)
-    expected = evidence.p1.double() - evidence.p2.double()
+    expected = evidence.top_prob.double() - evidence.second_prob.double()
     assert torch.equal(evidence.gap, expected)
     assert evidence.gap.dtype == torch.float64
-
-
-def test_a_prefix_holds_the_first_columns_of_everything():
-    evidence = made(10)
-    extra = {"norm": torch.rand(10, 7)}
-    whole = Evidence(**{**vars(evidence), "extra": extra})
-    part = whole.upto(2)
-    assert part.layers == (0, 1, 2)
-    assert torch.equal(part.top, evidence.top[:, :3])
-    assert torch.equal(part.extra["norm"], extra["norm"][:, :3])
-    assert torch.equal(part.final, evidence.final)
-    with pytest.raises(BadSettings, match="column 7"):
-        whole.upto(7)
 
 
 def test_rows_can_be_taken_by_number_or_mask():
     evidence = made(10)
     mask = evidence.position > 10
-    assert torch.equal(evidence.rows(mask).p1, evidence.p1[mask])
+    assert torch.equal(evidence.rows(mask).top_prob, evidence.top_prob[mask])
     assert torch.equal(evidence.rows(torch.tensor([3, 1])).final, evidence.final[[3, 1]])
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"p1": torch.zeros(10, 3)}, "'p1' has shape"),
+        ({"top_prob": torch.zeros(10, 3)}, "'top_prob' has shape"),
         ({"position": torch.zeros(9)}, "for 9 rows"),
         ({"final": torch.zeros(4)}, "'final' has shape"),
         ({"layers": (0, 2, 1, 3, 4, 5, 6)}, "expected ascending layers"),
         ({"layers": (-1, 0, 1, 2, 3, 4, 5)}, "expected ascending layers"),
-        ({"p1": torch.full((10, 7), 1.5)}, "expected values from 0 to 1"),
-        ({"p2": torch.ones(10, 7)}, "p2 is above p1"),
+        ({"top_prob": torch.full((10, 7), 1.5)}, "expected values from 0 to 1"),
+        ({"second_prob": torch.ones(10, 7)}, "second_prob is above top_prob"),
         ({"cosine": torch.full((10, 7), -2.0)}, "expected values from -1 to 1"),
         ({"entropy": torch.full((10, 7), -1.0)}, "'entropy'"),
         ({"extra": {"norm": torch.zeros(10)}}, "'norm' has shape"),
-        ({"extra": {"p1": torch.zeros(10, 7)}}, "the name 'p1' is taken"),
+        ({"extra": {"top_prob": torch.zeros(10, 7)}}, "the name 'top_prob' is taken"),
     ],
 )
 def test_evidence_of_a_wrong_shape_or_range_is_refused(change, words):
     with pytest.raises(BadSettings, match=words):
         Evidence(**{**vars(made(10)), **change})
-
-
-def test_an_unknown_column_is_refused():
-    with pytest.raises(BadSettings, match="'norm'"):
-        Evidence.partial((1,), torch.zeros(1), torch.zeros(1), norm=torch.zeros(1, 1))
 
 
 @pytest.mark.parametrize("by", ["document", "row"])
@@ -113,7 +95,7 @@ def test_invalid_fractions_are_refused(fractions):
 def test_too_few_documents_for_a_split_are_refused():
     with pytest.raises(BadSettings, match="too few"):
         split(made(10, documents=1), (0.5, 0.5))
-    with pytest.raises(BadSettings, match="unknown by='text'"):
+    with pytest.raises(BadSettings, match="by is 'text'; expected 'document' or 'row'"):
         split(made(10), (0.5,), by="text")
 
 
@@ -123,7 +105,7 @@ def test_some_layers_keep_their_columns_and_the_last():
     kept = Evidence(**{**vars(evidence), "extra": extra}).at((4, 2))
     assert kept.layers == (2, 4, 6)
     assert torch.equal(kept.top, evidence.top[:, [2, 4, 6]])
-    assert torch.equal(kept.p1, evidence.p1[:, [2, 4, 6]])
+    assert torch.equal(kept.top_prob, evidence.top_prob[:, [2, 4, 6]])
     assert kept.extra["size"][0].tolist() == [2, 4, 6]
     assert torch.equal(kept.final, evidence.final)
 

@@ -39,7 +39,16 @@ def test_evidence_in_one_call_is_that_of_the_scores_of_held_out_text(llama, lens
     scores = score(transformer, lenses, iter_batches(transformer, texts))
     expected = ll.exits.Evidence.from_scores(scores, lens)
     assert len(found) == 20
-    for name in ("top", "p1", "p2", "entropy", "cosine", "position", "document", "final"):
+    for name in (
+        "top",
+        "top_prob",
+        "second_prob",
+        "entropy",
+        "cosine",
+        "position",
+        "document",
+        "final",
+    ):
         torch.testing.assert_close(
             getattr(found, name), getattr(expected, name), rtol=0, atol=0, equal_nan=True
         )

@@ -11,7 +11,7 @@ from tiny_models import tiny
 
 import layerleap as ll
 from layerleap.act.decode.decoding_stats import DecodingStats
-from layerleap.act.decode.generate import Generation
+from layerleap.act.decode.generate import Generation, Pieces
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.errors import BadArtifact, BadSettings, BadText, CannotFetch
 from layerleap.maps import fit as fit_module
@@ -60,6 +60,110 @@ def test_a_rule_exits_early_and_the_agreement_is_measured(llama):
     )
     assert unmeasured.stats.agreement is None
     assert unmeasured.ids == generation.ids
+
+
+def test_an_early_text_says_where_it_departs_from_the_full_models(llama):
+    """Agreement counts choices after the early text; the departure is from the full model's own."""
+    transformer, bank = llama
+    full = own_ids(transformer, 12).tolist()
+    seen = set()
+    for layer in (1, 2, 3):
+        rule = ll.exits.Fixed(layer)
+        made = ll.generate(transformer, PROMPT, bank=bank, rule=rule, max_new_tokens=12)
+        common = next((n for n in range(12) if made.ids[n] != full[n]), None)
+        seen.add(common)
+        assert made.stats.departs_at == common
+        assert made.stats.tokens_in_common == (12 if common is None else common)
+        stored = made.to_dict()
+        assert stored["departure"] == made.departure
+        assert stored["stats"]["departs_at"] == common
+        if common is not None:
+            decode = transformer.tokenizer.decode
+            assert made.departure == {
+                "place": common, "token": made.tokens[common], "full_model": decode(full[common])
+            }  # fmt: skip
+            assert f"the first {common} are the full model's own text" in str(made.stats)
+    assert seen - {None}, "every text was the full model's own; choose another prompt"
+
+
+def test_without_a_departure_the_text_is_said_to_be_the_same(llama):
+    transformer, bank = llama
+    never = ll.exits.TopProbability(1.0)
+    made = ll.generate(transformer, PROMPT, bank=bank, rule=never, max_new_tokens=6)
+    assert (made.departure, made.stats.tokens_in_common) == (None, 6)
+    assert "the full model writes the same text" in str(made.stats)
+
+
+def test_without_a_comparison_no_departure_is_claimed(llama):
+    transformer, bank = llama
+    made = ll.generate(
+        transformer, PROMPT, bank=bank, rule=ll.exits.Fixed(1), compare=False, max_new_tokens=6
+    )
+    assert (made.departure, made.stats.tokens_in_common) == (None, None)
+    assert "agreement not measured" in str(made.stats)
+
+
+def test_an_unknown_policy_or_streamer_is_refused_before_a_bank_is_fitted(llama, monkeypatch):
+    transformer, _ = llama
+    monkeypatch.setattr(fit_module, "default_bank", lambda *_, **__: pytest.fail("fitted a bank"))
+    with pytest.raises(BadSettings, match="'recompute' or 'propagate'"):
+        ll.generate(transformer, PROMPT, policy="guess")
+    with pytest.raises(BadSettings, match="on_token"):
+        ll.generate(transformer, PROMPT, streamer=object())
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8, counting how many tokens it decodes."""
+
+    decoded = 0
+
+    def decode(self, ids):
+        self.decoded += len(ids)
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+def test_pieces_are_whole_characters_and_add_up_to_the_text():
+    text = "Zwölf Boxkämpfer 漢字 🙂 end"
+    written = Pieces(ByteTokenizer().decode)
+    for token in text.encode():
+        written.add(token)
+    written.end()
+    assert "".join(written.pieces) == text
+    assert len(written.pieces) == len(text.encode())
+    assert all("\ufffd" not in piece for piece in written.pieces)
+
+
+def test_bytes_that_never_become_a_character_are_given_at_the_end():
+    written = Pieces(ByteTokenizer().decode)
+    for token in [65, 0xE6]:
+        written.add(token)
+    assert written.pieces == ["A", ""]
+    written.end()
+    assert written.pieces == ["A", "\ufffd"]
+
+
+def test_pieces_keep_the_spaces_that_a_tokenizer_drops_at_the_start(llama):
+    """Special tokens add nothing, and the word after them keeps its space."""
+
+    def decode(ids):
+        return "".join({1: " a", 2: " b", 3: ""}[token] for token in ids).lstrip()
+
+    written = Pieces(decode)
+    for token in [1, 3, 2, 3, 3, 1]:
+        written.add(token)
+    assert "".join(written.pieces) == "a b a"
+    assert written.pieces == ["a", "", " b", "", "", " a"]
+
+
+def test_decoding_a_text_takes_time_in_proportion_to_its_length():
+    work = {}
+    for n in (200, 400):
+        tokenizer = ByteTokenizer()
+        written = Pieces(tokenizer.decode)
+        for token in (b"word " * n)[:n]:
+            written.add(token)
+        work[n] = tokenizer.decoded
+    assert work[400] <= 2.1 * work[200]
 
 
 def test_a_plan_has_rule_layers_and_bank(llama, tmp_path):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from made_evidence import made
+from made_evidence import made, upto
 
 from layerleap.act.exits.evidence import Evidence, split
 from layerleap.act.exits.families import family
@@ -23,7 +23,7 @@ def with_extra(evidence: Evidence, **extra: torch.Tensor) -> Evidence:
 
 def from_one(evidence: Evidence) -> Evidence:
     """The same without the column of layer 0, as a live run has it."""
-    names = ("top", "p1", "p2", "entropy", "cosine")
+    names = ("top", "top_prob", "second_prob", "entropy", "cosine")
     cut = {name: getattr(evidence, name)[:, 1:] for name in names}
     return Evidence(**{**vars(evidence), **cut, "layers": evidence.layers[1:]})
 
@@ -31,9 +31,11 @@ def from_one(evidence: Evidence) -> Evidence:
 def test_features_are_what_their_names_say():
     evidence = made(30)
     x = dict(zip(FEATURES, features(evidence).unbind(2), strict=True))
-    p1, p2 = evidence.p1.double(), evidence.p2.double()
-    torch.testing.assert_close(x["logit of p1"][:, 3], (p1 / (1 - p1)).log()[:, 3].clamp(-14, 13.9))
-    torch.testing.assert_close(x["log of gap"][:, 3], (p1 - p2).log()[:, 3])
+    top_prob, second_prob = evidence.top_prob.double(), evidence.second_prob.double()
+    torch.testing.assert_close(
+        x["logit of p1"][:, 3], (top_prob / (1 - top_prob)).log()[:, 3].clamp(-14, 13.9)
+    )
+    torch.testing.assert_close(x["log of gap"][:, 3], (top_prob - second_prob).log()[:, 3])
     assert torch.equal(x["logit of p1 before"][:, 2:], x["logit of p1"][:, 1:-1])
     assert (x["logit of p1 before"][:, :2] == 0).all()
     assert torch.equal(x["repeats"][:, 3], (evidence.top[:, 3] == evidence.top[:, 2]).double())
@@ -47,21 +49,21 @@ def test_features_do_not_look_ahead():
     evidence = with_extra(made(30), norm=torch.rand(30, 7))
     whole = features(evidence)
     for column in range(7):
-        assert torch.equal(features(evidence.upto(column)), whole[:, : column + 1])
+        assert torch.equal(features(upto(evidence, column)), whole[:, : column + 1])
 
 
 def test_certain_readings_have_finite_features():
     evidence = made(10)
     sure = torch.ones(10, 7)
-    evidence = Evidence(**{**vars(evidence), "p1": sure, "p2": torch.zeros(10, 7)})
+    evidence = Evidence(**{**vars(evidence), "top_prob": sure, "second_prob": torch.zeros(10, 7)})
     assert features(evidence).isfinite().all()
-    level = Evidence(**{**vars(evidence), "p2": sure})
+    level = Evidence(**{**vars(evidence), "second_prob": sure})
     assert features(level).isfinite().all()
 
 
 def test_a_learned_rule_saves_more_than_one_number_can():
     evidence = made(4000, seed=1)
-    # Agreement here depends on a hint besides p1 that only a learned rule can weigh.
+    # Agreement here depends on a hint besides top_prob that only a learned rule can weigh.
     hint = evidence.agrees.double() + 0.7 * torch.randn(
         4000, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64
     )
@@ -118,9 +120,9 @@ def test_other_layers_than_those_trained_on_are_refused():
 
 def test_unread_layers_are_refused_in_training_and_in_use():
     evidence = made(100)
-    p1 = evidence.p1.clone()
-    p1[7, 3] = torch.nan
-    broken = Evidence(**{**vars(evidence), "p1": p1})
+    top_prob = evidence.top_prob.clone()
+    top_prob[7, 3] = torch.nan
+    broken = Evidence(**{**vars(evidence), "top_prob": top_prob})
     with pytest.raises(BadText, match="NaN"):
         Learned.train(broken)
     with pytest.raises(NotFinite, match="layer 3"):
@@ -154,8 +156,8 @@ def test_applying_a_saved_rule_needs_no_scikit_learn(tmp_path):
         "from layerleap.act.exits.rules import rule_from_dict\n"
         "from layerleap.act.exits.evidence import Evidence\n"
         f"rule = rule_from_dict(json.load(open({str(tmp_path / 'rule.json')!r})))\n"
-        "e = Evidence.partial((1, 2), torch.zeros(1), torch.zeros(1), top=torch.tensor([[1, 1]]),\n"
-        "    **{k: torch.full((1, 2), 0.4) for k in ('p1', 'p2', 'entropy', 'cosine')})\n"
+        "e = Evidence(torch.tensor([[1, 1]]), *[torch.full((1, 2), 0.4)] * 4, torch.zeros(1),\n"
+        "    torch.zeros(1), layers=(1, 2))\n"
         "rule.stops(e)\n"
         "print([m for m in ('sklearn', 'scipy.stats') if m in sys.modules])\n"
     )

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_models import sentences, tiny
 
-from layerleap.act.edits.part_scores import PartScores
 from layerleap.act.edits.replace import PartMaps
+from layerleap.act.edits.scores import PartScores
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import solve_bank

@@ -4,11 +4,12 @@ from functools import cache
 
 import pytest
 import torch
+from edit_cases import cascade
 from families import build
 from tiny_models import sentences, tiny, tokenizer
 from torch import nn
 
-from layerleap.act.edits.replace import PartMaps, ReplaceParts, cascade
+from layerleap.act.edits.replace import PartMaps, ReplaceParts
 from layerleap.errors import BadSettings, ModelRefused, WrongModel
 from layerleap.maps.fit import solve_bank
 from layerleap.models.discovery.compare import row_gap as gap

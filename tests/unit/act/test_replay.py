@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from made_evidence import made
+from made_evidence import made, upto
 
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import Evidence
@@ -33,7 +33,7 @@ COST = Cost((10.0,) * 6, 80.0, (1.0,) * 6 + (0.0,), d_model=4, context=8)
 
 def test_evidence_that_does_not_reach_the_last_layer_is_not_replayed():
     with pytest.raises(BadSettings, match="layer 5"):
-        replay(Never(), made(50).upto(5))
+        replay(Never(), upto(made(50), 5))
     with pytest.raises(BadSettings, match="no rows"):
         replay(Never(), made(50).rows(torch.zeros(50, dtype=torch.bool)))
 
@@ -41,10 +41,13 @@ def test_evidence_that_does_not_reach_the_last_layer_is_not_replayed():
 def test_evidence_of_some_layers_is_enough():
     evidence = made(50)
     some = [0, 2, 5, 6]
-    cut = {k: getattr(evidence, k)[:, some] for k in ("top", "p1", "p2", "entropy", "cosine")}
+    cut = {
+        k: getattr(evidence, k)[:, some]
+        for k in ("top", "top_prob", "second_prob", "entropy", "cosine")
+    }
     part = Evidence(**{**vars(evidence), **cut, "layers": (0, 2, 5, 6)})
     found = replay(TopProbability(0.6), part).layer
-    sure = evidence.p1 > 0.6
+    sure = evidence.top_prob > 0.6
     assert found.tolist() == [2 if s[2] else 5 if s[5] else 6 for s in sure]
 
 
@@ -172,7 +175,7 @@ def test_the_paper_way_is_close_to_the_exact_one():
     ("change", "words"),
     [
         ({"targets": [1.5]}, "target 1.5"),
-        ({"method": "guess"}, "method 'guess'"),
+        ({"method": "guess"}, "method is 'guess'"),
         ({"knobs": [0.5]}, "knobs are for method 'curve'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from made_evidence import partial_evidence
 
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import family
@@ -24,7 +25,7 @@ def one_row(layers: tuple[int, ...] | None = None, position: int = 0, **columns)
     n = next(iter(values.values())).shape[1]
     where = torch.tensor([position])
     final = values.pop("final", None)
-    found = Evidence.partial(layers or tuple(range(n)), where, torch.zeros(1), **values)
+    found = partial_evidence(layers or tuple(range(n)), where, torch.zeros(1), **values)
     return found if final is None else Evidence(**{**vars(found), "final": final[:, 0]})
 
 
@@ -35,30 +36,35 @@ def first(rule, evidence: Evidence) -> int | None:
 
 def test_the_gap_must_pass_the_papers_threshold_strictly():
     # At position 0 the bar is 0.9 * 0.5 + 0.1 = 0.55, far into the text 0.45.
-    p2 = [0.0, 0.0, 0.0]
-    assert first(Gap(0.5, 8.0), one_row(p1=[0.9, 0.5, 0.56], p2=p2)) == 2
-    assert first(Gap(0.5, 8.0), one_row(p1=[0.9, 0.5, 0.56], p2=p2, position=800)) == 1
+    second_prob = [0.0, 0.0, 0.0]
+    assert first(Gap(0.5, 8.0), one_row(top_prob=[0.9, 0.5, 0.56], second_prob=second_prob)) == 2
+    assert (
+        first(
+            Gap(0.5, 8.0), one_row(top_prob=[0.9, 0.5, 0.56], second_prob=second_prob, position=800)
+        )
+        == 1
+    )
     # 0.9 * 0 + 0.1 exp(0): a gap of exactly 0.1 is not above it.
-    double = {"p1": [[0.0, 0.1, 0.2]], "p2": [[0.0, 0.0, 0.0]]}
+    double = {"top_prob": [[0.0, 0.1, 0.2]], "second_prob": [[0.0, 0.0, 0.0]]}
     exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in double.items()}
-    evidence = Evidence.partial((0, 1, 2), torch.zeros(1), torch.zeros(1), **exact)
+    evidence = partial_evidence((0, 1, 2), torch.zeros(1), torch.zeros(1), **exact)
     assert first(Gap(0.0, 8.0), evidence) == 2
 
 
 def test_the_temperature_decides_how_fast_the_bar_falls():
-    evidence = one_row(p1=[0.0, 0.05], p2=[0.0, 0.0], position=8)
+    evidence = one_row(top_prob=[0.0, 0.05], second_prob=[0.0, 0.0], position=8)
     assert first(Gap(0.0, 8.0, 4.0), evidence) == 1  # 0.1 exp(-4) = 0.002
     assert first(Gap(0.0, 8.0, 0.5), evidence) is None  # 0.1 exp(-0.5) = 0.06
 
 
 def test_thresholds_are_strict():
-    assert first(TopProbability(0.5), one_row(p1=[0.9, 0.5, 0.75])) == 2
+    assert first(TopProbability(0.5), one_row(top_prob=[0.9, 0.5, 0.75])) == 2
     assert first(Entropy(0.5), one_row(entropy=[0.0, 0.5, 0.25])) == 2
     assert first(Similarity(0.5), one_row(cosine=[torch.nan, 0.5, 0.75])) == 2
 
 
 def test_the_safest_thresholds_never_exit_even_when_rounding_oversteps():
-    assert first(TopProbability(1.0), one_row(p1=[0.0, 1.00001])) is None
+    assert first(TopProbability(1.0), one_row(top_prob=[0.0, 1.00001])) is None
     assert first(Entropy(0.0), one_row(entropy=[0.0, -1e-6])) is None
     assert first(Similarity(1.0), one_row(cosine=[torch.nan, 1.00001])) is None
 
@@ -91,13 +97,13 @@ def test_the_oracle_takes_the_first_layer_that_agrees_but_not_layer_zero():
 )
 def test_a_rule_refuses_evidence_without_what_it_needs(rule, need):
     assert rule.needs == need
-    blank = Evidence.partial((0, 1, 2), torch.zeros(2), torch.zeros(2))
+    blank = partial_evidence((0, 1, 2), torch.zeros(2), torch.zeros(2))
     with pytest.raises(NotFinite, match=f"needs a {need} at layer 1"):
         rule.stops(blank)
 
 
 def test_rules_that_need_nothing_work_without_readings():
-    blank = Evidence.partial((0, 1, 2), torch.zeros(2), torch.zeros(2))
+    blank = partial_evidence((0, 1, 2), torch.zeros(2), torch.zeros(2))
     assert Fixed(2).stops(blank).tolist() == [[False, False, True]] * 2
     assert not Never().stops(blank).any()
 

@@ -5,7 +5,7 @@ import torch
 from tiny_models import sentences, tiny
 
 from layerleap.act.edits.schedule import Schedule, Segment, round_robin, single_jump
-from layerleap.act.edits.schedule_scores import ScheduleScores, run_schedule
+from layerleap.act.edits.scores import ScheduleScores, run_schedule
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.fit import fit
 from layerleap.models.hooks.recording import record

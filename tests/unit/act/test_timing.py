@@ -120,5 +120,5 @@ def test_images_and_foreign_banks_are_refused():
         measure_timing(Transformer.wrap(build("vit"), name="vit"))
     with pytest.raises(WrongModel):
         measure_timing(tiny("llama"), tokens=4, bank=bank_of(tiny("gpt2")))
-    with pytest.raises(BadSettings, match="maps for"):
+    with pytest.raises(BadSettings, match="map costs"):
         Timing((1.0,), 1.0, 1.0, (0.0,), context=2)

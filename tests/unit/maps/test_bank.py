@@ -24,7 +24,7 @@ from layerleap.errors import (
 )
 from layerleap.maps import artifact
 from layerleap.maps.artifact import config_hash
-from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank, check_target
+from layerleap.maps.bank import BANK, CONFIG, WEIGHTS, ShortcutBank
 from layerleap.maps.fit import fit
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
@@ -119,7 +119,8 @@ def test_another_shape_is_refused(bank, changes):
 
 def test_a_cast_model_is_still_the_same_model(bank):
     model = build("llama")
-    bank.check_model(Transformer.wrap(model.to(torch.bfloat16), name="tiny-llama", check=False))
+    cast = Transformer.wrap(model.to(torch.bfloat16), name="tiny-llama", check=False)
+    assert bank.check_model(cast) is None  # no WrongModel
 
 
 @pytest.mark.parametrize("keep", [0, 10, -1])
@@ -271,7 +272,7 @@ def test_a_bank_is_not_written_over_a_file(tmp_path):
 def test_a_folder_of_other_things_is_never_replaced(bank, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("precious")
-    for refuse in (check_target, bank.save_pretrained):
+    for refuse in (BANK.check_target, bank.save_pretrained):
         with pytest.raises(CannotWrite, match=r"other files than a bank.*choose another folder"):
             refuse(tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "precious"
@@ -281,7 +282,7 @@ def test_a_folder_of_other_things_is_never_replaced(bank, tmp_path):
 def test_an_empty_or_new_folder_and_an_earlier_bank_are_fine_targets(bank, tmp_path, saved):
     (tmp_path / "empty").mkdir()
     for name in ("empty", "new", "deep/er", "bank"):
-        check_target(tmp_path / name)
+        BANK.check_target(tmp_path / name)
         assert len(ShortcutBank.from_pretrained(bank.save_pretrained(tmp_path / name))) == 3
 
 
@@ -298,7 +299,7 @@ def test_a_target_below_a_file_is_refused_before_anything_is_done(tmp_path):
     (tmp_path / "file").write_text("x")
     for name in ("file", "file/bank", "file/deep/bank"):
         with pytest.raises(CannotWrite, match="file"):
-            check_target(tmp_path / name)
+            BANK.check_target(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,26 @@
 import re
 import shutil
 import sys
+import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import sentences, tiny
 
-from layerleap.errors import BadSettings, CannotWrite
+from layerleap.errors import BadSettings, CannotWrite, FewRowsWarning, WrongModel
 from layerleap.maps import fit as maps_fit
-from layerleap.maps.fit import default_bank, fit, solve_bank
+from layerleap.maps import ridge as ridges
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import FEW_ROWS_RIDGE, SCORED_TEXTS, default_bank, fit, solve_bank
+from layerleap.maps.linear import solve
+from layerleap.maps.ridge import RidgeChooser, without_rows
+from layerleap.read.evaluate import sampling_of
 from layerleap.stats.collect import collect
+from layerleap.stats.moments import Moments
+from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Sampling
 
 COLLECT = sys.modules[collect.__module__]  # `layerleap.stats.collect` itself is the function
@@ -36,8 +46,9 @@ def default_source(monkeypatch, tmp_path):
 @pytest.mark.parametrize("ridge", [0.0, 0.1, "auto"])
 def test_fitting_a_bank_is_collecting_and_solving(llama, ridge):
     texts = sentences(60)
-    tally = collect(llama, texts, choose_ridge=ridge == "auto")
-    expected = solve_bank(tally, ridge=ridge, intercept=True, rank=5)
+    chosen = ridge == "auto"
+    tally = collect(llama, texts, choose_ridge=chosen, keep_sample=chosen)
+    expected = solve_bank(tally, llama, ridge=ridge, intercept=True, rank=5)
     actual = fit(llama, texts, ridge=ridge, intercept=True, rank=5)
     for pair, shortcut in expected.maps.items():
         for name, tensor in shortcut.tensors().items():
@@ -200,3 +211,123 @@ def test_a_masked_models_default_bank_hides_one_position_per_text(
     assert set(torch.cat(hidden).tolist()) == {1}
     plans = [maps_fit._default_plan(model) for model in (bert, tiny("llama"))]
     assert plans[0]["n_texts"] >= 4 * plans[1]["n_texts"]
+
+
+def few(n: int, positions: str = "all", **options: Any) -> ShortcutBank:
+    sampling = Sampling(unit="document", positions=positions)
+    return fit(tiny("llama"), sentences(n), sampling, **options)
+
+
+def test_few_rows_are_said_and_get_a_ridge():
+    """Plain least squares on few rows reads worse than the logit lens, and nothing said so."""
+    with pytest.warns(FewRowsWarning, match=r"rows are few: \d+ for maps of width 24"):
+        bank = few(60, "one")
+    assert bank.settings["ridge"] == "auto"
+    assert any(report.ridge > 0 for report in bank.fits.values())
+    with pytest.warns(FewRowsWarning):  # no document to choose it on
+        assert {report.ridge for report in few(4).fits.values()} == {FEW_ROWS_RIDGE}
+    plain = few(60, "one", ridge=0.0)  # as asked: no warning, no ridge
+    assert {report.ridge for report in plain.fits.values()} == {0.0}
+    fresh = sentences(60, seed=5)
+    scores = {
+        name: one.evaluate(tiny("llama"), fresh, side="both") for name, one in
+        (("ridge", bank), ("plain", plain))
+    }  # fmt: skip
+    kl = {
+        name: sum(
+            row["value"] for row in one.scores if (row["map"], row["metric"]) == ("mat", "kl")
+        )
+        for name, one in scores.items()
+    }
+    assert kl["ridge"] < kl["plain"]
+
+
+def test_enough_rows_are_fitted_without_a_ridge_or_a_word():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bank = few(120)
+    assert {report.ridge for report in bank.fits.values()} == {0.0}
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@torch.no_grad()
+def test_a_ridge_is_the_one_with_the_least_kl_on_rows_not_fitted_on(intercept):
+    """It used to be the one with the least squared error, which reads worse."""
+    transformer = tiny("llama")
+    sampling = Sampling(unit="document", positions="all", held_out=0.0)
+    tally = collect(transformer, sentences(120), sampling, choose_ridge=True, keep_sample=True)
+    moments, rows, last = tally.fit, tally.sample, transformer.n_layers
+    chooser = RidgeChooser(transformer, moments, rows, intercept=intercept)
+    which = torch.linspace(0, len(rows) - 1, 96).round().long()
+    p = transformer.logits(rows[which, last]).log_softmax(-1)
+    for src in range(last):
+        kl = {}
+        for ridge in ridges.RIDGES:
+            ((linear, _),) = solve(moments, src, ridge=ridge, intercept=intercept)
+            q = transformer.logits(linear(rows[which, src])).log_softmax(-1)
+            kl[ridge] = float((p.exp() * (p - q)).sum(-1).mean())
+        assert kl[chooser.choose(src)] == pytest.approx(min(kl.values()), rel=1e-3)
+    bank = fit(transformer, sentences(120), sampling, ridge="auto", intercept=intercept)
+    assert {r.src: r.ridge for r in bank.fits.values()} == {
+        src: chooser.choose(src) for src in range(last)
+    }
+
+
+@pytest.mark.parametrize("pairs", ["final", "all"])
+def test_moments_without_some_rows_are_those_of_the_others(pairs):
+    h = torch.randn(3, 50, 6, generator=torch.Generator().manual_seed(0)).double()
+    every, others = Moments(2, 6, pairs), Moments(2, 6)
+    every.add(list(h))
+    others.add(list(h[:, 10:]))
+    actual = without_rows(every, h[:, :10].transpose(0, 1))
+    assert actual.n == others.flush().n == 40
+    for mine, theirs in ((actual.sums, others.sums), *zip(actual.cross, others.cross, strict=True)):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_sample_for_a_ridge_survives_a_checkpoint_and_a_merge(tmp_path):
+    sampling = Sampling(unit="document", positions="all")
+    settings = {"keep_sample": True, "tokens_per_batch": 64}
+    whole = collect(tiny("llama"), sentences(120), sampling, **settings)
+    whole.save(tmp_path / "tally.safetensors")
+    assert torch.equal(Tally.load(tmp_path / "tally.safetensors").sample, whole.sample)
+    shards = [
+        collect(tiny("llama"), sentences(120), sampling, shard=(which, 2), **settings)
+        for which in (0, 1)
+    ]
+    both = shards[0].merge(shards[1])
+    assert both.fit.n == whole.fit.n
+    assert sorted(both.sample[:, 0, 0].tolist()) == pytest.approx(
+        sorted(whole.sample[:, 0, 0].tolist())
+    )
+
+
+def test_a_fit_scores_itself_on_held_out_documents_for_its_card():
+    bank = few(120)
+    assert [row["layer"] for row in bank.quality] == [0, 1, 2]
+    assert {"precision@1", "precision@1 of id", "kl", "kl of id", "r2"} <= bank.quality[0].keys()
+    assert "held-out documents" in bank.data["evaluated_on"]
+    assert f"Scores on {bank.data['evaluated_on']}:" in bank.card()
+    sampling = replace(sampling_of(bank), positions="one")
+    again = bank.evaluate(tiny("llama"), sentences(120), sampling, n_texts=SCORED_TEXTS)
+    assert again.by_layer() == bank.quality
+    for other in (few(120, evaluate=False), fit(tiny("llama"), iter(sentences(120)))):
+        assert other.quality == []
+        assert "Not evaluated on held-out text" in other.card()
+
+
+def test_caches_of_another_method_are_not_read(default_source, tmp_path, monkeypatch):
+    """A changed algorithm used to find the bank and the statistics of the old one."""
+    monkeypatch.setenv("LAYERLEAP_CACHE", str(tmp_path))
+    banks = []
+    for method in (1, 2, 2):
+        monkeypatch.setattr(maps_fit, "METHOD", method)
+        default_bank(tiny("llama"))
+        banks.append({path.name for path in (tmp_path / "banks").iterdir()})
+    assert [len(folders) for folders in banks] == [1, 2, 2]
+    checkpoint = tmp_path / "fit.safetensors"
+    sampling = Sampling(unit="document")
+    collect(tiny("llama"), sentences(120), sampling, checkpoint=checkpoint)
+    monkeypatch.setattr(COLLECT, "METHOD", 99)
+    with pytest.raises(WrongModel, match=r"different settings \(method\)"):
+        collect(tiny("llama"), sentences(120), sampling, checkpoint=checkpoint)

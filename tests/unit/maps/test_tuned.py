@@ -323,7 +323,7 @@ def test_a_damaged_checkpoint_is_named(case, tmp_path):
     with pytest.raises(BadArtifact, match="was changed"):
         run(case, checkpoint=path)
     case.tally.save(path)
-    with pytest.raises(BadArtifact, match="expected format 2 of a tuning file"):
+    with pytest.raises(BadArtifact, match="expected format 3 of a tuning file"):
         run(case, checkpoint=path)
 
 

@@ -10,12 +10,12 @@ from decoders import wrapped
 from families import build
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from layerleap.act.decode import batched as share_file
-from layerleap.act.decode.batched import KEYS, groups
+from layerleap.act.decode import speculative as share_file
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.draft_tree import Drafter, SharedPass
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.decode.request import depends_on_place
+from layerleap.act.decode.speculative import KEYS, groups
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor

@@ -1,6 +1,8 @@
 """`evaluate`: a bank's scores on text it was not fitted on."""
 
+import csv
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,6 @@ from layerleap.maps.fit import fit
 from layerleap.maps.linear import LinearMap
 from layerleap.models.transformer import Transformer
 from layerleap.read.evaluate import Evaluation, evaluate
-from layerleap.read.lens import Lens
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 
@@ -61,25 +62,50 @@ def test_every_map_layer_and_metric_has_a_row_with_interval_and_sizes(evaluation
         assert (row["rows"], row["documents"]) == (evaluation.n_rows, evaluation.n_documents)
 
 
-def test_scores_are_those_of_the_rows_read_directly(model, evaluation):
-    bank, last = bank_of(model), model.n_layers
-    lens = Lens(model, bank)
-    right, kl, states = [], [], []
+@torch.no_grad()
+def reference(model: Transformer, maps: list[torch.Tensor | None]) -> list[dict[str, float]]:
+    """All metrics of one map per layer, written out row by row."""
+    rows: list[list[torch.Tensor]] = []
     for batch in batches_of(model, TEXTS, SAMPLING, side="held-out"):
         h = model.capture(batch.inputs, keep=batch.keep).states
-        own, read = model.logits(h[last]).double(), lens.logits(h[1], 1).double()
-        right.append(own.argmax(-1) == read.argmax(-1))
-        p = own.softmax(-1)
-        kl.append((p * (own.log_softmax(-1) - read.log_softmax(-1))).sum(-1))
-        states.append(torch.stack([bank[1, last](h[1]), h[last]]).double())
-    predicted, final = torch.cat(states, dim=1)
-    spread = (final - final.mean(0)).square().sum(0)
-    r2 = (1 - (predicted - final).square().sum(0) / spread).mean()
-    assert evaluation.n_rows == len(torch.cat(right))
-    actual = {row["metric"]: row["value"] for row in evaluation.at(1) if row["map"] == "mat"}
-    assert actual["precision@1"] == pytest.approx(torch.cat(right).double().mean().item())
-    assert actual["kl"] == pytest.approx(torch.cat(kl).mean().item(), rel=1e-4)
-    assert actual["r2"] == pytest.approx(r2.item(), rel=1e-4)
+        rows += [[h[layer][row] for layer in range(model.n_layers + 1)] for row in range(len(h[0]))]
+    scores = []
+    for layer, weight in enumerate(maps):
+        right = {1: 0, 5: 0, 10: 0}
+        surprisal = kl = 0.0
+        carried = [row[layer] if weight is None else row[layer] @ weight for row in rows]
+        for row, state in zip(rows, carried, strict=True):
+            own = model.logits(row[-1][None])[0].double()
+            read = model.logits(state[None])[0].double()
+            p, q = own.softmax(0), read.softmax(0)
+            top = int(read.argmax())
+            order = own.argsort(descending=True).tolist()
+            for k in right:
+                right[k] += top in order[:k]
+            surprisal -= math.log(p[top])
+            kl += float((p * (p / q).log()).sum())
+        final, predicted = torch.stack([r[-1] for r in rows]), torch.stack(carried)
+        spread = (final - final.mean(0)).double().square().sum(0)
+        error = (final - predicted).double().square().sum(0)
+        scores.append(
+            {f"precision@{k}": count / len(rows) for k, count in right.items()}
+            | {"surprisal": surprisal / len(rows), "kl": kl / len(rows)}
+            | {"r2": float((1 - error / spread).mean())}
+        )
+    return scores
+
+
+def test_every_score_equals_a_reference_written_out_by_hand(model, evaluation):
+    bank, last = bank_of(model), model.n_layers
+    expected = {
+        "id": reference(model, [None] * last),
+        "mat": reference(model, [bank.maps[src, last].weight for src in range(last)]),
+    }
+    for name, layers in expected.items():
+        for metric in METRICS:
+            actual = values(evaluation, name, metric)[:-1]
+            wanted = [scores[metric] for scores in layers]
+            assert actual == pytest.approx(wanted, rel=1e-4, abs=1e-5), (name, metric)
 
 
 def test_a_bank_of_identity_maps_equals_the_logit_lens(model):
@@ -127,23 +153,78 @@ def test_only_documents_held_out_of_the_fit_are_read_by_default(model, tmp_path)
     sampling = replace(SAMPLING, held_out=0.4, seed=3)
     bank = fit(model, path, sampling)
     actual = evaluate(model, bank, path)  # sampled like the bank
-    both = evaluate(model, bank, path, side="both")
+    both = evaluate(model, bank, path, side="both", keep_fitted=True)
     assert actual.n_documents + bank.data["documents"] == both.n_documents == len(TEXTS)
     assert (actual.side, actual.fitted_on, both.fitted_on) == ("held-out", False, True)
     assert "held-out documents" in str(actual)
     assert "fitted on some of these documents" not in str(actual)
     assert "fitted on some of these documents" in str(both)
-    smaller, other = (replace(sampling, **change) for change in ({"held_out": 0.2}, {"seed": 4}))
-    assert not evaluate(model, bank, path, smaller).fitted_on
-    assert evaluate(model, bank, path, other).fitted_on
+    assert evaluate(model, bank, path, side="fit").fitted_on
 
 
-def test_a_bank_fitted_on_everything_needs_another_text(model):
+def test_documents_the_bank_was_fitted_on_are_recognised_in_any_text_and_left_out(model):
+    """They were read as if they were new: another seed, or another name of the text, hid them."""
+    bank = fit(model, TEXTS[:40], replace(SAMPLING, held_out=0.0))
+    assert len(bank.documents) == 40
+    actual = evaluate(model, bank, [*TEXTS[20:60], *sentences(5, seed=9)])
+    assert (actual.n_documents, actual.left_out, actual.fitted_on) == (25, 20, False)
+    assert "20 documents that a bank was fitted on were left out" in str(actual)
+    with pytest.raises(BadText, match=r"\(40 more were left out: a bank was fitted on them\)"):
+        evaluate(model, bank, TEXTS[:40])
+
+
+def test_a_saved_bank_still_knows_its_documents_and_an_unknown_one_is_named(model, tmp_path):
+    bank = fit(model, TEXTS[:40], SAMPLING)
+    bank.save_pretrained(tmp_path / "bank")
+    again = ShortcutBank.from_pretrained(tmp_path / "bank")
+    assert again.documents == bank.documents
+    assert 0 < len(again.documents) < 40
+    assert evaluate(model, again, TEXTS, SAMPLING).unknown == ()
+    actual = evaluate(model, identity_bank(model), TEXTS, SAMPLING)
+    assert actual.unknown == ("mat",)
+    assert "mat: which documents it was fitted on is not known" in str(actual)
+
+
+def test_several_banks_are_compared_on_the_same_rows(model, tmp_path):
+    one, two = fit(model, TEXTS[:30], SAMPLING), identity_bank(model)
+    two.save_pretrained(tmp_path / "plain")
+    named = evaluate(model, {"mine": one, "plain": two}, TEXTS, SAMPLING)
+    listed = evaluate(model, [one, tmp_path / "plain", two], TEXTS, SAMPLING)
+    assert named.maps == ["id", "mine", "plain"]
+    assert listed.maps == ["id", "mat", "plain", "mat 2"]
+    alone = evaluate(model, one, TEXTS, SAMPLING)
+    for metric in METRICS:
+        assert values(named, "mine", metric) == pytest.approx(values(alone, "mat", metric))
+        assert values(named, "plain", metric) == pytest.approx(values(named, "id", metric))
+    assert one.evaluate(model, TEXTS, SAMPLING).scores == alone.scores
+
+
+def test_wrong_choices_are_refused(model):
+    with pytest.raises(
+        BadSettings, match=r"side is 'heldout'; expected .*'fit', 'held-out', 'both'"
+    ):
+        evaluate(model, bank_of(model), TEXTS, SAMPLING, side="heldout")
+    with pytest.raises(BadSettings, match="expected at least one"):
+        evaluate(model, [], TEXTS, SAMPLING)
     bank = fit(model, TEXTS, replace(SAMPLING, held_out=0.0))
     with pytest.raises(BadSettings, match=r"held_out 0; read all documents .* \(side='both'\)"):
-        evaluate(model, bank, sentences(40, seed=9))
-    actual = evaluate(model, bank, sentences(40, seed=9), side="both")
-    assert actual.n_documents == 40
+        evaluate(model, bank, sentences(40, seed=9), side="held-out")
+    assert evaluate(model, bank, sentences(40, seed=9)).side == "both"
+
+
+def test_the_report_holds_page_figure_and_numbers(model, evaluation, tmp_path):
+    page = evaluation.report(tmp_path / "scores")
+    text = page.read_text(encoding="utf8")
+    assert "<svg" in text
+    assert model.identity.name in text
+    assert (page.parent / "evaluation.svg").read_text(encoding="utf8").startswith("<svg")
+    with (page.parent / "evaluation.csv").open(newline="", encoding="utf8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == len(evaluation.scores)
+    assert float(rows[0]["value"]) == evaluation.scores[0]["value"]
+    content = json.loads((page.parent / "evaluation.json").read_text(encoding="utf8"))
+    assert content == json.loads(json.dumps(evaluation.to_dict()))
+    assert evaluation._repr_html_() in text
 
 
 def test_too_few_documents_are_a_clear_error(model):
@@ -183,8 +264,9 @@ def test_it_is_read_by_layer_as_a_table_as_json_and_as_text(model, evaluation):
     assert reported["model"] == model.identity.to_dict()
     lines = str(evaluation).splitlines()
     assert f"{evaluation.n_rows} rows from {evaluation.n_documents} held-out documents" in lines[0]
-    assert lines[1].split() == ["layer", "map", "precision@1", "surprisal", "kl", "r2"]
-    assert len(lines) == 2 + 2 * (model.n_layers + 1)
+    notes = len(evaluation.notes())
+    assert lines[1 + notes].split() == ["layer", "map", "precision@1", "surprisal", "kl", "r2"]
+    assert len(lines) == 2 + notes + 2 * (model.n_layers + 1)
     assert lines[-1].split()[:2] == [str(model.n_layers), "mat"]
     assert "1.000 [1.000, 1.000]" in lines[-1]
 

@@ -150,7 +150,7 @@ def test_no_position_at_all_is_refused():
 
 @pytest.mark.parametrize("text", ["", []])
 def test_an_empty_text_is_refused(case, text):
-    with pytest.raises(BadText, match="the text is empty"):
+    with pytest.raises(BadText, match=r"the text is empty|no text to read"):
         Lens(case[1]).read(text)
 
 
@@ -218,9 +218,10 @@ def test_what_a_lens_gives_can_be_trained_on(case):
 def test_a_model_that_reads_no_plain_text_is_refused_by_read(name):
     lens = Lens(Transformer.wrap(build(name), tokenizer(), name="other"))
     for text in ("the cat", [5, 6]):
-        with pytest.raises(BadSettings, match="other reads images, sound or two texts at once"):
+        refusal = "other (reads images, sound or two texts at once|is an encoder-decoder)"
+        with pytest.raises((BadSettings, BadText), match=refusal):
             lens.read(text)
-        with pytest.raises(BadSettings, match="other reads images, sound or two texts at once"):
+        with pytest.raises((BadSettings, BadText), match=refusal):
             lens.last_position(text)
 
 

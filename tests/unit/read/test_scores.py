@@ -17,7 +17,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.read import lens as lens_module
 from layerleap.read.lens import Lens
 from layerleap.read.map_errors import MapErrors
-from layerleap.read.metrics import Reference, mean_interval, resample
+from layerleap.read.metrics import Reference, mean_interval, resample_in_parts
 from layerleap.read.reader import MEASURES, PRECISIONS
 from layerleap.read.scores import (
     CHECK_EVERY,
@@ -113,8 +113,8 @@ def test_scores_are_those_of_each_text_alone(case):
         assert torch.equal(actual.rank[name][0] == 0, track.agrees[:, 0])
         torch.testing.assert_close(actual.kl[name][0], track.kl[:, 0])
         torch.testing.assert_close(actual.surprisal[name][0], track.surprisal[:, 0])
-        torch.testing.assert_close(actual.p1[name][0], track.probs[:, 0, 0])
-        torch.testing.assert_close(actual.p2[name][0], track.probs[:, 0, 1])
+        torch.testing.assert_close(actual.top_prob[name][0], track.probs[:, 0, 0])
+        torch.testing.assert_close(actual.second_prob[name][0], track.probs[:, 0, 1])
         assert torch.equal(actual.top[name][0].long(), track.ids[:, 0, 0])
 
 
@@ -392,7 +392,8 @@ def test_resamples_are_drawn_once_per_table(case, monkeypatch):
     actual = score(transformer, lenses, iter_batches(transformer, examples_of(transformer)))
     drawn = []
     monkeypatch.setattr(
-        "layerleap.read.metrics.resample", lambda *a: (drawn.append(a), resample(*a))[1]
+        "layerleap.read.metrics.resample_in_parts",
+        lambda *a: (drawn.append(a), resample_in_parts(*a))[1],
     )
     table = actual.table()
     assert len(drawn) == 1

@@ -13,7 +13,7 @@ from layerleap.maps.fit import fit
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import Saturation
 from layerleap.read.strip import Strip
-from layerleap.show.cli.strips import strip_table
+from layerleap.show.cli.tables import strip_table
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
 from layerleap.show.html.strip import write_strip
 

@@ -163,7 +163,7 @@ def test_settings_without_meaning_are_refused():
         CellSampling(folds=1)
     with pytest.raises(BadSettings, match="limit of 20 cells"):
         cells_of(saturation(300), CellSampling(limit=20))
-    with pytest.raises(BadSettings, match="unknown by 'text'"):
+    with pytest.raises(BadSettings, match="by is 'text'"):
         cells_of(saturation(300), CellSampling(), by="text")
     labels = torch.ones(10, 5, dtype=torch.int8)
     with pytest.raises(BadSettings, match="first_layer 5 does not exist"):

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from made_evidence import made
+from made_evidence import made, partial_evidence
 from made_saturation import Knowing, ignorant, saturation
 from tiny_models import sentences, tiny
 
@@ -22,7 +22,7 @@ from layerleap.errors import BadArtifact, BadSettings, BadText, CannotWrite, Not
 from layerleap.maps.artifact import config_hash
 from layerleap.read.lens import Lens
 from layerleap.read.probes.cells import CellSampling, cells_of, task_labels
-from layerleap.read.probes.softmax import Softmax
+from layerleap.read.probes.softmax import ARRAYS, Softmax
 from layerleap.read.probes.task import TaskProbe, features
 from layerleap.read.saturation import saturate
 from layerleap.read.scores import score
@@ -118,6 +118,19 @@ def test_a_loaded_probe_is_bit_identical_to_the_saved_one(tmp_path):
     assert "AUC of task 2: 0.750" in (tmp_path / "probe" / "README.md").read_text()
 
 
+def test_a_probe_gives_the_same_bits_wherever_its_numbers_lie_in_memory():
+    """Loaded numbers begin anywhere in memory, and products round differently for it."""
+    h, weights = torch.randn(9, 16), probe().weights
+    for offset in range(1, 8):
+        moved = {}
+        for name in ARRAYS:
+            value = getattr(weights, name)
+            moved[name] = torch.empty(offset + value.numel(), dtype=value.dtype)[offset:]
+            moved[name] = moved[name].view(value.shape).copy_(value)
+        same = Softmax(**moved)
+        assert torch.equal(same.probabilities(h.double()), weights.probabilities(h.double()))
+
+
 def change(folder, **values):
     config = json.loads((folder / "probe.json").read_text()) | values
     config["content_sha256"] = config_hash(config)
@@ -191,7 +204,7 @@ def test_broken_numbers_and_settings_are_refused():
         TaskProbe.fit(of, Broken(of))
     with pytest.raises(BadSettings, match="strength"):
         TaskProbe.fit(of, Knowing(of), strength=0)
-    with pytest.raises(BadSettings, match="space 'normed'"):
+    with pytest.raises(BadSettings, match="space is 'normed'"):
         replace(probe(), space="normed")
     with pytest.raises(BadSettings, match="width 3"):
         probe().probabilities(torch.zeros(1, 3))
@@ -309,7 +322,7 @@ def test_a_live_run_exits_where_the_replay_does(real):
     left = torch.full((60,), 6)
     for layer in range(6, 0, -1):
         captured = {upto: states[:, upto] for upto in range(1, layer + 1)}
-        known = Evidence.partial(
+        known = partial_evidence(
             tuple(captured), torch.zeros(60), torch.zeros(60), extra=actual.evidence(captured)
         )
         left[rule.stops(known)[:, -1]] = layer

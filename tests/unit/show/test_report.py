@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from pages import HOSTILE, Page
 from studies import make_study
 
@@ -112,6 +113,19 @@ def test_sections_that_failed_and_quick_runs_say_so():
     assert "\u201cexits\u201d could not run: no rows." in text
 
 
+def test_claims_that_were_not_tested_are_folded(undrawn):
+    result = make_study(full=True)
+    result.claims[0] |= {"agrees": "not tested", "seen": "section 'x' was not run"}
+    page = report_html(result)
+    n = sum(row["agrees"] == "not tested" for row in result.claims)
+    table, folded = page.split('id="claims"')[1].split("</section>")[0].split("<details>")
+    assert f"{n} more claim" in folded
+    assert str(escape(result.claims[0]["claim"])) in folded
+    assert "not tested" not in table
+    assert all(str(escape(row["claim"])) in table for row in result.claims
+               if row["agrees"] != "not tested")  # fmt: skip
+
+
 def test_nothing_from_the_study_becomes_markup():
     result = make_study(name=HOSTILE, texts=(HOSTILE, "b"), full=True)
     result.notes[:] = [HOSTILE]
@@ -139,7 +153,7 @@ def test_sortable_heads_are_buttons_and_tables_have_captions():
     page = Page(standard())
     sortable = [each for each in page.all("th") if "aria-sort" in each]
     assert len(sortable) == len(page.all("button")) > 20
-    assert len(page.all("table")) == len(page.all("caption")) == 9
+    assert len(page.all("table")) == len(page.all("caption")) == 10
     assert all(each.get("aria-label") for each in page.all("svg"))
 
 

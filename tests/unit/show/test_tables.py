@@ -178,11 +178,30 @@ def test_layers_saved_are_shown_by_map_and_rule():
 def test_every_claim_is_shown_with_its_answer():
     result = make_study(full=True)
     words = " ".join(printed(claims_table(result), width=400).split())
-    for row in result.claims:
+    for row in (row for row in result.claims if row["agrees"] != "not tested"):
         assert re.search(
             rf"{re.escape(row['claim'])} {row['agrees']} {re.escape(row['seen'])}", words
         )
 
 
+def test_claims_that_were_not_tested_are_counted_below_the_table():
+    result = make_study(full=True)
+    first, second, *_ = result.claims
+    for row in (first, second):
+        row |= {"agrees": "not tested", "seen": "section 'x' was not run"}
+    n = sum(row["agrees"] == "not tested" for row in result.claims)
+    words = " ".join(printed(claims_table(result), width=400).split())
+    assert first["claim"] not in words
+    assert f"{n} more could not be tested in this run" in words
+
+
 def test_a_study_without_exits_has_no_such_table():
     assert terminal_table(TABLES["saved-table"], make_study()) is None
+
+
+def test_names_of_rules_are_whole_in_a_terminal_of_80_columns():
+    result = make_study(30, full=True)
+    words = set(shown("saved-table", result).split())
+    rules = {row["rule"] for row in result.rows("exits_saved")}
+    assert len(rules) > 3
+    assert {word for rule in rules for word in rule.split()} <= words

@@ -1,6 +1,8 @@
 import json
+import mmap
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -230,3 +232,18 @@ def test_the_numbers_of_the_saved_rows_are_known(tmp_path, limit):
     every = StateFile(tmp_path / "all").open()
     assert torch.equal(every.states(numbers), file.open().states(slice(None)))
     assert torch.equal(every.documents[numbers], file.open().documents)
+
+
+def test_pages_that_were_read_are_unmapped(tmp_path):
+    """They would count as memory of this process: the whole file after a few reads."""
+    run(tmp_path / "rows")
+    saved, given_back = StateFile(tmp_path / "rows").open(), []
+    saved._records._mmap = SimpleNamespace(madvise=given_back.append)
+    for read in (
+        lambda: saved.states([0, 1]),
+        lambda: saved.cells(torch.tensor([0]), torch.tensor([1])),
+        lambda: saved.documents,
+    ):
+        assert len(read())
+        assert given_back == [mmap.MADV_DONTNEED]
+        given_back.clear()

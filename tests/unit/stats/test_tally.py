@@ -126,7 +126,7 @@ def test_seen_batches_are_not_run_through_the_model_again(tmp_path, monkeypatch)
 def test_an_interruption_in_the_midst_of_a_product_never_saves_half_a_batch(
     tmp_path, monkeypatch, save_always
 ):
-    path, calls, product = tmp_path / "run.safetensors", [], Moments._with_last
+    path, calls, product = tmp_path / "run.safetensors", [], torch.Tensor.addmm_
 
     def interrupted(*arguments):
         calls.append(1)
@@ -135,7 +135,7 @@ def test_an_interruption_in_the_midst_of_a_product_never_saves_half_a_batch(
         return product(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Moments, "_with_last", interrupted)
+        patch.setattr(torch.Tensor, "addmm_", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(checkpoint=path)
     assert path.exists()
@@ -534,3 +534,18 @@ dist.destroy_process_group()
                 assert gap < 1e-12
             exact = bank[src, 3].weight
             assert (theirs[f"map.{src}"] - exact).abs().max() / exact.abs().max() < 1e-6
+
+
+def test_sums_are_added_up_even_if_the_script_has_started_nccl(monkeypatch):
+    """NCCL adds up GPU tensors only, and the sums are on the CPU: the run used to end there."""
+    used = []
+    dist = tally_module.dist
+    monkeypatch.setattr(tally_module, "world", lambda: (0, 2))
+    monkeypatch.setattr(dist, "get_backend_config", lambda *_: "cuda:nccl")
+    monkeypatch.setattr(dist, "new_group", lambda backend: f"a group of {backend}")
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: used.append((tensor, group)))
+    tally = run()
+    assert len(used) == 1 + sum(1 + len(moments.cross) for moments in tally.sets.values())
+    assert {group for _, group in used} == {"a group of gloo"}
+    monkeypatch.setattr(dist, "get_backend_config", lambda *_: "cpu:gloo,cuda:nccl")
+    assert tally_module.cpu_group() is None

@@ -282,7 +282,9 @@ def test_settings_out_of_range_are_refused_at_once(settings, message):
 
 
 def test_a_mistyped_side_is_refused_and_never_reads_the_fitting_side():
-    message = "side is 'heldout'; expected 'fit' or 'held-out' or 'both'; did you mean 'held-out'"
+    message = (
+        "side is 'heldout'; expected one of 'fit', 'held-out', 'both'; did you mean 'held-out'"
+    )
     with pytest.raises(BadSettings, match=message):
         examples(side="heldout")
     with pytest.raises(BadSettings, match=message):

@@ -44,7 +44,7 @@ def evidence(rows: int = 900, documents: int = 90, seed: int = 0) -> dict[str, E
     right = torch.arange(LAST + 1) >= 3
     top = torch.where(right, base.final[:, None], 9)
     sure = torch.where(right, 0.95, 0.3).expand(rows, -1)
-    good = Evidence(**{**vars(base), "top": top, "p1": sure, "p2": sure / 20,
+    good = Evidence(**{**vars(base), "top": top, "top_prob": sure, "second_prob": sure / 20,
                        "entropy": 1 - sure})  # fmt: skip
     return {"id": base, "mat": good}
 
@@ -202,3 +202,9 @@ def test_the_ceiling_is_the_first_layer_that_agrees_and_pays_one_reading():
 def test_the_oracle_does_not_exit_where_it_does_not_pay_off():
     found = ceilings(evidence(), prices(2.0, check=50.0).timing)
     assert all(row.time.value == 1 for row in found)
+
+
+def test_a_candidate_of_an_unknown_rule_or_map_is_refused_with_the_choices():
+    for map_, rule in (("mat", "oracle"), ("tuned", "gap")):
+        with pytest.raises(BadSettings, match=r"expected one of \('id', 'gap'\), \('mat', 'gap'\)"):
+            Candidate(map_, rule, (1,), "layer 1")

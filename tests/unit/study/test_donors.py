@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from made_evidence import partial_evidence
 from made_saturation import saturation
 
 from layerleap.act.exits.evidence import Evidence
@@ -31,11 +32,17 @@ def made(rows: int = 300, n_layers: int = 9, seed: int = 0) -> tuple[Saturation,
     final = torch.randint(4, (rows,), generator=g)
     start = torch.randint(n_layers + 1, (rows,), generator=g)
     top = torch.where(torch.arange(n_layers + 1) >= start[:, None], final[:, None], top)
-    p1 = 0.5 + 0.5 * torch.rand(shape, generator=g)
-    p2 = (1 - p1) * torch.rand(shape, generator=g)
+    top_prob = 0.5 + 0.5 * torch.rand(shape, generator=g)
+    second_prob = (1 - top_prob) * torch.rand(shape, generator=g)
     documents, positions = torch.arange(rows) // 10, torch.arange(rows) % 10
-    evidence = Evidence.partial(
-        tuple(range(n_layers + 1)), positions, documents, final=final, top=top, p1=p1, p2=p2
+    evidence = partial_evidence(
+        tuple(range(n_layers + 1)),
+        positions,
+        documents,
+        final=final,
+        top=top,
+        top_prob=top_prob,
+        second_prob=second_prob,
     )
     found = replace(
         saturation(rows, n_layers, 1, per_document=10),
@@ -98,7 +105,7 @@ def test_every_donor_of_a_recipient_has_its_chance():
 def test_a_limit_takes_some_recipients_at_random_and_a_seed_the_same():
     of, _ = made()
     some = find_pairs(of, replace(PLAN, limit=40))
-    assert len(some) == 40
+    assert len(some.donor) == 40
     assert torch.equal(some.donor, find_pairs(of, replace(PLAN, limit=40)).donor)
     other = find_pairs(of, replace(PLAN, limit=40, seed=1))
     assert not torch.equal(some.recipient, other.recipient)
@@ -116,7 +123,7 @@ def test_donors_are_tried_at_every_offset_and_controls_from_zero_on():
     for number, kind in enumerate(KINDS):
         offsets = set(found.offset[found.kind == number].tolist())
         assert offsets == ({-1, 0, 1} if kind == "donor" else {0, 1})
-    assert int((found.kind == 0).sum()) == 3 * len(pairs)
+    assert int((found.kind == 0).sum()) == 3 * len(pairs.donor)
     assert torch.equal(found.layer, pairs.start[found.pair] + found.offset)
     own = found.kind == KINDS.index("no-op")
     assert torch.equal(found.source[own], pairs.recipient[found.pair[own]])
@@ -127,7 +134,7 @@ def test_donors_are_tried_at_every_offset_and_controls_from_zero_on():
 def test_an_unsaturated_control_reads_the_same_is_not_settled_and_is_the_closest_in_margin():
     of, evidence, pairs, found = trials()
     here = (found.kind == KINDS.index("unsaturated")).nonzero()[:, 0].tolist()
-    assert len(here) > len(pairs)
+    assert len(here) > len(pairs.donor)
     for trial in here:
         pair, layer, source = (
             int(getattr(found, name)[trial]) for name in ("pair", "layer", "source")
@@ -150,7 +157,7 @@ def test_a_pair_without_such_a_state_has_no_such_control():
     of, evidence, pairs, found = trials()
     here = found.kind == KINDS.index("unsaturated")
     had = {*zip(found.pair[here].tolist(), found.offset[here].tolist(), strict=True)}
-    for pair in range(len(pairs)):
+    for pair in range(len(pairs.donor)):
         for offset in (0, 1):
             layer = int(pairs.start[pair]) + offset
             exists = any(
@@ -165,7 +172,7 @@ def test_a_pair_without_such_a_state_has_no_such_control():
 def test_a_copy_is_of_a_row_that_ends_with_another_token():
     of, _, pairs, found = trials()
     here = found.kind == KINDS.index("copy")
-    assert int(here.sum()) == 2 * len(pairs)
+    assert int(here.sum()) == 2 * len(pairs.donor)
     token = of.tokens[:, 0].long()
     assert (token[found.source[here]] != pairs.token[found.pair[here]]).all()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from tiny_models import tiny
 
-from layerleap.errors import BadSettings, BadText, CannotWrite
+from layerleap.errors import BadSettings, BadText, CannotFetch, CannotWrite
 from layerleap.study.claims import Claim, Verdict, at_every, opposite
 from layerleap.study.engine import Context, Section, Settings, Study, option
 from layerleap.study.result import Finding
@@ -57,6 +57,13 @@ def test_a_section_knows_which_others_run(llama):
     assert RAN == [("base", ["base", "second"]), ("second", ["base", "second"])]
 
 
+def test_one_section_may_be_named_without_a_list(llama):
+    STUDY(llama, sections="second")
+    assert keys() == ["base", "second"]
+    with pytest.raises(BadSettings, match="no section 'magic'; choose from base, first, second"):
+        STUDY(llama, sections="magic")
+
+
 def test_a_section_that_settings_ask_for_runs_with_them_or_by_name_only(llama):
     STUDY(llama)
     assert keys() == ["base", "first", "second"]
@@ -88,7 +95,7 @@ def test_claims_about_another_kind_of_model_are_not_listed(llama):
     assert len(STUDY(tiny("bert")).claims) == 2
 
 
-def test_a_part_that_cannot_be_made_becomes_a_note_but_a_full_disk_does_not(llama, tmp_path):
+def test_too_little_text_becomes_a_note_and_any_other_error_does_not(llama, tmp_path):
     context = Context(llama, Settings(), tmp_path, lambda *_: None)
 
     def fails(error):
@@ -96,8 +103,10 @@ def test_a_part_that_cannot_be_made_becomes_a_note_but_a_full_disk_does_not(llam
 
     assert context.attempt("Some part", lambda: fails(BadText("there is no text"))) is None
     assert context.notes == ["Some part: left out. There is no text."]
-    with pytest.raises(CannotWrite):
-        context.attempt("Some part", lambda: fails(CannotWrite("no space")))
+    for error in (CannotWrite("no space"), CannotFetch("no library"), BadSettings("no rank 0")):
+        with pytest.raises(type(error)):
+            context.attempt("Some part", lambda error=error: fails(error))
+    assert len(context.notes) == 1
 
 
 def test_numbers_that_json_lacks_become_none(llama, tmp_path):

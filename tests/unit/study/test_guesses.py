@@ -7,7 +7,7 @@ import torch
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.saturation import Saturation
-from layerleap.study.saturation.guesses import GuessSettings, guesses, words
+from layerleap.study.saturation.guesses import guesses, words
 
 LAST = 12
 
@@ -45,6 +45,16 @@ def test_a_difference_is_found_where_it_is():
     json.dumps(rows, allow_nan=False)
 
 
+def test_a_p_value_never_underflows_to_zero():
+    test = guesses(made(0.95, 0.02, n=6000))[0]
+    assert test["z"] > 40
+    assert test["p"] == 1e-300
+    assert "p < 1e-300" in words(test)
+    clear = guesses(made(0.5, 0.1))[0]  # 1 - cdf was 0 here
+    assert clear["z"] > 8.5
+    assert 0 < clear["p"] < 1e-16
+
+
 def test_the_other_way_round_is_said_as_well():
     assert guesses(made(0.1, 0.3))[0]["early_are"] == "right less often"
 
@@ -64,7 +74,7 @@ def test_the_test_is_the_textbooks():
     tokens = torch.tensor([0, 1]).expand(450, -1)
     rows = torch.arange(450)
     made_up = Saturation(layer, tokens, gold, rows, rows, LAST, "id")
-    test = guesses(made_up, GuessSettings(ranks=(2,)))[0]
+    test = guesses(made_up, ranks=(2,))[0]
     pooled = 75 / 450
     z = (45 / 200 - 30 / 250) / (pooled * (1 - pooled) * (1 / 200 + 1 / 250)) ** 0.5
     assert test["z"] == pytest.approx(z)
@@ -95,11 +105,11 @@ def test_one_document_has_no_interval():
 def test_what_cannot_be_asked_is_refused():
     rows = made(0.3, 0.1)
     with pytest.raises(BadSettings, match="choose a lead of 1 to 12"):
-        guesses(rows, GuessSettings(lead=13))
+        guesses(rows, lead=13)
     with pytest.raises(BadSettings, match="name ranks from 2 on"):
-        guesses(rows, GuessSettings(ranks=(1,)))
+        guesses(rows, ranks=(1,))
     with pytest.raises(BadSettings, match="read more ranks"):
-        guesses(rows, GuessSettings(ranks=(5,)))
+        guesses(rows, ranks=(5,))
     with pytest.raises(BadText, match="the top token is right in all 50 rows"):
         guesses(rows.rows(rows.gold == 0))
     unknown = Saturation(**{**vars(rows), "gold": torch.full_like(rows.gold, -1)})

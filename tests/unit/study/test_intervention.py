@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 import torch
 from families import build
+from made_evidence import partial_evidence
 from tiny_models import sentences, tiny
 
 from layerleap.act.edits import PatchState
-from layerleap.act.exits.evidence import Evidence
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
@@ -59,7 +59,7 @@ def others_of(name: str) -> tuple[Transformer, list[Batch]]:
     for index in range(12):
         inputs = probe(model.model, rows=16, seed=index)
         keep = torch.zeros(model.capture(inputs, layers=[0]).states[0].shape[:2], dtype=torch.bool)
-        keep[:, 0 if model.kind == "class" else 3] = True
+        keep[:, 0 if model.kind == "image-class" else 3] = True
         rows = int(keep.sum())
         documents = torch.arange(rows) + 16 * index
         blank = torch.zeros(rows, dtype=torch.bool)
@@ -83,9 +83,9 @@ def pass_over(name: str):
         [lens.logits(states[:, layer], layer).softmax(-1) for layer in range(model.n_layers + 1)], 1
     )
     best = p.topk(2).values
-    evidence = Evidence.partial(
+    evidence = partial_evidence(
         tuple(range(model.n_layers + 1)), of.positions, of.documents, final=of.tokens[:, 0],
-        top=p.argmax(-1), p1=best[..., 0], p2=best[..., 1],
+        top=p.argmax(-1), top_prob=best[..., 0], second_prob=best[..., 1],
     )  # fmt: skip
     return model, lens, batches, of, evidence, Kept(states, of.documents)
 
@@ -152,7 +152,7 @@ def test_batches_of_recipients_are_one_injection_at_a_time(name):
             runner.run(batch, here.nonzero()[:, 0], first)
         first += len(batch.documents)
     outcome = runner.outcome(evidence)
-    for trial in range(0, len(trials), 7):
+    for trial in range(0, len(trials.pair), 7):
         kind = KINDS[int(trials.kind[trial])]
         if kind == "random":
             continue
@@ -194,7 +194,7 @@ def test_a_random_state_is_as_long_as_the_donors_and_the_same_in_any_batch():
             first += len(batch.documents)
         found.append((put_in, runner.outcome(evidence)))
     (few, one), (many, other) = found
-    assert few.keys() == many.keys() == set(range(len(trials)))
+    assert few.keys() == many.keys() == set(range(len(trials.pair)))
     random = (trials.kind == KINDS.index("random")).nonzero()[:, 0].tolist()
     for trial in random:
         assert torch.equal(few[trial], many[trial])
@@ -253,12 +253,13 @@ def test_the_result_is_plain_values_with_counts_and_intervals():
         assert r["share"] == r["successes"] / r["pairs"]
 
 
-def test_wilsons_interval_is_that_of_scipy():
-    from scipy.stats import binomtest
-
+def test_wilsons_interval_is_the_textbooks():
+    z = 1.959963984540054
     for successes, n in ((0, 20), (3, 20), (20, 20), (50, 117)):
-        theirs = binomtest(successes, n).proportion_ci(method="wilson")
-        assert wilson(successes, n) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
+        p = successes / n
+        middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
+        half = z / (1 + z**2 / n) * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5
+        assert wilson(successes, n) == pytest.approx((middle - half, middle + half), abs=1e-9)
 
 
 def test_evidence_or_states_of_other_rows_or_another_lens_are_refused():

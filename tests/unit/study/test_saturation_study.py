@@ -12,11 +12,12 @@ from media import seeing, sets
 from saturation_studies import made, settings, text_file
 from tiny_models import sentences, tiny
 
-from layerleap.errors import BadSettings, WrongModel
+from layerleap.errors import BadSettings, BadText, CannotFetch, WrongModel
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import saturate
 from layerleap.read.scores import score
+from layerleap.stream import espeak
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.study.result import StudyResult
@@ -154,7 +155,7 @@ def test_one_lens_that_cannot_be_made_is_noted_and_the_other_shown(tmp_path, mon
 
     def score_one(run, lens):
         if lens == "id":
-            raise BadSettings("id has none")
+            raise BadText("id has none")
         return real(run, lens)
 
     monkeypatch.setattr(probe, "_score", score_one)
@@ -162,6 +163,30 @@ def test_one_lens_that_cannot_be_made_is_noted_and_the_other_shown(tmp_path, mon
     assert not result.failed
     assert {row["lens"] for row in result.rows("probe")} == {"mat"}
     assert "The task probe through id: left out. Id has none." in result.notes
+
+
+@pytest.mark.parametrize("error", [CannotFetch("scipy is not installed"), BadSettings("no")])
+@pytest.mark.parametrize(
+    "what", ["exits.calibrate", "saturation.exits.live_exits", "saturation.guesses.guesses"]
+)
+def test_a_missing_library_or_a_bad_setting_fails_the_section(tmp_path, monkeypatch, what, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(f"layerleap.study.{what}", fail)
+    key = "guesses" if "guesses" in what else "exits"
+    result = STUDY(llama(), settings(text_file(tmp_path)), sections=[key])
+    assert result.failed == {key: str(error)}
+    assert not any(str(error) in note for note in result.notes)
+
+
+def test_a_model_that_does_not_generate_text_is_not_timed(tmp_path):
+    few = settings(text_file(tmp_path), positions="one", n_read=200)
+    result = STUDY(tiny("bert", seed=1, num_hidden_layers=8), few, sections=["exits"])
+    assert not result.failed
+    assert any("does not generate text token by token" in note for note in result.notes)
+    assert result.rows("exits")
+    assert not result.rows("live")
 
 
 def test_one_pass_over_the_text_gives_layers_walks_evidence_and_states(tmp_path):
@@ -181,7 +206,7 @@ def test_one_pass_over_the_text_gives_layers_walks_evidence_and_states(tmp_path)
     for name in lenses:
         assert torch.equal(data.saturation[name].layer, apart[name].layer)
         assert torch.equal(data.evidence[name].top, scores.top[name])
-        assert torch.equal(data.evidence[name].p1, scores.p1[name])
+        assert torch.equal(data.evidence[name].top_prob, scores.top_prob[name])
         rows = data.walks[name].rows
         assert 0 < len(rows) < len(data.gold)
         assert torch.equal(data.walks[name].saturation.documents, apart[name].documents[rows])
@@ -392,3 +417,13 @@ def test_of_speech_fewer_clips_are_taken_and_all_of_their_positions():
 def test_speech_is_spoken_where_that_can_be_done(monkeypatch, is_installed, text):
     monkeypatch.setattr(shutil, "which", lambda _: "/bin/espeak-ng" if is_installed else None)
     assert SaturationSettings().resolved(Transformer.wrap(build("whisper"))).text == text
+
+
+@pytest.mark.parametrize(("text", "is_said"), [("spoken", True), ("spoken:news", True),
+                                               ("beckett", False)])  # fmt: skip
+def test_a_report_on_synthetic_speech_says_so(tmp_path, text, is_said):
+    hearing = Transformer.wrap(build("whisper"))
+    chosen = SaturationSettings(text=text).resolved(hearing)
+    run = context.SaturationContext(hearing, chosen, tmp_path, lambda *_: None)
+    run.source()
+    assert (espeak.NOTE in run.notes) == is_said

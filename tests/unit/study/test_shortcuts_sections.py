@@ -124,7 +124,7 @@ def test_the_rows_run_again_are_those_of_the_reading(settings, tmp_path):
         def add(self, recording, batch):
             documents.append(batch.documents)
 
-    rows = context.run_again(100, "looking", Taker())
+    rows = context.run_again(100, "looking", Taker().add)
     assert len(rows) == len(scores.documents)
     assert 60 < rows.sum() < 140
     assert torch.cat(documents).equal(scores.documents[rows])

@@ -11,7 +11,7 @@ from tiny_models import WORDS, sentences, tiny
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps.bank import ShortcutBank
-from layerleap.stream.examples import Sampling, iter_examples
+from layerleap.stream.examples import DENSEST_MASKS, Sampling, iter_examples
 from layerleap.stream.generated import NOTE, TextGeneration
 from layerleap.study.result import StudyResult
 from layerleap.study.shortcuts import STUDY, ShortcutSettings
@@ -582,6 +582,24 @@ def test_settings_are_flat_and_survive_json(settings, llama):
 def test_a_quick_study_is_small():
     assert ShortcutSettings().quickened().n_fit < ShortcutSettings().n_fit
     assert ShortcutSettings(n_fit=5, n_read=5).quickened().n_fit == 5
+
+
+def test_a_quick_study_reads_several_rows_of_each_text_unless_told_otherwise(llama):
+    assert ShortcutSettings().quickened().resolved(llama).positions == "every:4"
+    assert ShortcutSettings(positions="all").quickened().resolved(llama).positions == "all"
+    assert ShortcutSettings().resolved(llama).positions == "one"
+    masked = ShortcutSettings().quickened().resolved(tiny("bert"))
+    assert masked.sampling.positions == f"every:{DENSEST_MASKS}"
+
+
+def test_a_quick_study_leaves_out_the_slowest_section_unless_it_is_named():
+    def keys(**how):
+        return [section.key for section in STUDY.chosen(settings=ShortcutSettings(), **how)]
+
+    assert "tuned" in keys(wanted=None)
+    assert "tuned" not in keys(wanted=None, quick=True)
+    assert "tuned" in keys(wanted=["tuned"], quick=True)
+    assert {"readings", "parts", "alternation", "exits"} <= set(keys(wanted=None, quick=True))
 
 
 @pytest.mark.parametrize(

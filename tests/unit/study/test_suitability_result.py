@@ -8,6 +8,7 @@ from layerleap.act.exits.calibration import Calibrated, Verified
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.rules import Fixed
 from layerleap.act.exits.timing import Timing
+from layerleap.errors import BadSettings
 from layerleap.read.metrics import Estimate
 from layerleap.study.suitability.candidates import BreakEven, Candidate, Ceiling, DryRun, Outcome
 from layerleap.study.suitability.result import Suitability, answer_of
@@ -119,3 +120,9 @@ def test_findings_name_the_layer_from_which_agreement_lasts_and_every_rule():
     assert "95.0 % from layer 8 on" in agreement[0]  # a passing peak at 6 does not count
     assert "takes 2.00 of the time (1.90 to 2.10) and 0.80 of the FLOPs" in rules[0]
     assert rules[1].endswith("never exit.")
+
+
+def test_a_table_that_does_not_exist_is_refused_with_the_choices():
+    pytest.importorskip("pandas")
+    with pytest.raises(BadSettings, match="expected one of 'rules', 'plans', 'agreement'"):
+        result(None).to_pandas("costs")

@@ -515,4 +515,8 @@ def test_a_head_fitted_on_a_few_hundred_images_classifies_most_others(tmp_path):
     assert results["held_out"]["images"] > 50
     assert results["held_out"]["low"] > 0.3  # guessing gives a tenth
     transformer = load(str(tmp_path))  # with all laws
-    assert (transformer.n_layers, transformer.d_vocab, transformer.picked_position) == (12, 10, 0)
+    assert (transformer.n_layers, transformer.d_vocab, str(transformer.pooling)) == (
+        12,
+        10,
+        "pick(0)",
+    )

@@ -83,7 +83,7 @@ def test_a_head_is_trained_cached_and_accepted_by_every_law(backbone, digits, em
     assert 0 <= test["low"] <= test["accuracy"] <= test["high"] <= 1
     assert f"{test['accuracy']:.1%} accuracy on {test['images']} held-out images" in messages[-1]
     transformer = load("dinov2-mnist")  # the laws, among them that the tail gives the logits
-    assert transformer.kind == "class"
+    assert transformer.kind == "image-class"
     assert (transformer.n_layers, transformer.d_vocab) == (3, 3)
     batches = [
         (transformer.model(**batch.inputs).logits.argmax(-1), batch.gold)

@@ -11,6 +11,7 @@ which supports generation config, processors, criteria, streamers, masks and see
 import sys
 from collections.abc import Collection, Sequence
 from copy import deepcopy
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,33 +20,29 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from layerleap.act.decode.batched import groups, speculate_batch
+from layerleap.act.decode import request
 from layerleap.act.decode.decoding_stats import DecodingStats, Exactness
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, Drafter
-from layerleap.act.decode.early import POLICIES, Policy, agreements, decode_early
-from layerleap.act.decode.live import LiveChecks
+from layerleap.act.decode.early import LiveChecks, Policy, decode_early, full_choices
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
-from layerleap.act.decode.request import (
-    check_batch,
-    check_options,
-    check_positions,
-    depends_on_place,
-    end_tokens,
-    padding,
-    result,
-)
 from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
-from layerleap.act.decode.speculative import begin, speculate, speculate_early
+from layerleap.act.decode.speculative import (
+    begin,
+    groups,
+    speculate,
+    speculate_batch,
+    speculate_early,
+)
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
-from layerleap.models.cursor.verify import find_axes
+from layerleap.models.cursor.verify import find_axes, keeps_bits
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
@@ -55,7 +52,7 @@ from layerleap.stream.examples import longest_input
 
 Drafts = Literal["table", "lookup", "early"]
 Head = Literal["whole", "shortlist"]
-WIDE = (torch.float32, torch.float64)  # precise enough that passes of any size choose alike
+WIDE = (torch.float32, torch.float64)  # passes of any size differ in the last digits only
 
 
 class Decoder:
@@ -86,7 +83,6 @@ class Decoder:
         compare: bool = False,
         transformer: Transformer | None = None,
         cost: PassCost | None = None,
-        table: DraftTable | None = None,
     ) -> None:
         """Decode exactly, or exit early if there is a rule or a plan.
 
@@ -109,14 +105,14 @@ class Decoder:
             draft_layer: the layer for "early" drafts.
             max_nodes: maximum number of tokens per pass, for all texts together.
             strict: decode one token at a time in dtypes narrower than float32, where passes over
-                several tokens round differently: identical text, but no faster.
+                several tokens round differently: as `generate` does, and no faster.
             packed: hold a second copy of the weights, packed for passes over a few tokens, where
                 that is faster (float32 on CPUs, if memory allows).
             compare: after an early-exit run, compare every token with the full model (one more
-                pass over the text), so that the stats include the agreement.
+                pass over the text), so that the stats include the agreement, and the first token
+                that departs from the text that the full model would write.
             transformer: the wrapped model, if there already is one; wrapping takes a second.
             cost: cost of passes; measured when None.
-            table: draft table; built on the way when None.
         """
         if plan is not None:
             plan = plan if isinstance(plan, ExitPlan) else ExitPlan.load(plan)
@@ -135,7 +131,7 @@ class Decoder:
         self.strict, self.packed, self.compare = strict, packed, compare
         self.stats: list[DecodingStats] = []
         self.current: DecodingStats | None = None  # of the text that is being generated
-        self._cost, self._table = cost, table
+        self._cost = cost
         self._prepared: _Prepared | None = None
         self._transformer = transformer
         self._check_settings()
@@ -146,14 +142,9 @@ class Decoder:
                 f"the bank has type {type(self.bank).__name__}; expected a ShortcutBank, or "
                 "the folder or hub name of one"
             )
-        if self.policy not in POLICIES:
-            raise BadSettings(
-                f"unknown policy {self.policy!r}; expected one of: {', '.join(POLICIES)}"
-            )
-        if unknown := set(self.drafts) - {"table", "lookup", "early"}:
-            raise BadSettings(
-                f"unknown drafts {sorted(unknown)[0]!r}; expected table, lookup or early"
-            )
+        check_choice(self.policy, Policy, "policy")
+        for source in self.drafts:
+            check_choice(source, Drafts, "a source of drafts")
         if "early" in self.drafts and (len(self.drafts) > 1 or self.draft_layer is None):
             raise BadSettings(
                 "drafts 'early' need a draft_layer, and cannot be combined with others"
@@ -173,8 +164,7 @@ class Decoder:
                 f"the rule has type {type(self.rule).__name__}; expected an exit rule, such as "
                 "ll.exits.Similarity(0.98)"
             )
-        if self.head not in ("whole", "shortlist"):
-            raise BadSettings(f"unknown head {self.head!r}; expected 'whole' or 'shortlist'")
+        check_choice(self.head, Head, "head")
         if self.head == "shortlist" and (self.shortlist_ids is None or self.rule is None):
             raise BadSettings(
                 "head 'shortlist' reads tokens that exit early; pass a rule and a shortlist too"
@@ -194,32 +184,37 @@ class Decoder:
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
-        synced_gpus: bool = False,
-        streamer: Any = None,
+        stream_to: Any = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Decode; `generate` calls this once it has prepared everything."""
+        """Decode; `generate` calls this once it has prepared everything.
+
+        `generate` keeps its argument `streamer` to itself when the decoding loop is not its own, so
+        a streamer is passed as `generate(..., stream_to=streamer)`.
+        """
         ready = self._prepare(model)  # first: it has the best error if a model is not supported
-        caller = sys._getframe(1)  # `generate` passes these two on to its own loops only
-        dropped = caller.f_locals if caller.f_code.co_name == "generate" else {}
-        streamer = streamer if streamer is not None else dropped.get("streamer")
-        is_synced = synced_gpus or bool(dropped.get("synced_gpus"))
-        check_options(generation_config, model_kwargs, is_synced)
-        skips = padding(input_ids, generation_config, model_kwargs)
-        check_batch(skips, generation_config, model_kwargs, streamer, logits_processor,
-                    stopping_criteria)  # fmt: skip
+        request.refuse_dropped(sys._getframe(1))
+        request.check_options(generation_config, model_kwargs)
+        skips = request.padding(input_ids, generation_config, model_kwargs)
+        request.check_batch(
+            skips, generation_config, model_kwargs, stream_to, logits_processor, stopping_criteria
+        )
+        if stream_to is not None:
+            stream_to.put(input_ids.cpu())
         config, cache = generation_config, model_kwargs.get("past_key_values")
-        self.stats, choosers, cursor = [], [], None
-        for ids, skip in zip(input_ids.split(1), skips, strict=True):
-            chooser = TokenChooser(
+        self.stats, cursor = [], None
+        returns_dict = bool(config.return_dict_in_generate)
+        choosers = [
+            TokenChooser(
                 # Copies: some have a memory, and each text is decoded as if it were alone.
                 ids, skip=skip, processor=deepcopy(logits_processor),
                 criteria=stopping_criteria if len(skips) == 1 else deepcopy(stopping_criteria),
-                sample=config.do_sample, streamer=streamer,
-                keep_scores=bool(config.return_dict_in_generate and config.output_scores),
-                keep_logits=bool(config.return_dict_in_generate and config.output_logits),
-            )  # fmt: skip
-            choosers.append(chooser)
+                sample=config.do_sample, streamer=stream_to,
+                keep_scores=returns_dict and config.output_scores,
+                keep_logits=returns_dict and config.output_logits,
+            )
+            for ids, skip in zip(input_ids.split(1), skips, strict=True)
+        ]  # fmt: skip
         most = self.max_nodes if self._can_share_passes(ready, cache) else 1
         first = 0  # number of the group's first text in the batch, by which edits know it
         for group in groups(choosers, config.max_length, most=most):
@@ -230,13 +225,13 @@ class Decoder:
                     ready, group[0], config.max_length, cache, logits_processor, first
                 )
             first += len(group)
-        if streamer is not None:
-            streamer.end()
-        return result(input_ids, choosers, cursor, config, cache)
+        if stream_to is not None:
+            stream_to.end()
+        return request.result(input_ids, choosers, cursor, config, cache)
 
     def _prepare(self, model: PreTrainedModel) -> "_Prepared":
         if self._prepared is None or self._prepared.transformer.model is not model:
-            with unedited(model):  # what a model can do is measured without edits
+            with unedited(model):
                 self._prepared = _Prepared(self, model)
         return self._prepared
 
@@ -248,11 +243,10 @@ class Decoder:
         limit = longest_input(transformer)
         if n_prompt > limit:
             raise BadText(f"the prompt has {n_prompt} tokens; this model takes at most {limit}")
-        check_positions(transformer.model.config, n_prompt, max_length)
-        return DecodingStats(
-            transformer.n_layers, self._exactness(transformer), max_length - chooser.ids.shape[1],
-            None if self.rule is None else self.policy,
-        )  # fmt: skip
+        request.check_positions(transformer.model.config, n_prompt, max_length)
+        room = min(max_length - chooser.ids.shape[1], limit + 1 - n_prompt)
+        policy = None if self.rule is None else self.policy
+        return DecodingStats(transformer.n_layers, self._exactness(ready), room, policy)
 
     def _can_share_passes(self, ready: "_Prepared", cache: Cache | None) -> bool:
         """True if texts can share passes: exact decoding of new texts only."""
@@ -260,30 +254,27 @@ class Decoder:
         is_other = self.rule is not None or "early" in self.drafts
         if has_begun or is_other or self._one_by_one(ready.transformer):
             return False
-        return ready.axes.batches and not depends_on_place(ready.transformer.model.config)
+        return ready.axes.batches and not request.depends_on_place(ready.transformer.model.config)
 
     def _write_batch(
         self, ready: "_Prepared", choosers: Sequence[TokenChooser], max_length: int, first: int
     ) -> None:
         """Generate several texts in shared passes; their prompts are read one by one."""
-        transformer = ready.transformer
-        batch = BatchCursor(transformer, ready.axes, packed=ready.packed)
-        drafters, stats = [ready.drafter.twin() for _ in choosers], list[DecodingStats]()
+        stats = [self._new_stats(ready, chooser, max_length) for chooser in choosers]
+        drafters = [ready.drafter.twin() for _ in choosers]
+        batch = BatchCursor(
+            ready.transformer, ready.axes, packed=ready.packed, rowwise=ready.keeps_bits
+        )
         with torch.inference_mode():
             for n, (chooser, drafter) in enumerate(zip(choosers, drafters, strict=True)):
-                stats.append(self._new_stats(ready, chooser, max_length))
-                with Cursor(
-                    transformer, ready.axes, packed=ready.packed, text=first + n,
-                    prompt=len(chooser.text),
-                ) as cursor:  # fmt: skip
+                with ready.cursor(first + n, len(chooser.text)) as cursor:
                     begin(cursor, chooser, drafter, stats[n])
                 if not chooser.is_finished:
                     batch.join(n, cursor)
             for own in stats:
                 own.start_sharing(len(choosers))
-            limit = longest_input(transformer)
             with batch:
-                speculate_batch(batch, choosers, drafters, stats, most_length=limit)
+                speculate_batch(batch, choosers, drafters, stats)
         self.stats += stats
 
     def _write(
@@ -296,30 +287,23 @@ class Decoder:
         number: int,
     ) -> Cursor:
         """Generate one text."""
-        transformer, n_prompt = ready.transformer, len(chooser.text)
+        n_prompt = len(chooser.text)
         self.current = stats = self._new_stats(ready, chooser, max_length)
-        cursor = Cursor(
-            transformer, ready.axes, packed=ready.packed, text=number, prompt=n_prompt
-        )  # fmt: skip
+        cursor = ready.cursor(number, n_prompt)
         if cache is not None and (held := cache.get_seq_length()):
             cursor.take(chooser.text[:held], cache)
             if held >= n_prompt:
                 cursor.cut(n_prompt - 1)  # the last token runs again: its logits are needed
         with cursor, torch.inference_mode():  # a tenth faster than no_grad
-            self._decode(ready, cursor, chooser, stats, longest_input(transformer))
+            self._decode(ready, cursor, chooser, stats)
         if self.compare and self.rule is not None and not chooser.sample:
-            agrees = agreements(cursor, chooser, deepcopy(processor))
-            stats.record_agreement(sum(agrees), len(agrees))
+            full = full_choices(cursor, chooser, deepcopy(processor))
+            stats.record_comparison(chooser.chosen, full)
         self.stats.append(stats)
         return cursor
 
     def _decode(
-        self,
-        ready: "_Prepared",
-        cursor: Cursor,
-        chooser: TokenChooser,
-        stats: DecodingStats,
-        limit: int,
+        self, ready: "_Prepared", cursor: Cursor, chooser: TokenChooser, stats: DecodingStats
     ) -> None:
         if self.rule is not None:
             rule = self.rule
@@ -334,27 +318,25 @@ class Decoder:
         elif "early" in self.drafts and not self._one_by_one(ready.transformer):
             assert self.draft_layer is not None
             speculate_early(
-                cursor, chooser, ready.lens, self.draft_layer, stats, most=self.max_nodes - 1,
-                most_length=limit,
-            )  # fmt: skip
+                cursor, chooser, ready.lens, self.draft_layer, stats, most=self.max_nodes - 1
+            )
         else:
-            is_single = self._one_by_one(ready.transformer)
-            drafter = _no_drafts() if is_single else ready.drafter
-            speculate(cursor, chooser, drafter, stats, most_length=limit)
+            drafter = _no_drafts() if self._one_by_one(ready.transformer) else ready.drafter
+            speculate(cursor, chooser, drafter, stats)
 
     def _one_by_one(self, transformer: Transformer) -> bool:
         """Checked at every call: the model may be cast, or autocast entered, in between."""
         return self.strict and not _is_wide(transformer)
 
-    def _exactness(self, transformer: Transformer) -> Exactness:
+    def _exactness(self, ready: "_Prepared") -> Exactness:
         if self.rule is not None and self.rule.name != "never":
             return "approximate"
-        exact = self.strict or self.rule is not None or _is_wide(transformer)
-        return "exact" if exact else "rounded"
+        is_exact = self.strict or self.rule is not None or _is_wide(ready.transformer)
+        return "exact" if is_exact or ready.keeps_bits else "rounded"
 
 
 def _is_wide(transformer: Transformer) -> bool:
-    """True if the model is precise enough that passes of any size choose the same tokens."""
+    """True if passes of any size choose the same tokens, but for ties in the last digits."""
     model = transformer.model
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     return dtypes <= set(WIDE) and not torch.is_autocast_enabled(model.device.type)
@@ -366,7 +348,7 @@ def _no_drafts() -> Drafter:
 
 
 class _Prepared:
-    """What is prepared once per model."""
+    """What is prepared once per model; what has to be timed, only once a text was accepted."""
 
     def __init__(self, decoder: Decoder, model: PreTrainedModel) -> None:
         own = decoder._transformer
@@ -378,33 +360,57 @@ class _Prepared:
         if isinstance(probe, TaskProbe):
             probe.check_model(self.transformer)
         last = self.transformer.n_layers
-        layers = range(1, last) if decoder.checks is None else sorted(set(decoder.checks))
-        if layers and not 1 <= min(layers) <= max(layers) < last:
+        layers = range(1, last) if decoder.checks is None else decoder.checks
+        if not all(isinstance(layer, int) and 1 <= layer < last for layer in layers):
             raise BadSettings(f"cannot check layers {list(layers)}; expected 1 to {last - 1}")
         if decoder.draft_layer is not None and not 1 <= decoder.draft_layer < last:
             raise BadSettings(
                 f"draft_layer {decoder.draft_layer} is out of range; expected 1 to {last - 1}"
             )
         has_checks = decoder.rule is not None and decoder.rule.name != "never"
-        self.checks = tuple(layers) if has_checks else ()
-        ids = decoder.shortlist_ids
-        self.shortlist = None
-        if ids is not None:
-            self.shortlist = Shortlist(self.transformer, {*ids, *end_tokens(model)})
-        self.packed = Packed.of(model) if decoder.packed else None
-        self.drafter = self._drafter(decoder)
+        self.checks = tuple(sorted(set(layers))) if has_checks else ()
+        ids, ends = decoder.shortlist_ids, request.end_tokens(model)
+        self.shortlist = None if ids is None else Shortlist(self.transformer, {*ids, *ends})
+        self.decoder = decoder
 
-    def _drafter(self, decoder: Decoder) -> Drafter:
+    def cursor(self, text: int, n_prompt: int) -> Cursor:
+        """A new cursor over one text of a batch."""
+        # Packed weights round differently, and `strict` asks for what `generate` computes.
+        packed = None if self.decoder._one_by_one(self.transformer) else self.packed
+        return Cursor(
+            self.transformer, self.axes, packed=packed, rowwise=self.keeps_bits, text=text,
+            prompt=n_prompt,
+        )  # fmt: skip
+
+    @cached_property
+    def packed(self) -> Packed | None:
+        """The packed weights, if wanted and faster."""
+        return Packed.of(self.transformer.model) if self.decoder.packed else None
+
+    @cached_property
+    def keeps_bits(self) -> bool:
+        """True if passes over several tokens can be computed to the bits of one-token passes."""
+        decoder, transformer = self.decoder, self.transformer
+        is_early = decoder.rule is not None or "early" in decoder.drafts
+        if is_early or decoder.strict or _is_wide(transformer):
+            return False
+        return keeps_bits(transformer, self.axes, self.packed)
+
+    @cached_property
+    def drafter(self) -> Drafter:
+        """What proposes drafts; none if tokens are decoded one by one."""
+        decoder = self.decoder
         is_single = decoder._one_by_one(self.transformer)
         if decoder.rule is not None or is_single or decoder.max_nodes == 1:
             return _no_drafts()
-        table = None
-        if "table" in decoder.drafts and decoder.bank is not None:
-            table = decoder._table or DraftTable(self.lens)
-        cost = decoder._cost or measure_passes(self.transformer, self.packed)
+        has_table = "table" in decoder.drafts and decoder.bank is not None
+        with unedited(self.transformer.model):  # what a model can do is measured without edits
+            table = DraftTable(self.lens) if has_table else None
+            cost = decoder._cost or measure_passes(
+                self.transformer, self.packed, rowwise=self.keeps_bits
+            )
         return Drafter(
-            cost, table,
-            lookup="lookup" in decoder.drafts, branches=self.axes.branches,
+            cost, table, lookup="lookup" in decoder.drafts, branches=self.axes.branches,
             most=decoder.max_nodes, d_vocab=vocabulary_size(self.transformer.model),
         )  # fmt: skip
 

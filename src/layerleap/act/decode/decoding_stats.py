@@ -4,16 +4,22 @@ In: reports from the decoding loop. Out: `DecodingStats`, as numbers per text an
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Exactness = Literal["exact", "rounded", "approximate"]
 EXACTNESS = {
-    "exact": "identical to the full model's own text",
-    "rounded": "the full model's own text up to near-ties: passes over several tokens round "
-    "differently in this dtype",
+    "exact": "every token is the full model's choice, up to the last digits of its logits",
+    "rounded": "every token is the full model's choice, up to near-ties that rounding decides in "
+    "this dtype",
     "approximate": "tokens may be read before the last layer",
 }
+REPORTED = (
+    "tokens", "passes", "tokens_per_second", "tokens_per_pass", "mean_layer", "n_layers", "drafts",
+    "accepted", "acceptance_rate", "agreement", "departs_at", "tokens_in_common", "exactness",
+    "policy", "texts_per_pass", "prompt_seconds", "seconds",
+)  # fmt: skip
 
 
 @dataclass
@@ -22,24 +28,27 @@ class DecodingStats:
 
     n_layers: int
     exactness: Exactness
-    max_tokens: int  # limit of new tokens
+    max_tokens: int  # limit of new tokens, by request and by the positions of the model
     policy: str | None = None  # how keys and values of skipped layers are made, if any
     layers: list[int] = field(default_factory=list)  # per new token: the layer it was read at
     drafted: list[bool] = field(default_factory=list)  # per new token: was it an accepted draft?
     passes: int = 0  # forward passes after the prompt
     drafts: int = 0  # draft tokens that the full model judged
     accepted: int = 0
-    compared: int = 0  # early readings that were compared with the full model
+    compared: int = 0  # tokens that were compared with the full model's choice after the same text
     agreed: int = 0  # those that were its choice
+    departs_at: int | None = None  # the first that was not, from 0: there the two texts part
+    full_token: int | None = None  # what the full model chooses there
     prompt_seconds: float = 0.0
     seconds: float = 0.0  # after the prompt
     current_layer: int | None = None  # where the token that is being chosen was read
     texts_per_pass: int = 1  # texts that share the passes, and so the seconds
     _started: float = field(default_factory=time.perf_counter, repr=False)
 
-    def draft_room(self, written: int) -> int:
+    @property
+    def draft_room(self) -> int:
         """How many tokens may follow the next one."""
-        return self.max_tokens - written - 1
+        return max(0, self.max_tokens - self.tokens - 1)
 
     def record_pass(
         self, *, tokens: int, drafts: int = 0, layer: int, is_prompt: bool = False
@@ -65,9 +74,14 @@ class DecodingStats:
         """Count the time of what had to run after the last token."""
         self.seconds = time.perf_counter() - self._started
 
-    def record_agreement(self, agreed: int, compared: int) -> None:
-        """Record how many early readings were the full model's choice."""
-        self.agreed, self.compared = self.agreed + agreed, self.compared + compared
+    def record_comparison(self, ours: Sequence[int], full: Sequence[int]) -> None:
+        """Record the chosen tokens and what the full model chooses after the same text."""
+        departures = [
+            n for n, (own, other) in enumerate(zip(ours, full, strict=True)) if own != other
+        ]
+        self.compared, self.agreed = len(ours), len(ours) - len(departures)
+        if departures:
+            self.departs_at, self.full_token = departures[0], full[departures[0]]
 
     @property
     def tokens(self) -> int:
@@ -100,26 +114,29 @@ class DecodingStats:
         return 1 - (self.compared - self.agreed) / self.tokens if self.tokens else None
 
     @property
+    def tokens_in_common(self) -> int | None:
+        """How many tokens the text begins with that the full model would write; None if unknown.
+
+        After the first token that departs, agreement is with what the full model chooses after a
+        text that it would not have written itself.
+        """
+        if self.agreement is None:
+            return None
+        return self.tokens if self.departs_at is None else self.departs_at
+
+    @property
     def mean_layer(self) -> float | None:
         """Mean layer at which tokens were read."""
         return sum(self.layers) / self.tokens if self.tokens else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "tokens": self.tokens, "passes": self.passes,
-            "tokens_per_second": self.tokens_per_second, "tokens_per_pass": self.tokens_per_pass,
-            "mean_layer": self.mean_layer, "n_layers": self.n_layers, "drafts": self.drafts,
-            "accepted": self.accepted, "acceptance_rate": self.acceptance_rate,
-            "agreement": self.agreement, "exactness": self.exactness, "policy": self.policy,
-            "texts_per_pass": self.texts_per_pass, "prompt_seconds": self.prompt_seconds,
-            "seconds": self.seconds, "layers": list(self.layers), "drafted": list(self.drafted),
-        }  # fmt: skip
+        lists = {"layers": list(self.layers), "drafted": list(self.drafted)}
+        return {name: getattr(self, name) for name in REPORTED} | lists
 
     def __str__(self) -> str:
-        parts = [f"{self.tokens} tokens"]
-        if self.texts_per_pass > 1:
-            parts = [f"{self.tokens} tokens in passes shared by {self.texts_per_pass} texts"]
+        texts = self.texts_per_pass
+        parts = [f"{self.tokens} tokens" + f" in passes shared by {texts} texts" * (texts > 1)]
         if self.tokens_per_second is not None:
             parts.append(f"{self.tokens_per_second:.1f} tokens/s")
         if self.mean_layer is not None:
@@ -130,8 +147,17 @@ class DecodingStats:
                 "accepted"
             )
         if self.exactness == "approximate":
-            agreement = self.agreement
-            known = agreement is not None
-            parts.append(f"agreement {agreement:.1%}" if known else "agreement not measured")
+            parts.append(self._agreement_in_words())
         parts.append(EXACTNESS[self.exactness])
         return ", ".join(parts)
+
+    def _agreement_in_words(self) -> str:
+        if self.agreement is None:
+            return "agreement not measured"
+        common = self.tokens_in_common
+        if common == self.tokens:
+            return "agreement 100%: the full model writes the same text"
+        return (
+            f"the first {common} are the full model's own text, agreement {self.agreement:.1%} "
+            "with its choices after this text"
+        )

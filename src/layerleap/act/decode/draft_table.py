@@ -9,26 +9,19 @@ each costs a reading of the head. Models that add positions to h[0] are read at 
 table is then an approximation, which is good enough for drafts.
 """
 
-import json
 from collections.abc import Iterable
-from hashlib import blake2b
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings
-from layerleap.files import whole_file
+from layerleap.act.decode.shortlist import Shortlist
+from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
-from layerleap.progress import Progress, silent
-from layerleap.read.lens import Lens, chunks
+from layerleap.read.lens import Lens
 
 PLACE = 8  # the position that tokens are read at if positions matter
-FORMAT = 1
 
 
 class DraftTable:
@@ -54,6 +47,7 @@ class DraftTable:
         self.p = torch.zeros(size, width)
         self.known = torch.zeros(size, dtype=torch.bool)
         self._length = 1 if _ignores_positions(lens.transformer) else PLACE + 1
+        self._head = _narrow_head(lens.transformer, self.size)
 
     def need(self, tokens: Iterable[int]) -> None:
         """Compute the rows of these tokens that are missing."""
@@ -68,13 +62,6 @@ class DraftTable:
         self.need([token])
         return self.ids[token].tolist(), self.p[token].tolist()
 
-    def fill(self, progress: Progress = silent) -> None:
-        """Compute every row that is missing."""
-        missing = (~self.known[: self.size]).nonzero()[:, 0]
-        for rows in chunks(len(missing), self.lens.transformer.d_vocab):
-            self._compute(missing[rows])
-            progress("drafting", rows.stop, len(missing), "tokens")
-
     @torch.no_grad()
     def _compute(self, tokens: Tensor) -> None:
         transformer = self.lens.transformer
@@ -83,41 +70,26 @@ class DraftTable:
         keep[:, -1] = True
         with unedited(transformer.model):  # rows serve later texts too
             h = transformer.capture({"input_ids": inputs}, keep=keep, layers=[0]).states[0]
-        logits = self.lens.logits(h, 0).float()
+        if self._head is None:
+            logits = self.lens.logits(h, 0).float()
+        else:
+            logits = self._head.logits(self.lens.map(0)(h)).float()
         best = logits[:, : self.size].topk(self.width)
         self.ids[tokens] = best.indices.cpu().int()
         self.p[tokens] = (best.values - logits.logsumexp(-1, keepdim=True)).exp().cpu()
         self.known[tokens] = True
 
-    @property
-    def fingerprint(self) -> str:
-        """A fingerprint of the model and the map that the rows come from."""
-        digest = blake2b(self.lens.transformer.identity.fingerprint.encode(), digest_size=16)
-        for name, value in sorted(getattr(self.lens.map(0), "tensors", dict)().items()):
-            digest.update(name.encode() + value.cpu().float().numpy().tobytes())
-        return digest.hexdigest()
 
-    def save(self, path: Path) -> None:
-        """Write the rows computed so far into one file."""
-        tensors = {"ids": self.ids, "p": self.p, "known": self.known}
-        about = {"format": FORMAT, "fingerprint": self.fingerprint, "width": self.width}
-        with whole_file(path) as temporary:
-            save_file(tensors, temporary, metadata={"layerleap.drafts": json.dumps(about)})
-
-    def load(self, path: Path) -> None:
-        """Load rows that were saved for the same model, map and width."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads(file.metadata()["layerleap.drafts"])
-                tensors = {name: file.get_tensor(name) for name in ("ids", "p", "known")}
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise BadArtifact(
-                f"{path} is missing, damaged or not a draft table ({error}); delete it"
-            ) from error
-        expected = {"format": FORMAT, "fingerprint": self.fingerprint, "width": self.width}
-        if about != expected:
-            raise BadArtifact(f"{path} belongs to another model, bank or width; delete it")
-        self.ids, self.p, self.known = tensors["ids"], tensors["p"], tensors["known"]
+def _narrow_head(transformer: Transformer, size: int) -> Shortlist | None:
+    """A copy of the head in bfloat16, if that is faster: drafts need no more precision."""
+    model = transformer.model
+    is_float = model.dtype == torch.float32 and model.device.type == "cpu"
+    if not is_float or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    try:
+        return Shortlist(transformer, range(size), torch.bfloat16)
+    except ModelRefused:  # a head that is not a plain linear layer
+        return None
 
 
 def _ignores_positions(transformer: Transformer) -> bool:

@@ -13,12 +13,11 @@ import math
 import sys
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.pass_cost import PassCost
-from layerleap.act.decode.prompt_lookup import Lookup
 from layerleap.models.cursor.tree import Tree
 
 MOST = 32  # maximum number of nodes; larger passes are not measured
@@ -28,8 +27,38 @@ DEEPEST = 10  # maximum length of a lookup draft
 LOOKUP_PRIOR = {2: 0.35, 3: 0.5, 4: 0.6}  # prior chance by number of matched tokens
 ANSWERS_AT_MOST = 200_000  # remembered answers: some tens of megabytes
 ANSWER_PRIOR = {1: 0.3, 2: 0.5}  # prior chance of the model's earlier answer, by context length
+LONGEST = 4  # longest run of tokens to look up; longer matches add little
+SHORTEST = 2  # a single token is what the draft table is for
 
 Kind = tuple[str, int]  # a source, and a level of confidence
+
+
+class Lookup:
+    """Prompt lookup: what followed the last few tokens when they occurred earlier in the text."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # from a run to the position after its end
+
+    def add(self, token: int) -> None:
+        """Append a token; it follows the runs that end before it."""
+        end = len(self.ids)
+        for size in range(SHORTEST, min(LONGEST, end) + 1):
+            self._after[tuple(self.ids[end - size : end])] = end
+        self.ids.append(token)
+
+    def extend(self, tokens: list[int]) -> None:
+        """Append several tokens."""
+        for token in tokens:
+            self.add(token)
+
+    def find(self, most: int) -> tuple[list[int], int]:
+        """Up to `most` tokens that followed the longest matching run, and its size (0: none)."""
+        for size in range(min(LONGEST, len(self.ids)), SHORTEST - 1, -1):
+            place = self._after.get(tuple(self.ids[-size:]))
+            if place is not None:
+                return self.ids[place : place + most], size
+        return [], 0
 
 
 @dataclass
@@ -61,13 +90,17 @@ class Draft:
 
 @dataclass(order=True)
 class _Candidate:
-    order: float
-    chance: float = field(compare=False)
+    order: float  # minus its chance: the most likely comes first
     parent: int = field(compare=False)
+    depth: int = field(compare=False)
     token: int = field(compare=False)
-    kind: Kind = field(compare=False)
+    kind: Kind | None = field(compare=False, default=None)
     rest: Sequence[int] = field(compare=False, default=())  # the rest of the same lookup
     matched: int = field(compare=False, default=0)
+
+    @property
+    def chance(self) -> float:
+        return -self.order
 
 
 @dataclass
@@ -127,12 +160,7 @@ class Drafter:
         return other
 
     def record_time(self, nodes: int, seconds: float) -> None:
-        """Correct the cost of passes of about this size, including drafting and choosing.
-
-        Args:
-            nodes: number of nodes in the pass.
-            seconds: how long it took.
-        """
+        """Correct the cost of passes of about this size, including drafting and choosing."""
         n = min(nodes, len(self._seconds))
         # The correction is clipped, so that one slow moment does not decide.
         ratio = min(2.0, max(0.5, seconds / self._seconds[n - 1]))
@@ -150,93 +178,81 @@ class Drafter:
         """
         shared = shared or SharedPass()
         seconds = self._seconds[shared.nodes :]
-        ids, parents, chances = [token], [-1], [1.0]
-        kinds: list[Kind | None] = [None]
-        depth, has_child = [0], [False]
+        nodes = [_Candidate(-1.0, -1, 0, token)]
         waiting: list[_Candidate] = []
         match = self.lookup.find(min(DEEPEST, room)) if self._uses_lookup else ([], 0)
         if match[0]:
-            self._push_lookup(waiting, 0, 1.0, *match)
-        before = self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
-        self._push_followers(waiting, 0, 1.0, token, before)
-        taken: dict[tuple[int, int], int] = {}
+            self._push_lookup(waiting, nodes, 0, *match)
+        self._push_followers(waiting, nodes, 0)
+        taken: dict[tuple[int, int], int] = {}  # parent and token to node
         expected = shared.expected + 1.0  # tokens
         fastest = expected / seconds[0]  # tokens per second
-        while waiting and len(ids) < len(seconds):
-            if not _may_pay(seconds[len(ids) :], expected, waiting[0].chance, fastest):
+        while waiting and len(nodes) < len(seconds):
+            if not _may_pay(seconds[len(nodes) :], expected, waiting[0].chance, fastest):
                 break
             best = heapq.heappop(waiting)
             if (node := taken.get((best.parent, best.token))) is not None:
                 if best.rest:  # the same draft from another source: only its rest is new
-                    self._push_lookup(waiting, node, chances[node], best.rest, best.matched)
+                    self._push_lookup(waiting, nodes, node, best.rest, best.matched)
                 continue
-            if depth[best.parent] + 1 > room or (has_child[best.parent] and not self.branches):
+            is_second = not self.branches and any(n.parent == best.parent for n in nodes)
+            if best.depth > room or is_second:
                 continue
-            size = len(ids)
-            taken[best.parent, best.token] = size
-            has_child[best.parent] = True
-            ids.append(best.token)
-            parents.append(best.parent)
-            kinds.append(best.kind)
-            chances.append(best.chance)
-            depth.append(depth[best.parent] + 1)
-            has_child.append(False)
+            node = taken[best.parent, best.token] = len(nodes)
+            nodes.append(best)
             expected += best.chance
-            fastest = max(fastest, expected / seconds[size])
+            fastest = max(fastest, expected / seconds[node])
             if best.rest:
-                self._push_lookup(waiting, size, best.chance, best.rest, best.matched)
-            self._push_followers(waiting, size, best.chance, best.token, ids[best.parent])
+                self._push_lookup(waiting, nodes, node, best.rest, best.matched)
+            self._push_followers(waiting, nodes, node)
         # More likely nodes came first, so any prefix is a tree.
-        size = _best_size(chances, shared.expected, seconds)
-        return _depth_first(ids[:size], parents[:size], kinds[:size], chances[:size])
+        return _depth_first(nodes[: _best_size(nodes, shared.expected, seconds)])
 
     def _push_lookup(
         self,
         waiting: list[_Candidate],
+        nodes: Sequence[_Candidate],
         parent: int,
-        chance: float,
         tokens: Sequence[int],
         matched: int,
     ) -> None:
-        kind = ("lookup", min(matched, 8))
-        own = chance * self.chances.of(kind, LOOKUP_PRIOR.get(matched, 0.7))
-        candidate = _Candidate(-own, own, parent, tokens[0], kind, tokens[1:], matched + 1)
-        heapq.heappush(waiting, candidate)
+        prior = LOOKUP_PRIOR.get(matched, 0.7)
+        found = self._candidate(nodes, parent, tokens[0], ("lookup", min(matched, 8)), prior)
+        heapq.heappush(waiting, replace(found, rest=tokens[1:], matched=matched + 1))
 
     def _push_followers(
-        self, waiting: list[_Candidate], parent: int, chance: float, token: int, before: int
+        self, waiting: list[_Candidate], nodes: Sequence[_Candidate], parent: int
     ) -> None:
-        """Push what may follow a token: the model's earlier answers there, and the table."""
+        """Push what may follow a node: the model's earlier answers there, and the table."""
+        token, above = nodes[parent].token, nodes[parent].parent
+        before = nodes[above].token if above >= 0 else self._token_before
         for run in ((before, token), (token,)):
             if (answer := self._answers.get(run)) is not None:
                 kind, prior = ("answer", len(run)), ANSWER_PRIOR[len(run)]
-                self._push(waiting, parent, chance, answer, kind, prior)
+                heapq.heappush(waiting, self._candidate(nodes, parent, answer, kind, prior))
         if self.table is None:
             return
         if token < self.table.size and not self.table.known[token]:
             # Together with tokens that may come next: these cost hardly more.
             self.table.need([token, *(other.token for other in waiting[: self.most])])
         for follower, p in zip(*self.table.of(token), strict=True):
-            self._push(waiting, parent, chance, follower, ("table", _level(p)), p)
+            kind = ("table", _level(p))
+            heapq.heappush(waiting, self._candidate(nodes, parent, follower, kind, p))
 
-    def _push(
-        self,
-        waiting: list[_Candidate],
-        parent: int,
-        chance: float,
-        token: int,
-        kind: Kind,
-        prior: float,
-    ) -> None:
-        own = chance * self.chances.of(kind, prior)
-        heapq.heappush(waiting, _Candidate(-own, own, parent, token, kind))
+    def _candidate(
+        self, nodes: Sequence[_Candidate], parent: int, token: int, kind: Kind, prior: float
+    ) -> _Candidate:
+        above = nodes[parent]
+        chance = above.chance * self.chances.of(kind, prior)
+        return _Candidate(-chance, parent, above.depth + 1, token, kind)
+
+    @property
+    def _token_before(self) -> int:
+        """The token before the last one of the text, or -1."""
+        return self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
 
     def learn(
-        self,
-        draft: Draft,
-        path: Sequence[int],
-        answers: Sequence[int],
-        new: Sequence[int],
+        self, draft: Draft, path: Sequence[int], answers: Sequence[int], new: Sequence[int]
     ) -> None:
         """Learn which drafts were accepted, and the model's answer after each of them.
 
@@ -261,51 +277,41 @@ class Drafter:
     def _remember(self, tree: Tree, answers: Sequence[int]) -> None:
         if len(self._answers) > ANSWERS_AT_MOST:
             self._answers.clear()
-        before = self.lookup.ids[-2] if len(self.lookup.ids) > 1 else -1
         for token, parent, answer in zip(tree.ids, tree.parents, answers, strict=True):
             if answer >= self._d_vocab:
                 continue
             self._answers[token,] = answer
-            self._answers[tree.ids[parent] if parent >= 0 else before, token] = answer
+            self._answers[tree.ids[parent] if parent >= 0 else self._token_before, token] = answer
 
 
 def _may_pay(seconds: Sequence[float], expected: float, likeliest: float, fastest: float) -> bool:
-    """False if no larger tree can be faster, even if all its nodes were this likely.
+    """False if no larger tree can be faster, even if all its nodes were as likely as the next one.
 
-    Args:
-        seconds: of passes with one node more, two more, ...
-        expected: expected tokens of the pass so far.
-        likeliest: the chance of the next node.
-        fastest: tokens per second of the best size so far.
+    `seconds` are those of passes with one node more, two more, ...; `expected` are the tokens of
+    the pass so far, `fastest` the tokens per second of the best size so far.
     """
     return any(
         expected + more * likeliest > fastest * time for more, time in enumerate(seconds, start=1)
     )
 
 
-def _best_size(chances: Sequence[float], others: float, seconds: Sequence[float]) -> int:
+def _best_size(nodes: Sequence[_Candidate], others: float, seconds: Sequence[float]) -> int:
     """The number of nodes that maximises tokens per second."""
-    rates = [(others + own) / time for own, time in zip(accumulate(chances), seconds, strict=False)]
+    expected = accumulate(node.chance for node in nodes)
+    rates = [(others + own) / time for own, time in zip(expected, seconds, strict=False)]
     return rates.index(max(rates)) + 1
 
 
-def _depth_first(
-    ids: Sequence[int],
-    parents: Sequence[int],
-    kinds: Sequence[Kind | None],
-    chances: Sequence[float],
-) -> Draft:
+def _depth_first(nodes: Sequence[_Candidate]) -> Draft:
     """Nodes depth first, most likely first: if that path is accepted, the cache is in order."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        children.setdefault(parent, []).append(node)
     order, waiting = [], [0]
     while waiting:
         order.append(waiting.pop())
-        waiting += reversed(children.get(order[-1], ()))
+        waiting += reversed([n for n, node in enumerate(nodes) if node.parent == order[-1]])
     place = {node: new for new, node in enumerate(order)} | {-1: -1}
-    tree = Tree(tuple(ids[n] for n in order), tuple(place[parents[n]] for n in order))
-    return Draft(tree, tuple(kinds[n] for n in order), tuple(chances[n] for n in order))
+    ordered = [nodes[n] for n in order]
+    tree = Tree(tuple(n.token for n in ordered), tuple(place[n.parent] for n in ordered))
+    return Draft(tree, tuple(n.kind for n in ordered), tuple(n.chance for n in ordered))
 
 
 def _level(p: float) -> int:

@@ -12,7 +12,7 @@ Later tokens need keys and values from the layers that a token skipped. A policy
 Under every policy, a token that exits early is read early: the text is an approximation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -20,18 +20,105 @@ import torch
 from torch import Tensor
 
 from layerleap.act.decode.decoding_stats import DecodingStats
-from layerleap.act.decode.live import LiveChecks
 from layerleap.act.decode.sampling import Processor, TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
+from layerleap.act.exits.evidence import COLUMNS, Evidence, LiveEvidence
+from layerleap.act.exits.rules import Rule
 from layerleap.models.cursor.cursor import Carry, Cursor
 from layerleap.read.lens import Lens, chunks
+from layerleap.read.metrics import Distribution
 
 Policy = Literal["recompute", "propagate", "shortcut"]
-POLICIES = {
-    "recompute": "skipped layers are run later, with the next token that needs them: exact",
-    "propagate": "skipped layers take the state at the exit as theirs: an approximation",
-    "shortcut": "skipped layers take the state that the bank predicts: an approximation",
-}
+Extra = Callable[[Tensor, int], Tensor]  # h[layer] and the layer: one number per row
+
+# Columns that a rule of the state alone does not use, for one row and one layer.
+_UNKNOWN, _NO_TOKEN = torch.full((1, 1), torch.nan), torch.full((1, 1), -1)
+_FIRST = torch.zeros(1, dtype=torch.long)
+
+
+class LiveChecks:
+    """Evidence of one position on its way through the layers: a column for every layer checked.
+
+    The numbers are those that a finished pass gives. Only what the rule needs is computed: a
+    reading costs a head, a cosine next to nothing.
+    """
+
+    def __init__(
+        self,
+        lens: Lens,
+        rule: Rule,
+        position: int,
+        *,
+        shortlist: Shortlist | None = None,
+        extra: Mapping[str, Extra] | None = None,
+    ) -> None:
+        self.lens, self.rule, self.position, self.shortlist = lens, rule, position, shortlist
+        self.extra = extra or {}
+        self.layers: list[int] = []
+        # At the last layer checked, if computed: logits of all tokens, or of the shortlist.
+        self.logits: Tensor | None = None
+        self.shortlist_logits: Tensor | None = None
+        self._columns: dict[str, list[Tensor]] = {name: [] for name in COLUMNS}
+        self._extra: dict[str, list[Tensor]] = {name: [] for name in (*self.extra, "size")}
+
+    def __call__(self, layer: int, before: Tensor, h: Tensor) -> bool:
+        """Check h[layer] of one row; True if the rule stops there."""
+        if self.rule.needs == "state":
+            return self._check_state(layer, before, h)
+        self.layers.append(layer)
+        self.logits = self.shortlist_logits = None
+        unknown = torch.full((1,), torch.nan)
+        values = dict.fromkeys(COLUMNS, unknown) | {"top": torch.full((1,), -1)}
+        size = unknown
+        if self.rule.needs == "reading":
+            values["cosine"] = torch.cosine_similarity(before.float(), h.float()).cpu()
+            state = self.lens.map(layer)(h)
+            size = state.float().norm(dim=-1).clamp_min(1e-30).log().cpu()
+            values |= self._read(state)
+        for name in COLUMNS:
+            self._columns[name].append(values[name])
+        self._extra["size"].append(size)
+        for name, compute in self.extra.items():
+            self._extra[name].append(compute(h, layer).cpu())  # as precise as in a replay
+        return bool(self.rule.stops(self.evidence())[0, -1])
+
+    def _check_state(self, layer: int, before: Tensor, h: Tensor) -> bool:
+        """The same for a rule of the state alone, which needs no other layer.
+
+        It does as little as possible: in a small model a check of a tenth of a millisecond costs
+        what one skipped layer saves.
+        """
+        extra = {name: compute(h, layer).cpu()[:, None] for name, compute in self.extra.items()}
+        cosine = _UNKNOWN
+        if not extra:
+            cosine = torch.cosine_similarity(before.float(), h.float()).cpu()[:, None]
+        evidence = LiveEvidence(
+            _NO_TOKEN, _UNKNOWN, _UNKNOWN, _UNKNOWN, cosine, _FIRST, _FIRST, (layer,), extra=extra
+        )
+        return bool(self.rule.stops(evidence)[0, 0])
+
+    def _read(self, state: Tensor) -> dict[str, Tensor]:
+        if self.shortlist is None:
+            self.logits = self.lens.transformer.logits(state)
+            reading = Distribution(self.logits)
+            top = reading.top
+        else:
+            self.shortlist_logits = self.shortlist.logits(state)
+            reading = Distribution(self.shortlist_logits)
+            top = self.shortlist.ids[reading.top.cpu().long()]
+        return {
+            "top": top.cpu(), "top_prob": reading.top_prob.cpu(),
+            "second_prob": reading.second().cpu(), "entropy": reading.entropy.cpu(),
+        }  # fmt: skip
+
+    def evidence(self) -> Evidence:
+        """All columns so far."""
+        columns = {name: torch.stack(values, 1) for name, values in self._columns.items()}
+        extra = {name: torch.stack(values, 1) for name, values in self._extra.items()}
+        return LiveEvidence(
+            **columns, position=torch.tensor([self.position]), document=_FIRST,
+            layers=tuple(self.layers), extra=extra,
+        )  # fmt: skip
 
 
 def carry_of(policy: Policy, lens: Lens) -> Carry | None:
@@ -59,8 +146,8 @@ def decode_early(
     """Generate until the chooser is finished; the prompt runs through all layers.
 
     Args:
-        cursor: inside its `with`.
-        chooser: the text so far, with at least one token that has not been run.
+        cursor: inside its `with`; it lacks at least one token of the text.
+        chooser: the text so far.
         checks_at: from a position to the checks of that position.
         stats: updated after every token.
         lens: reads a state where it exits.
@@ -92,30 +179,27 @@ def _logits(
         return lens.transformer.logits(h)[0]
     if shortlist is not None:
         logits = live.shortlist_logits
-        return shortlist.expand(shortlist.logits(lens.map(layer)(h)) if logits is None else logits)[
-            0
-        ]
+        logits = shortlist.logits(lens.map(layer)(h)) if logits is None else logits
+        return shortlist.expand(logits)[0]
     if live.logits is not None:
         return live.logits[0]
     return lens.logits(h, layer)[0]
 
 
 @torch.no_grad()
-def agreements(writer: Cursor, chooser: TokenChooser, processor: Processor) -> list[bool]:
-    """For each chosen token: is it what the full model chooses after the same text?
+def full_choices(writer: Cursor, chooser: TokenChooser, processor: Processor) -> list[int]:
+    """For each chosen token: what the full model chooses after the same text.
 
-    Args:
-        writer: the cursor that wrote the text; edits in force apply here as they did there.
-        chooser: the finished text.
-        processor: a copy from before the text; some processors remember what they have seen.
+    Edits in force apply here as they did when `writer` wrote the text. The processor is a copy from
+    before the text; some processors remember what they have seen.
     """
     transformer = writer.transformer
     with Cursor(transformer, writer.axes, text=writer.text, prompt=writer.prompt) as cursor:
         h = cursor.run(chooser.text[:-1]).h[-len(chooser.chosen) :]
-    agrees: list[bool] = []
+    choices: list[int] = []
     for rows in chunks(len(h), transformer.d_vocab):
         for logits in transformer.logits(h[rows]):
-            place = chooser.ids.shape[1] - len(chooser.chosen) + len(agrees)
+            place = chooser.ids.shape[1] - len(chooser.chosen) + len(choices)
             scores = processor(chooser.ids[:, :place], logits.float()[None].to(chooser.ids.device))
-            agrees.append(int(scores.argmax()) == int(chooser.ids[0, place]))
-    return agrees
+            choices.append(int(scores.argmax()))
+    return choices

@@ -18,7 +18,7 @@ from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.early import Policy
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.transformer import Transformer
@@ -38,6 +38,8 @@ class Generation:
     ids: list[int]
     stats: DecodingStats
     prompt_ids: list[int] = field(default_factory=list)
+    how: dict[str, str] = field(default_factory=dict)  # rule, layers checked and bank, in words
+    full_token: str | None = None  # what the full model writes where the text departs from its own
 
     @property
     def continuation(self) -> str:
@@ -54,6 +56,18 @@ class Generation:
         """The layer at which each new token was read."""
         return self.stats.layers
 
+    @property
+    def departure(self) -> dict[str, Any] | None:
+        """The first token that departs from the text that the full model would write, if known.
+
+        `place` counts the new tokens from 0; `token` is what was written there, and `full_model`
+        what the full model writes.
+        """
+        place = self.stats.departs_at
+        if place is None:
+            return None
+        return {"place": place, "token": self.tokens[place], "full_model": self.full_token}
+
     def __str__(self) -> str:
         return self.text
 
@@ -62,6 +76,7 @@ class Generation:
         return {
             "prompt": self.prompt, "continuation": self.continuation, "ids": self.ids,
             "tokens": self.tokens, "stats": self.stats.to_dict(), "summary": str(self.stats),
+            "how": self.how, "departure": self.departure,
         }  # fmt: skip
 
     def to_pandas(self) -> Any:
@@ -81,53 +96,49 @@ class Generation:
         return generation_html(self.to_dict())
 
 
-class _Streamer:
-    """A streamer that reports each token as soon as it is final, in whole characters."""
+class Pieces:
+    """A streamer that keeps the text that each token adds, in whole characters.
 
-    def __init__(self, decode: Decode, report: Callable[[str, list[int]], None]) -> None:
+    A character that is split over several tokens belongs to the last of them. Only the tokens since
+    the last piece but one are decoded again, so the work per token does not grow with the text.
+    """
+
+    def __init__(self, decode: Decode, report: Callable[[str], None] = lambda _: None) -> None:
         self.decode, self.report = decode, report
         self.ids: list[int] = []
-        self.reported, self.is_prompt = "", True
+        self.pieces: list[str] = []
+        self._first, self._last = 0, 0  # where the last piece starts, and where it ends
+        self._is_prompt = True
 
     def put(self, value: torch.Tensor) -> None:
         """Receive the prompt first, then tokens."""
-        if self.is_prompt:
-            self.is_prompt = False
+        if self._is_prompt:
+            self._is_prompt = False
             return
-        self.ids += value.flatten().tolist()
-        text = self.decode(self.ids)
-        # Bytes of an incomplete character are held back until it is complete.
-        piece = "" if text.endswith("\ufffd") else text[len(self.reported) :]
-        self.reported += piece
-        self.report(piece, self.ids)
+        for token in value.flatten().tolist():
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """Append a token; its piece is empty while a character is incomplete."""
+        self.ids.append(token)
+        piece = self._rest()
+        if piece.endswith("\ufffd"):
+            piece = ""
+        elif piece:
+            # Decoded along with the next piece: tokenizers drop spaces at the start of a text.
+            self._first, self._last = self._last, len(self.ids)
+        self.pieces.append(piece)
+        self.report(piece)
+
+    def _rest(self) -> str:
+        given = self.decode(self.ids[self._first : self._last])
+        return self.decode(self.ids[self._first :])[len(given) :]
 
     def end(self) -> None:
         """Report what was held back, as it is."""
-        rest = self.decode(self.ids)[len(self.reported) :]
-        if rest:
-            self.report(rest, self.ids)
-
-
-class _LiveGeneration:
-    """Shows a text in a notebook while it is generated."""
-
-    def __init__(self, prompt: str, decode: Decode) -> None:
-        from layerleap.show.html.generation import live_display
-
-        self.prompt, self.decode = prompt, decode
-        empty = DecodingStats(n_layers=1, exactness="exact", max_tokens=0)
-        self._output = live_display(Generation(prompt, [], [], empty))
-
-    def update(self, ids: list[int], stats: DecodingStats) -> None:
-        """Show the tokens whose layer is known; the last one's is recorded a moment later."""
-        n = min(len(ids), len(stats.layers))
-        stats = replace(stats, layers=stats.layers[:n], drafted=stats.drafted[:n])
-        self.show(Generation(self.prompt, _split(self.decode, ids[:n]), ids[:n], stats))
-
-    def show(self, generation: Generation) -> None:
-        """Replace what is shown."""
-        if self._output is not None:
-            self._output.update(generation)
+        if self.pieces and (rest := self._rest()) and not self.pieces[-1]:
+            self.pieces[-1] = rest
+            self.report(rest)
 
 
 def generate(
@@ -152,7 +163,7 @@ def generate(
 ) -> Generation:
     """Continue `prompt`: exactly, with speculative decoding, or exiting early by a rule or a plan.
 
-        ll.generate(model, "Once upon a time")  # exactly what the model writes, but faster
+        ll.generate(model, "Once upon a time")  # what the full model writes, but faster
         ll.generate(model, "Once upon a time", rule=ll.exits.Similarity(0.98))  # early exit
         ll.generate(model, "Once upon a time", plan="plan.json")  # from `ll.suitability`
 
@@ -166,7 +177,8 @@ def generate(
         plan: an exit plan or its file: rule, checks and bank in one.
         policy: how keys and values of skipped layers are made: recompute, propagate, shortcut.
         strict: decode one token at a time in dtypes narrower than float32.
-        compare: after an early exit run, measure the agreement with the full model.
+        compare: after an early exit run, measure the agreement with the full model, and where the
+            text departs from the one that it would write.
         decoder: an `ll.decoder` with further settings, instead of all arguments from `bank` on;
             "transformers" is the library's own loop.
         max_new_tokens: maximum number of new tokens.
@@ -180,28 +192,32 @@ def generate(
     """
     if max_new_tokens < 1:
         raise BadSettings(f"max_new_tokens is {max_new_tokens}; expected at least 1")
+    if "streamer" in options:
+        raise BadSettings("a streamer is not supported here; pass a function as on_token instead")
+    check_choice(policy, Policy, "policy")  # before a bank is fitted
+    if decoder is not None:
+        _check_decoder(decoder, rule, plan)
     ids = _encode(transformer, prompt, chat)
     if decoder is None:
         decoder = Decoder(
             _default_bank(transformer, bank, plan, tell, progress), rule=rule, checks=checks,
             plan=plan, policy=policy, strict=strict, compare=compare, transformer=transformer,
         )  # fmt: skip
-    elif rule is not None or plan is not None:
-        raise BadSettings("pass a rule or a plan to the decoder, or leave out the decoder")
-    if isinstance(decoder, str) and decoder != "transformers":
-        raise BadSettings(f"unknown decoder {decoder!r}; expected an ll.decoder or 'transformers'")
     custom = None if isinstance(decoder, str) else decoder
-    decode = partial(transformer.tokenizer.decode, skip_special_tokens=True)  # type: ignore[union-attr]
-    shown = _LiveGeneration(prompt, decode) if live else None
+    shown = _display(prompt) if live else None
 
-    def report(piece: str, new: list[int]) -> None:
+    def report(piece: str) -> None:
         stats = None if custom is None else custom.current
         if on_token is not None:
             layer = None if stats is None else stats.current_layer
             on_token(piece, layer or transformer.n_layers)
         if shown is not None and stats is not None:
-            shown.update(new, stats)
+            n = min(len(written.ids), len(stats.layers))  # the last layer is recorded after this
+            stats = replace(stats, layers=stats.layers[:n], drafted=stats.drafted[:n])
+            shown.update(Generation(prompt, written.pieces[:n], written.ids[:n], stats))
 
+    decode = partial(transformer.tokenizer.decode, skip_special_tokens=True)  # type: ignore[union-attr]
+    written = Pieces(decode, report)
     device = transformer.model.device
     entry = torch.tensor([ids], device="cpu" if device.type == "meta" else device)
     # The model's own settings for sampling only apply if sampling is asked for.
@@ -212,16 +228,32 @@ def generate(
     with nullcontext() if custom is None else hooks_of(transformer.model).lock:
         output: Any = transformer.model.generate(
             entry, attention_mask=torch.ones_like(entry), custom_generate=custom,
-            streamer=_Streamer(decode, report),
+            **({"streamer": written} if custom is None else {"stream_to": written}),
             max_new_tokens=min(max_new_tokens, longest_input(transformer) - len(ids)), **options,
         )  # fmt: skip
         stats = None if custom is None else custom.stats[0]
     new = output[0, len(ids) :].tolist()
     stats = stats or _plain_stats(transformer, len(new))
-    generation = Generation(prompt, _split(decode, new), new, stats, ids)
+    full = None if stats.full_token is None else decode([stats.full_token])
+    generation = Generation(prompt, written.pieces, new, stats, ids, _how(custom), full)
     if shown is not None:
-        shown.show(generation)
+        shown.update(generation)
     return generation
+
+
+def _display(prompt: str) -> Any:
+    """What shows the text in a notebook as it grows, or None outside a notebook."""
+    from layerleap.show.html.generation import live_display
+
+    empty = DecodingStats(n_layers=1, exactness="exact", max_tokens=0)
+    return live_display(Generation(prompt, [], [], empty))
+
+
+def _check_decoder(decoder: Any, rule: Rule | None, plan: ExitPlan | str | Path | None) -> None:
+    if not isinstance(decoder, Decoder) and decoder != "transformers":
+        raise BadSettings(f"unknown decoder {decoder!r}; expected an ll.decoder or 'transformers'")
+    if rule is not None or plan is not None:
+        raise BadSettings("pass a rule or a plan to the decoder, or leave out the decoder")
 
 
 def _default_bank(
@@ -271,21 +303,23 @@ def _encode(transformer: Transformer, prompt: str, chat: bool) -> list[int]:
     return ids
 
 
+def _how(decoder: Decoder | None) -> dict[str, str]:
+    """How a text was decoded, in words: the rule, the layers checked, and the bank."""
+    if decoder is None:
+        return {"decoding": "transformers' own loop"}
+    bank = "none (logit lens)"
+    if decoder.bank is not None:
+        text, lens = decoder.bank.data.get("text"), decoder.bank.settings.get("lens", "shortcuts")
+        bank = f"{lens} fitted on {text}" if text else f"{lens} from {decoder.bank.source}"
+    if decoder.rule is None:
+        return {"decoding": "exact, without exits", "bank for drafts": bank}
+    checks = "all" if decoder.checks is None else ", ".join(map(str, sorted(decoder.checks)))
+    return {"rule": str(decoder.rule), "layers checked": checks, "bank": bank}
+
+
 def _plain_stats(transformer: Transformer, tokens: int) -> DecodingStats:
     """The stats of the library's own loop: every token ran through all layers."""
     layers = [transformer.n_layers] * tokens
     return DecodingStats(
         transformer.n_layers, "exact", tokens, layers=layers, drafted=[False] * tokens
     )
-
-
-def _split(decode: Decode, ids: list[int]) -> list[str]:
-    """The text that each token adds; a split character belongs to the token that completes it."""
-    pieces, text_so_far = [], ""
-    for n in range(1, len(ids) + 1):
-        text = decode(ids[:n])
-        is_incomplete = text.endswith("\ufffd") and n < len(ids)
-        piece = "" if is_incomplete else text[len(text_so_far) :]
-        text_so_far += piece
-        pieces.append(piece)
-    return pieces

@@ -17,6 +17,7 @@ import torch
 from layerleap.errors import BadSettings
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
+from layerleap.models.cursor.tree import Tree
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.discovery.probe import probe_ids
 from layerleap.models.transformer import Transformer
@@ -66,11 +67,15 @@ class PassCost:
         return asdict(self)
 
 
-_MEASURED: "WeakKeyDictionary[Transformer, dict[bool, PassCost]]" = WeakKeyDictionary()
+_MEASURED: "WeakKeyDictionary[Transformer, dict[Any, PassCost]]" = WeakKeyDictionary()
 
 
 def measure_passes(
-    transformer: Transformer, packed: Packed | None = None, *, repeats: int = REPEATS
+    transformer: Transformer,
+    packed: Packed | None = None,
+    *,
+    rowwise: bool = False,
+    repeats: int = REPEATS,
 ) -> PassCost:
     """Measure the cost of passes, once per model.
 
@@ -79,18 +84,21 @@ def measure_passes(
     Args:
         transformer: a decoder.
         packed: its weights, packed for passes over a few tokens.
+        rowwise: each token attends as in a pass of its own.
         repeats: the fastest repeat counts: other load can only slow passes down, and it slows
             passes over many tokens more.
     """
     measured = _MEASURED.setdefault(transformer, {})
-    is_packed = packed is not None
-    if is_packed not in measured:
-        measured[is_packed] = _measure(transformer, packed, repeats)
-    return measured[is_packed]
+    key = (transformer.model.dtype, packed is not None, rowwise)
+    if key not in measured:
+        measured[key] = _measure(transformer, packed, rowwise, repeats)
+    return measured[key]
 
 
 @torch.no_grad()
-def _measure(transformer: Transformer, packed: Packed | None, repeats: int) -> PassCost:
+def _measure(
+    transformer: Transformer, packed: Packed | None, rowwise: bool, repeats: int
+) -> PassCost:
     context = min(CONTEXT, longest_input(transformer) - SIZES[-1])
     if context < 1:
         raise BadSettings(
@@ -103,11 +111,12 @@ def _measure(transformer: Transformer, packed: Packed | None, repeats: int) -> P
     for turn in range(repeats + 1):  # the first one warms up
         if turn > 1 and time.perf_counter() - first > BUDGET:
             break
-        with Cursor(transformer, find_axes(transformer), packed=packed) as cursor:
+        axes = find_axes(transformer)
+        with Cursor(transformer, axes, packed=packed, rowwise=rowwise) as cursor:
             cursor.run(ids[:context])
             for size in SIZES:
                 started = time.perf_counter()
-                _wait(transformer.logits(cursor.run(ids[context : context + size]).h))
+                _wait(transformer.logits(cursor.run(Tree.chain(ids[context : context + size])).h))
                 if turn:
                     seconds[size].append(time.perf_counter() - started)
                 cursor.cut(context)

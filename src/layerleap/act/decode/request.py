@@ -4,6 +4,7 @@ In: what `generate` has prepared. Out: padding per text; at the end, a result of
 """
 
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +25,21 @@ GROWING = ("longrope", "dynamic")  # rotary embeddings that change once a text i
 PLACED = ("attention_chunk_size", "attn_temperature_tuning")
 
 
-def check_options(config: Any, model_kwargs: Mapping[str, Any], synced_gpus: bool) -> None:
+def refuse_dropped(caller: FrameType) -> None:
+    """Refuse what `generate` was given and silently keeps from a decoder that is not its own.
+
+    A dropped streamer would never end, and whoever reads from it would wait forever.
+    """
+    given = caller.f_locals if caller.f_code.co_name == "generate" else {}
+    if given.get("streamer") is not None:
+        raise BadSettings(
+            "generate does not pass its streamer on to a custom decoder; pass it as stream_to"
+        )
+    if given.get("synced_gpus"):
+        raise BadSettings("synced_gpus is not supported: processes cannot stay in step here")
+
+
+def check_options(config: Any, model_kwargs: Mapping[str, Any]) -> None:
     """Refuse options that are not supported for any text."""
     if config is None:
         raise BadSettings("a decoder is called by generate; pass it as custom_generate")
@@ -39,8 +54,6 @@ def check_options(config: Any, model_kwargs: Mapping[str, Any], synced_gpus: boo
             f"{mode.value.replace('_', ' ')} is not supported by this decoder; leave out the "
             "options that select it"
         )
-    if synced_gpus:
-        raise BadSettings("synced_gpus is not supported: processes cannot stay in step here")
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         raise BadSettings(
             "attentions and hidden states are not returned, as passes cover several tokens; leave "

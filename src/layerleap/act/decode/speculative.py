@@ -6,44 +6,43 @@ chooses, often several per pass; and how many drafts were accepted.
 Every token is chosen from the full model's own logits, given exactly the text before it. A draft
 only decides whether the logits after it are already available. So the text is the one that the
 model writes without drafts, sampled or not, up to the rounding of passes over several tokens.
+
+Several texts share passes, not context. The weights are read once for all texts of a pass, so
+drafts gain less than for a single text: each text gets the drafts that pay off given what the pass
+already holds. The cost of a pass is learned on the way: tokens also skip over the keys of other
+texts, which the passes measured beforehand do not include.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from layerleap.act.decode.decoding_stats import DecodingStats
-from layerleap.act.decode.draft_tree import Drafter
+from layerleap.act.decode.draft_tree import Draft, Drafter, SharedPass
 from layerleap.act.decode.sampling import TokenChooser
+from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor, PassEnd
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.read.lens import Lens
 
+TEXTS = 8  # at most, per pass
+KEYS = 2048  # at most, in one cache: skipping over the keys of other texts takes time
+
 
 @torch.no_grad()
 def speculate(
-    cursor: Cursor,
-    chooser: TokenChooser,
-    drafter: Drafter,
-    stats: DecodingStats,
-    *,
-    most_length: int,
+    cursor: Cursor, chooser: TokenChooser, drafter: Drafter, stats: DecodingStats
 ) -> None:
     """Generate until the chooser is finished.
 
-    Args:
-        cursor: inside its `with`; it holds only positions of the text before.
-        chooser: the text so far, with at least one token that has not been run.
-        drafter: proposes the drafts.
-        stats: updated after every pass.
-        most_length: number of positions that the model has.
+    The cursor is inside its `with` and lacks at least one token of the chooser's text.
     """
     begin(cursor, chooser, drafter, stats)
     while not chooser.is_finished:
-        room = min(stats.draft_room(len(chooser.chosen)), most_length - cursor.length - 1)
-        draft = drafter.draw(chooser.chosen[-1], max(0, room))
+        draft = drafter.draw(chooser.chosen[-1], stats.draft_room)
         ran = cursor.run(draft.tree)
         path, answers = verify(cursor, chooser, ran, draft.tree, stats)
         drafter.learn(draft, path, answers, chooser.chosen[-len(path) :])
@@ -98,27 +97,18 @@ def speculate_early(
     *,
     most: int = 4,
     least_p: float = 0.4,
-    most_length: int,
 ) -> None:
     """The same with drafts read from an early layer, whose computation the verification reuses.
 
-    Args:
-        cursor: inside its `with`.
-        chooser: the text so far.
-        lens: reads the early layer.
-        layer: where tokens wait while drafts follow one another.
-        stats: updated after every pass.
-        most: maximum number of drafts in a row.
-        least_p: a draft less likely than this is not followed.
-        most_length: number of positions that the model has.
+    Tokens wait at `layer` while up to `most` drafts follow one another, each with a probability of
+    at least `least_p`.
     """
     d_vocab = vocabulary_size(cursor.transformer.model)  # some heads have more rows
     token = _choose(cursor, chooser, cursor.run(chooser.text[cursor.length :]), stats)
     stop: Callable[..., bool] = lambda *_: True  # noqa: E731
     while not chooser.is_finished:
         drafts = [token]
-        left = min(stats.draft_room(len(chooser.chosen)), most_length - cursor.length - 1)
-        room = max(0, min(most, left))
+        room = min(most, stats.draft_room)
         while True:
             ran = cursor.run(drafts[-1:], watch=stop, checks=[layer])
             if len(drafts) > room:
@@ -129,3 +119,62 @@ def speculate_early(
             drafts.append(int(best))
         verify(cursor, chooser, cursor.run([]), Tree.chain(drafts), stats)
         token = chooser.chosen[-1]
+
+
+def groups(
+    choosers: Sequence[TokenChooser], max_length: int, *, most: int = TEXTS
+) -> Iterator[list[TokenChooser]]:
+    """The texts in order, in groups of `most` or fewer that are decoded together.
+
+    `max_length` is the maximum length of a text, including padding.
+    """
+    group: list[TokenChooser] = []
+    keys = 0
+    for chooser in choosers:
+        own = max_length - chooser.skip
+        if group and (len(group) == min(most, TEXTS) or keys + own > KEYS):
+            yield group
+            group, keys = [], 0
+        group.append(chooser)
+        keys += own
+    if group:
+        yield group
+
+
+@torch.no_grad()
+def speculate_batch(
+    cursor: BatchCursor,
+    choosers: Sequence[TokenChooser],
+    drafters: Sequence[Drafter],
+    stats: Sequence[DecodingStats],
+) -> None:
+    """Generate until all texts are finished.
+
+    Each text has its first token, and a drafter that is a twin of the others. Unfinished texts have
+    joined the cursor, which is inside its `with`, under their index.
+    """
+    last = cursor.transformer.n_layers
+    started = time.perf_counter()
+    while unfinished := [n for n, chooser in enumerate(choosers) if not chooser.is_finished]:
+        drafts = dict[int, Draft]()
+        shared = SharedPass(len(unfinished) - 1, len(unfinished) - 1.0)
+        for n in unfinished:
+            drafts[n] = drafters[n].draw(choosers[n].chosen[-1], stats[n].draft_room, shared)
+            shared.nodes += len(drafts[n].tree) - 1
+            shared.expected += sum(drafts[n].chances) - 1
+        h = cursor.run_all({n: draft.tree for n, draft in drafts.items()})
+        logits = cursor.transformer.logits(torch.cat(list(h.values())))
+        rows = logits.split([len(draft.tree) for draft in drafts.values()])
+        paths = dict[int, list[int]]()
+        for (n, draft), own in zip(drafts.items(), rows, strict=True):
+            paths[n] = path = follow(choosers[n], own, draft.tree)
+            stats[n].record_pass(tokens=len(path), drafts=len(draft.tree) - 1, layer=last)
+            answers = own.argmax(-1).tolist()
+            drafters[n].learn(draft, path, answers, choosers[n].chosen[-len(path) :])
+        cursor.keep_all(paths)
+        now = time.perf_counter()
+        drafters[0].record_time(len(logits), now - started)
+        started = now
+        for n in unfinished:
+            if choosers[n].is_finished:
+                cursor.leave(n)

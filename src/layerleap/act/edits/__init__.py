@@ -18,14 +18,6 @@ from layerleap.act.edits.replace import ReplaceParts
 from layerleap.models.hooks.edit import Applied, Edit, EditReport
 
 __all__ = [
-    "AddNeuron",
-    "Applied",
-    "Edit",
-    "EditReport",
-    "PatchState",
-    "ReplaceAttention",
-    "ReplaceParts",
-    "ScaleNeuron",
-    "SetNeuron",
-    "ZeroNeuron",
-]
+    "AddNeuron", "Applied", "Edit", "EditReport", "PatchState", "ReplaceAttention", "ReplaceParts",
+    "ScaleNeuron", "SetNeuron", "ZeroNeuron",
+]  # fmt: skip

@@ -32,7 +32,7 @@ class NeuronEdit(Edit):
         object.__setattr__(self, "positions", check_positions(self.positions))
 
     @abstractmethod
-    def new(self, coefficients: Tensor) -> Tensor:
+    def _new(self, coefficients: Tensor) -> Tensor:
         """The coefficients after the edit: (position,)."""
 
     def changes(self, transformer: Transformer) -> list[Change]:
@@ -50,7 +50,7 @@ class NeuronEdit(Edit):
         if not len(at):
             return values, 0
         neuron = torch.full_like(at, self.neuron)
-        return values.index_put((at, neuron), self.new(values[at, neuron])), len(at)
+        return values.index_put((at, neuron), self._new(values[at, neuron])), len(at)
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class SetNeuron(NeuronEdit):
 
     value: float
 
-    def new(self, coefficients: Tensor) -> Tensor:
-        """All equal to `value`."""
+    def _new(self, coefficients: Tensor) -> Tensor:
         return torch.full_like(coefficients, self.value)
 
 
@@ -78,8 +77,7 @@ class ScaleNeuron(NeuronEdit):
 
     factor: float
 
-    def new(self, coefficients: Tensor) -> Tensor:
-        """`factor` times what they were."""
+    def _new(self, coefficients: Tensor) -> Tensor:
         return coefficients * self.factor
 
 
@@ -93,8 +91,7 @@ class AddNeuron(NeuronEdit):
 
     amount: float
 
-    def new(self, coefficients: Tensor) -> Tensor:
-        """`amount` more than they were."""
+    def _new(self, coefficients: Tensor) -> Tensor:
         return coefficients + self.amount
 
 
@@ -106,6 +103,5 @@ class ZeroNeuron(NeuronEdit):
         ...
     """
 
-    def new(self, coefficients: Tensor) -> Tensor:
-        """All zero."""
+    def _new(self, coefficients: Tensor) -> Tensor:
         return torch.zeros_like(coefficients)

@@ -104,13 +104,9 @@ class PatchState(Edit):
             raise BadSettings(
                 f"states of width {self.states.shape[-1]} for a stream of width {h.shape[-1]}"
             )
-        if self.texts is None:
-            at: tuple[Tensor | slice, Tensor] = (slice(None), torch.tensor(positions))
-        else:
-            at = (torch.tensor(texts), torch.tensor(positions))
-        patched = h.clone()  # not in place: the tensor belongs to the recording
-        patched[at] = self.states.to(h.device, h.dtype)
-        return patched
+        every = torch.cartesian_prod(torch.arange(batch), torch.arange(width))
+        rows, _ = self._apply(h.flatten(0, 1), lambda: Rows(every[:, 0], every[:, 1]))
+        return rows.view_as(h)
 
 
 def run_patched(

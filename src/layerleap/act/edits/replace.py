@@ -194,23 +194,6 @@ class _MatchedParts(Edit):
         return self.maps.changes(self.kinds, self.start)
 
 
-def cascade(
-    maps: PartMaps, recording: Recording, keep: Tensor, kinds: Collection[str], start: int
-) -> Tensor:
-    """h[n_layers] at the kept positions, when every block after `start` runs with `kinds` replaced.
-
-    Args:
-        maps: of the model that was recorded.
-        recording: an unedited pass; its states up to `start` are used as they are.
-        keep: boolean (batch, pos), in row-major order.
-        kinds: which parts are replaced, at all positions; none gives the recorded rows, bit for
-            bit.
-        start: the layer from which on they are.
-    """
-    run = _alone if "attn" in kinds and maps.is_local else _together
-    return run(maps, recording, keep, kinds, start)
-
-
 def cascades(
     maps: PartMaps,
     recording: Recording,
@@ -218,7 +201,16 @@ def cascades(
     kinds: Collection[str],
     starts: Sequence[int],
 ) -> Iterator[Tensor]:
-    """`cascade` from each of `starts`: in ascending order, and none of them the last layer."""
+    """For each start, h[n_layers] at the kept positions with `kinds` replaced in all blocks after.
+
+    Args:
+        maps: of the model that was recorded.
+        recording: an unedited pass; its states up to each start are used as they are.
+        keep: boolean (batch, pos), in row-major order.
+        kinds: which parts are replaced, at all positions; none gives the recorded rows, bit for
+            bit.
+        starts: layers in ascending order.
+    """
     if "attn" not in kinds or not maps.is_local:
         for start in starts:
             yield _together(maps, recording, keep, kinds, start)
@@ -228,10 +220,11 @@ def cascades(
     rows = recording.rows(keep)
     h = rows[0][:0]
     with maps.transformer.edit(maps.replacing(kinds)):
-        for layer in range(starts[0], maps.transformer.n_layers):
+        for layer in range(starts[0], maps.transformer.n_layers + 1):
+            if len(h):
+                h = recording.run(h.unsqueeze(1), layer - 1, layer).squeeze(1)
             if layer in starts:
                 h = torch.cat([h.to(rows[layer].device), rows[layer]])
-            h = recording.run(h.unsqueeze(1), layer, layer + 1).squeeze(1)
     yield from h.view(len(starts), -1, h.shape[-1])
 
 

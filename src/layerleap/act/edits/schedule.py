@@ -1,7 +1,7 @@
 """Schedules: real blocks and linear jumps in turn, from the first layer to the last.
 
 In: the number of layers, and for the best schedule the R2 of every jump.
-Out: `Schedule`s, which `schedule_scores` runs.
+Out: `Schedule`s, which `ScheduleScores` runs.
 
 The second version of "Jump to Conclusions" (arXiv 2303.09435) asks whether a few blocks spread over
 the model beat the same number of blocks followed by one jump. A jump is taken at all positions,
@@ -12,18 +12,25 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby, product
 from typing import Literal
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, check_choice
+
+Kind = Literal["run", "jump"]
+Ends = tuple[tuple[Kind, int], ...]  # kinds of segments, and the layers that they lead to
 
 
 @dataclass(frozen=True)
 class Segment:
     """Layers `src` to `dst`, either run block by block or skipped by one map."""
 
-    kind: Literal["run", "jump"]
+    kind: Kind
     src: int
     dst: int
+
+    def __post_init__(self) -> None:
+        check_choice(self.kind, Kind, "the kind of a segment")
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Schedule:
 def single_jump(n_layers: int, blocks: int) -> Schedule:
     """Run the first `blocks` blocks, then jump to the end: a shortcut at a fixed layer."""
     _check_blocks(n_layers, blocks)
-    return _schedule(f"jump after {blocks}", [("run", blocks), ("jump", n_layers)])
+    return _schedule(f"jump after {blocks}", (("run", blocks), ("jump", n_layers)))
 
 
 def round_robin(n_layers: int, run: int, jump: int) -> Schedule:
@@ -76,9 +83,9 @@ def round_robin(n_layers: int, run: int, jump: int) -> Schedule:
             f"turns of {run} blocks run and {jump} skipped do not divide {n_layers} layers evenly; "
             "expected both to be 1 or more, and their sum to divide the number of layers"
         )
-    ends: list[tuple[Literal["run", "jump"], int]] = []
+    ends: Ends = ()
     for start in range(0, n_layers, run + jump):
-        ends += [("run", start + run), ("jump", start + run + jump)]
+        ends += (("run", start + run), ("jump", start + run + jump))
     return _schedule(f"{run} run, {jump} jumped", ends)
 
 
@@ -102,27 +109,29 @@ def best_schedule(r2: Mapping[tuple[int, int], float], n_layers: int, blocks: in
     """
     _check_blocks(n_layers, blocks)
     log_r2 = {pair: math.log(value) for pair, value in r2.items() if value > 0}
-    best: dict[tuple[int, int, bool], tuple[float, tuple[int, int, bool] | None]]
-    best = {(0, 0, False): (0.0, None)}
+    best: dict[tuple[int, int, bool], tuple[float, Ends]] = {(0, 0, False): (0.0, ())}
+
+    def reach(state: tuple[int, int, bool], value: float, ends: Ends) -> None:
+        if state not in best or value > best[state][0]:
+            best[state] = value, ends
+
     for layer in range(n_layers):
-        for used in range(min(layer, blocks) + 1):
-            for jumped in (False, True):
-                state = (layer, used, jumped)
-                if state not in best:
-                    continue
-                value = best[state][0]
-                if used < blocks:
-                    _improve(best, (layer + 1, used + 1, False), value, state)
-                for dst in range(layer + 1, n_layers + 1) if not jumped else ():
-                    if (layer, dst) in log_r2:
-                        _improve(best, (dst, used, True), value + log_r2[layer, dst], state)
-    ends = [state for last in (False, True) if (state := (n_layers, blocks, last)) in best]
-    if not ends:
+        for used, jumped in product(range(min(layer, blocks) + 1), (False, True)):
+            if (layer, used, jumped) not in best:
+                continue
+            value, ends = best[layer, used, jumped]
+            if used < blocks:
+                reach((layer + 1, used + 1, False), value, (*ends, ("run", layer + 1)))
+            for dst in range(layer + 1, n_layers + 1) if not jumped else ():
+                if (layer, dst) in log_r2:
+                    reach((dst, used, True), value + log_r2[layer, dst], (*ends, ("jump", dst)))
+    arrived = [best[end] for last in (False, True) if (end := (n_layers, blocks, last)) in best]
+    if not arrived:
         raise BadSettings(
             f"no schedule of {blocks} blocks reaches layer {n_layers}: the jumps that it needs "
             "have no R2 above 0"
         )
-    return _backtracked(best, max(ends, key=lambda state: best[state][0]), blocks)
+    return _schedule(f"best R2, {blocks} blocks", max(arrived, key=lambda found: found[0])[1])
 
 
 def best_schedules(
@@ -136,33 +145,11 @@ def best_schedules(
     return schedules
 
 
-_Best = dict[tuple[int, int, bool], tuple[float, tuple[int, int, bool] | None]]
-
-
-def _improve(
-    best: _Best, state: tuple[int, int, bool], value: float, previous: tuple[int, int, bool]
-) -> None:
-    if state not in best or value > best[state][0]:
-        best[state] = (value, previous)
-
-
-def _backtracked(best: _Best, state: tuple[int, int, bool], blocks: int) -> Schedule:
-    """The segments that led to `state`, with single blocks joined into runs."""
-    segments: list[Segment] = []
-    while (previous := best[state][1]) is not None:
-        kind: Literal["run", "jump"] = "jump" if state[2] else "run"
-        if kind == "run" and segments and segments[-1].kind == "run":
-            segments[-1] = Segment("run", previous[0], segments[-1].dst)
-        else:
-            segments.append(Segment(kind, previous[0], state[0]))
-        state = previous
-    return Schedule(f"best R2, {blocks} blocks", tuple(reversed(segments)))
-
-
-def _schedule(name: str, ends: list[tuple[Literal["run", "jump"], int]]) -> Schedule:
-    """A schedule given by where its segments end; empty ones are left out."""
+def _schedule(name: str, ends: Ends) -> Schedule:
+    """A schedule given by where its segments end; neighbours are joined, empty ones left out."""
     segments, reached = [], 0
-    for kind, end in ends:
+    for kind, group in groupby(ends, key=lambda segment: segment[0]):
+        *_, (_, end) = group
         if end > reached:
             segments.append(Segment(kind, reached, end))
             reached = end

@@ -27,7 +27,7 @@ from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import replay, sweep
 from layerleap.act.exits.rules import Never, Rule, rule_from_dict
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, TooFewRows, check_choice
 from layerleap.extras import learn_library
 from layerleap.read.metrics import Bootstrap
 
@@ -84,15 +84,12 @@ class Verified:
 
 def rows_needed(tolerance: float, delta: float | None, method: Method = "ltt") -> int:
     """The smallest number of calibration rows that can pass, if none of them disagrees."""
-    if method == "crc":
-        n = max(0, math.ceil(1 / tolerance) - 2)
-        while 1 / (n + 1) > tolerance:
-            n += 1
-        return n
-    assert delta is not None
-    return math.ceil(
-        math.log(delta) / math.log1p(-tolerance) - 1e-9
-    )  # 1e-9: rounding must not add a row
+    _check(tolerance, delta, method)
+    if delta is None or method == "crc":
+        rows = 1 / tolerance - 1
+    else:
+        rows = math.log(delta) / math.log1p(-tolerance)
+    return math.ceil(rows - 1e-9)  # rounding must not add a row
 
 
 def calibrate(
@@ -121,7 +118,7 @@ def calibrate(
     level = delta if method == "ltt" else None
     rows = len(evidence)
     if rows < (needed := rows_needed(tolerance, level, method)):
-        raise BadSettings(
+        raise TooFewRows(
             f"{rows} calibration rows are too few to prove a disagreement of at most "
             f"{tolerance:g}; at least {needed} are needed: use more text, or a larger tolerance"
         )
@@ -148,12 +145,11 @@ def calibrate(
     return Calibrated(rule, tolerance, level, method, rows, errors / rows, bound, note)
 
 
-def _check(tolerance: float, delta: float, method: str) -> None:
-    if method not in ("ltt", "crc"):
-        raise BadSettings(f"unknown method {method!r}; expected 'ltt' or 'crc'")
+def _check(tolerance: float, delta: float | None, method: str) -> None:
+    check_choice(method, Method, "method")
     if not 0 < tolerance < 1:
         raise BadSettings(f"tolerance {tolerance} is out of range; expected between 0 and 1")
-    if not 0 < delta < 1:
+    if method == "ltt" and (delta is None or not 0 < delta < 1):
         raise BadSettings(f"delta {delta} is out of range; expected between 0 and 1")
 
 

@@ -8,8 +8,9 @@ A check that reads a state pays for a map and a head. In a small model with a la
 head costs as much as several blocks, so saving layers may cost more than it saves.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,21 +24,18 @@ from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.probe import prepare, probe, probe_ids
-from layerleap.models.discovery.trace import state_taken
-from layerleap.models.hooks.forward import Tap, tapped
+from layerleap.models.discovery.trace import state_given
+from layerleap.models.hooks.forward import StopPass, Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import longest_input
 
 
-@dataclass(frozen=True)
-class Cost:
-    """FLOPs per token; a multiplication and an addition are two."""
+class LayerPrices:
+    """Base of `Cost` and `Timing`: what blocks, head and maps cost, each in its own unit."""
 
-    blocks: tuple[float, ...]  # of the blocks that make h[1], h[2], ...
-    head: float  # of the tail: final norm, head and what comes after
-    maps: tuple[float, ...]  # of mapping h[0], h[1], ... to the last layer; 0 for the identity
-    d_model: int
-    context: int  # tokens that the counted token attends to, itself included
+    blocks: tuple[float, ...]
+    head: float
+    maps: tuple[float, ...]
 
     def __post_init__(self) -> None:
         if not self.blocks or len(self.maps) != len(self.blocks) + 1:
@@ -57,15 +55,49 @@ class Cost:
         return sum(self.blocks) + self.head
 
     @property
+    def block(self) -> float:
+        """The mean block's cost."""
+        return sum(self.blocks) / self.n_layers
+
+    @property
     def head_in_blocks(self) -> float:
         """The head's cost in mean blocks."""
-        return self.head * self.n_layers / sum(self.blocks)
+        return self.head / self.block
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        derived = {"full": self.full, "head_in_blocks": self.head_in_blocks}
-        lists = {"blocks": list(self.blocks), "maps": list(self.maps)}
-        return {**asdict(self), **lists, "n_layers": self.n_layers, **derived}
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        derived = ("n_layers", "full", "head_in_blocks")
+        return values | {name: getattr(self, name) for name in derived}
+
+    def _paid(self, check: Tensor, answer: Tensor, checked: Iterable[int]) -> Tensor:
+        """(layer,): the price of a row that leaves at each layer.
+
+        Args:
+            check: (layer,) of a check at each layer.
+            answer: (layer,) of the answer, in addition to the last check.
+            checked: where the rule is checked; layer 0 and the last are never exits, so they are
+                left out.
+        """
+        is_checked = torch.zeros(self.n_layers + 1, dtype=torch.float64)
+        is_checked[[layer for layer in checked if FIRST_EXIT <= layer < self.n_layers]] = 1.0
+        run = torch.tensor([0.0, *self.blocks], dtype=torch.float64).cumsum(0)
+        return run + (is_checked * check).cumsum(0) + answer
+
+
+@dataclass(frozen=True)
+class Cost(LayerPrices):
+    """FLOPs per token; a multiplication and an addition are two."""
+
+    blocks: tuple[float, ...]  # of the blocks that make h[1], h[2], ...
+    head: float  # of the tail: final norm, head and what comes after
+    maps: tuple[float, ...]  # of mapping h[0], h[1], ... to the last layer; 0 for the identity
+    d_model: int
+    context: int  # tokens that the counted token attends to, itself included
+
+    def per_text(self) -> "Cost":
+        """The cost of an answer for which all tokens of a text go through the blocks."""
+        return replace(self, blocks=tuple(self.context * block for block in self.blocks))
 
     def of(self, exits: Exits, rule: Rule, layers_checked: Sequence[int] | None = None) -> float:
         """Mean FLOPs per token of rows that leave at `exits`.
@@ -97,24 +129,7 @@ class Cost:
         # A rule that reads gets its answer from the last check; other rules read once, at the exit.
         answer = reading if rule.needs != "reading" else torch.zeros_like(reading)
         answer[-1] = self.head
-        return paid(self.blocks, one_check, answer, checked)
-
-
-def paid(blocks: Sequence[float], check: Tensor, answer: Tensor, checked: Iterable[int]) -> Tensor:
-    """(layer,): the price of a row that leaves at each layer, in the unit of the prices given.
-
-    Args:
-        blocks: the price of each block.
-        check: (layer,) of a check at each layer.
-        answer: (layer,) of the answer, in addition to the last check.
-        checked: where the rule is checked; layer 0 and the last are never exits, so they are
-            left out.
-    """
-    last = len(blocks)
-    is_checked = torch.zeros(last + 1, dtype=torch.float64)
-    is_checked[[layer for layer in checked if FIRST_EXIT <= layer < last]] = 1.0
-    run = torch.tensor([0.0, *blocks], dtype=torch.float64).cumsum(0)
-    return run + (is_checked * check).cumsum(0) + answer
+        return self._paid(one_check, answer, checked)
 
 
 def measure(
@@ -136,7 +151,10 @@ def measure(
         raise BadSettings(f"tokens {tokens}; expected 1 to {limit}, the most this model takes")
     if bank is not None:
         bank.check_model(transformer)
-    blocks, context = _count_blocks(transformer, _inputs(transformer, tokens))
+    counter, inputs = _counter(), _inputs(transformer, tokens)
+    with counter:
+        blocks, h = metered_blocks(transformer, inputs, lambda _: counter.get_total_flops())
+    context = h.shape[1]
     row = torch.zeros(1, transformer.d_model, device=transformer.device(transformer.n_layers))
     with _counter() as head, torch.no_grad():
         transformer.logits(row.to(transformer.model.dtype))
@@ -166,24 +184,33 @@ def _inputs(transformer: Transformer, tokens: int) -> dict[str, Any]:
     return prepare(model, {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
-def _count_blocks(transformer: Transformer, inputs: dict[str, Any]) -> tuple[list[int], int]:
-    """FLOPs of each block in one forward pass, and its number of tokens."""
-    before: list[int] = []
-    after: list[int] = []
-    lengths: list[int] = []
-    counter = _counter()
+def metered_blocks(
+    transformer: Transformer, inputs: dict[str, Any], meter: Callable[[int], float]
+) -> tuple[list[float], Tensor]:
+    """How far `meter(layer)` rises in each block of one pass, and the state that the last gives.
 
-    def enter(args: Any, kwargs: Any) -> None:
-        before.append(counter.get_total_flops())
-        state = state_taken(args, kwargs)
-        assert state is not None
-        lengths.append(state.shape[1])
+    The pass ends there: the head is measured on its own.
+    """
+    before: list[float] = []
+    after: list[float] = []
+    last: list[Tensor] = []
 
-    tap = Tap(see_input=enter, see_output=lambda _: after.append(counter.get_total_flops()))
+    def leave(output: Any) -> None:
+        after.append(meter(len(before)))
+        state = state_given(output)
+        if len(after) == transformer.n_layers and state is not None:
+            last.append(state)
+            raise StopPass
+
+    tap = Tap(see_input=lambda *_: before.append(meter(len(before) + 1)), see_output=leave)
     taps = {block: tap for block in transformer.block_modules()}
-    with tapped(transformer.model, taps), counter, torch.no_grad():
+    with tapped(transformer.model, taps), suppress(StopPass), torch.no_grad():
         transformer.model(**inputs)
-    return [end - start for start, end in zip(before, after, strict=True)], lengths[0]
+    if not last:
+        raise ModelRefused(
+            f"{len(after)} blocks ran in this forward pass; expected {transformer.n_layers}"
+        )
+    return [end - start for start, end in zip(before, after, strict=True)], last[0]
 
 
 def _map_costs(transformer: Transformer, bank: ShortcutBank | None) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, TooFewRows, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -30,7 +30,8 @@ from layerleap.stream.source import n_to_generate, resolve_text
 FIRST_EXIT = 1  # no rule exits at layer 0: nothing has been computed there
 CHUNK = 256  # rows per call of a probe
 SLACK = 1e-3  # rounding may take probabilities and cosines this far out of their range
-COLUMNS = ("top", "p1", "p2", "entropy", "cosine")
+COLUMNS = ("top", "top_prob", "second_prob", "entropy", "cosine")
+PER_ROW = ("position", "document", "final")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +39,8 @@ class Evidence:
     """Readings of every row at some layers; tensors are (row, layer) unless noted otherwise."""
 
     top: Tensor  # the reading's top token; -1 where there is no reading
-    p1: Tensor  # probability of the top token
-    p2: Tensor  # probability of the second best token
+    top_prob: Tensor  # probability of the top token
+    second_prob: Tensor  # probability of the second best token
     entropy: Tensor  # entropy of the reading, nats
     cosine: Tensor  # cosine between h[layer] and h[layer - 1]; NaN at layer 0
     position: Tensor  # (row,) position in the text, from 0
@@ -51,15 +52,10 @@ class Evidence:
     def __post_init__(self) -> None:
         self._check_layers()
         rows, columns = self.position.shape[0] if self.position.dim() else -1, len(self.layers)
-        expected: dict[str, tuple[int, ...]] = {
-            name: (rows, columns) for name in (*COLUMNS, *self.extra)
-        }
-        expected |= {"position": (rows,), "document": (rows,)} | (
-            {} if self.final is None else {"final": (rows,)}
-        )
-        for name, shape in expected.items():
-            value = self.extra[name] if name in self.extra else getattr(self, name)
-            if tuple(value.shape) != shape:
+        values = {name: getattr(self, name) for name in (*COLUMNS, *PER_ROW)} | dict(self.extra)
+        for name, value in values.items():
+            shape = (rows,) if name in PER_ROW else (rows, columns)
+            if value is not None and tuple(value.shape) != shape:
                 raise BadSettings(
                     f"evidence {name!r} has shape {tuple(value.shape)}; expected {shape} for "
                     f"{rows} rows" + (f" and {columns} layers" if len(shape) == 2 else "")
@@ -74,11 +70,16 @@ class Evidence:
                 f"layers {layers} of the evidence are not in order; expected ascending layers "
                 "from 0 on"
             )
-        if clash := {*COLUMNS, "position"} & set(self.extra):
+        if clash := {*COLUMNS, *PER_ROW} & set(self.extra):
             raise BadSettings(f"the name {sorted(clash)[0]!r} is taken; rename this extra evidence")
 
     def _check_ranges(self) -> None:
-        ranges = {"p1": (0, 1), "p2": (0, 1), "cosine": (-1, 1), "entropy": (0, torch.inf)}
+        ranges = {
+            "top_prob": (0, 1),
+            "second_prob": (0, 1),
+            "cosine": (-1, 1),
+            "entropy": (0, torch.inf),
+        }
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
             if ((value < low - SLACK) | (value > high + SLACK)).any():
@@ -86,39 +87,10 @@ class Evidence:
                     f"evidence {name!r} ranges from {value.min().item():.4g} to "
                     f"{value.max().item():.4g}; expected values from {low} to {high}"
                 )
-        if (self.p2 > self.p1).any():
+        if (self.second_prob > self.top_prob).any():
             raise BadSettings(
-                "evidence p2 is above p1 in some rows; expected p1 to be the larger of the two"
+                "evidence second_prob is above top_prob in some rows; expected it to be the smaller"
             )
-
-    @classmethod
-    def partial(
-        cls,
-        layers: Sequence[int],
-        position: Tensor,
-        document: Tensor,
-        *,
-        final: Tensor | None = None,
-        extra: Mapping[str, Tensor] | None = None,
-        **columns: Tensor,
-    ) -> "Evidence":
-        """Evidence with some of the columns; the others are unknown."""
-        if unknown := set(columns) - set(COLUMNS):
-            raise BadSettings(
-                f"unknown column {sorted(unknown)[0]!r}; expected some of {', '.join(COLUMNS)}, "
-                "or use extra"
-            )
-        shape = (len(position), len(layers))
-        blank = {
-            name: torch.full(shape, -1, device=position.device)
-            if name == "top"
-            else torch.full(shape, torch.nan, device=position.device)
-            for name in COLUMNS
-        }
-        return cls(
-            **{**blank, **columns}, position=position, document=document, layers=tuple(layers),
-            final=final, extra=extra or {},
-        )  # fmt: skip
 
     @classmethod
     def from_scores(cls, scores: Scores, lens: str) -> "Evidence":
@@ -142,8 +114,8 @@ class Evidence:
 
     @property
     def gap(self) -> Tensor:
-        """p1 - p2, in float64 like all comparisons with thresholds."""
-        return self.p1.double() - self.p2.double()
+        """top_prob - second_prob, in float64 like all comparisons with thresholds."""
+        return self.top_prob.double() - self.second_prob.double()
 
     @property
     def may_exit(self) -> Tensor:
@@ -204,14 +176,6 @@ class Evidence:
             }
             parts.append(probe.evidence(by_layer)[EVIDENCE])
         return replace(self, extra={**self.extra, EVIDENCE: torch.cat(parts)})
-
-    def upto(self, column: int) -> "Evidence":
-        """The columns up to and including `column`: what a live run knows at that point."""
-        if not 0 <= column < len(self.layers):
-            raise BadSettings(f"column {column} is not in 0 to {len(self.layers) - 1}")
-        cut = {name: getattr(self, name)[:, : column + 1] for name in COLUMNS}
-        extra = {name: value[:, : column + 1] for name, value in self.extra.items()}
-        return replace(self, **cut, layers=self.layers[: column + 1], extra=extra)
 
     def at(self, layers: Sequence[int]) -> "Evidence":
         """The columns of `layers` and the last one: what a run knows that checks only there.
@@ -281,8 +245,7 @@ def split(
         by: "document" puts all rows of a document into one part; "row" splits single rows, which
             are then exchangeable between parts, as calibration assumes.
     """
-    if by not in ("document", "row"):
-        raise BadSettings(f"unknown by={by!r}; expected 'document' or 'row'")
+    check_choice(by, ("document", "row"), "by")
     if not fractions or not all(part > 0 for part in fractions) or sum(fractions) > 1 + 1e-9:
         raise BadSettings(
             f"fractions {tuple(fractions)} are not valid; expected positive numbers that add up "
@@ -296,7 +259,7 @@ def split(
     for low, high in pairwise(ends):
         part = (place[group] >= low) & (place[group] < high)
         if not part.any():
-            raise BadSettings(
+            raise TooFewRows(
                 f"{len(names)} {by}s are too few to split into {tuple(fractions)}; use more text"
             )
         parts.append(evidence.rows(part))

@@ -5,7 +5,7 @@ which the knob works, and grids of values from the safest to the boldest.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,10 +40,11 @@ class Family:
 
     def at(self, knob: float) -> Rule:
         """The rule with this knob."""
-        return cast(Rule, self._member(knob))
+        return self._member(knob)
 
     def _member(self, knob: float) -> ThresholdRule:
-        value = int(knob) if self.kind.is_integer and float(knob).is_integer() else knob
+        is_whole = isinstance(knob, float) and knob.is_integer()
+        value = int(knob) if self.kind.is_integer and is_whole else knob
         return self.kind(**dict(self.fixed), **{self.kind.knob: value})
 
     def parts(self, evidence: Evidence) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ probability is not a guarantee: train on some rows and calibrate the threshold o
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from layerleap.act.exits.evidence import FIRST_EXIT, Evidence
 from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.replay import require_finished
-from layerleap.act.exits.rules import Needs, StoredRule, ThresholdRule, check_knob
+from layerleap.act.exits.rules import Rule, ThresholdRule
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 
@@ -37,7 +37,7 @@ def features(evidence: Evidence) -> Tensor:
     not count as a previous column; without one, the features that need it are 0. So is an unknown
     cosine.
     """
-    logit = evidence.p1.double().clamp(CLOSEST, 1 - CLOSEST).logit()
+    logit = evidence.top_prob.double().clamp(CLOSEST, 1 - CLOSEST).logit()
     before = torch.zeros_like(logit)
     before[:, 1:] = torch.where(evidence.may_exit[:-1], logit[:, :-1], 0.0)
     columns = [
@@ -111,21 +111,14 @@ class Learned(ThresholdRule):
 
     threshold: float
     models: Models
-    name: ClassVar[str] = "learned"
-    needs: ClassVar[Needs] = "reading"
-    knob: ClassVar[str] = "threshold"
-    least: ClassVar[float] = 0
-    most: ClassVar[float] = 1
+    name = "learned"
+    needs = "reading"
+    least, most = 0, 1
+    expected = "a probability from 0 to 1"
+    sentence = "exit if the predicted probability of agreement > {threshold:g}"
 
-    def __post_init__(self) -> None:
-        check_knob(self, "a probability from 0 to 1")
-
-    def score(self, evidence: Evidence) -> Tensor:
-        """The predicted probability of agreement."""
+    def _score(self, evidence: Evidence) -> Tensor:
         return self.models.probability(evidence)
-
-    def __str__(self) -> str:
-        return f"exit if the predicted probability of agreement > {self.threshold:g}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; floats survive the round trip through JSON unchanged."""
@@ -134,7 +127,7 @@ class Learned(ThresholdRule):
         return {"name": self.name, "threshold": self.threshold, **columns, **arrays}
 
     @classmethod
-    def from_fields(cls, values: Mapping[str, Any]) -> StoredRule:
+    def from_fields(cls, values: Mapping[str, Any]) -> Rule:
         """The rule with these fields: `to_dict` without the name."""
         arrays = {name: torch.tensor(values[name], dtype=torch.float64) for name in ARRAYS}
         models = Models(tuple(values["layers"]), tuple(values["extra"]), **arrays)

@@ -12,9 +12,10 @@ thresholds of a rule can be swept at once, exactly: see `replay.sweep`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -25,54 +26,55 @@ from layerleap.errors import BadSettings, NotFinite
 Needs = Literal["nothing", "state", "reading"]  # what one check costs
 
 
-@runtime_checkable
-class Rule(Protocol):
-    """Decides at which layer a row stops."""
+class Rule(ABC):
+    """Decides at which layer a row stops. It is saved as its name and the fields of its dataclass.
 
-    @property
-    def name(self) -> str:
-        """The name it is saved under."""
+    A rule of your own inherits from this class, is a frozen dataclass, and defines `stops`.
+    """
 
-    @property
-    def needs(self) -> Needs:
-        """What a check has to compute: a reading, a function of the state, or nothing."""
+    name: ClassVar[str]
+    needs: ClassVar[Needs] = "nothing"
+    sentence: ClassVar[str]  # the rule in words, with its fields in braces
 
+    @abstractmethod
     def stops(self, evidence: Evidence) -> Tensor:
         """(row, layer): True where it would stop; column l depends on columns up to l only."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, for `rule_from_dict`."""
-
-
-class StoredRule:
-    """Base of rules that are saved as their name and fields."""
-
-    name: ClassVar[str]
-    needs: ClassVar[Needs]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
         assert is_dataclass(self)
         return {"name": self.name} | {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
-    def from_fields(cls, values: Mapping[str, Any]) -> "StoredRule":
+    def from_fields(cls, values: Mapping[str, Any]) -> "Rule":
         """The rule with these fields: `to_dict` without the name."""
         return cls(**values)
 
+    def __str__(self) -> str:
+        return self.sentence.format_map(vars(self))
 
-class ThresholdRule(StoredRule):
+
+class ThresholdRule(Rule):
     """Base of rules that exit where score > slope * knob + offset, compared in float64."""
 
-    knob: ClassVar[str]  # the field that is swept
+    knob: ClassVar[str] = "threshold"  # the field that is swept
     slope: ClassVar[float] = 1.0  # if negative, a larger knob means earlier exits
     least: ClassVar[float] = -math.inf  # smallest and largest value of the knob
     most: ClassVar[float] = math.inf
     is_integer: ClassVar[bool] = False  # the knob is an integer
+    expected: ClassVar[str]  # what the knob should be, in words
 
-    def score(self, evidence: Evidence) -> Tensor:
+    def __post_init__(self) -> None:
+        value = getattr(self, self.knob)
+        is_valid = _is_number(value) and self.least <= value <= self.most
+        if not is_valid or (self.is_integer and not isinstance(value, int)):
+            raise BadSettings(
+                f"rule {self.name!r} got {self.knob} {value!r}; expected {self.expected}"
+            )
+
+    @abstractmethod
+    def _score(self, evidence: Evidence) -> Tensor:
         """(row, layer): the higher, the sooner the row exits."""
-        raise NotImplementedError
 
     def offset(self, evidence: Evidence) -> Tensor:
         """(row,): the part of the bar besides slope * knob."""
@@ -80,7 +82,7 @@ class ThresholdRule(StoredRule):
 
     def scores(self, evidence: Evidence) -> Tensor:
         """The score where a row may exit and -inf elsewhere; missing evidence is an error."""
-        score = self.score(evidence).double()
+        score = self._score(evidence).double()
         unknown = (score.isnan() & evidence.may_exit).any(0)
         if unknown.any():
             layer = evidence.layers[int(unknown.nonzero()[0, 0])]
@@ -101,21 +103,16 @@ class Fixed(ThresholdRule):
     """Exit at `layer`, or at the first checked layer after it."""
 
     layer: int
-    name: ClassVar[str] = "fixed"
-    needs: ClassVar[Needs] = "nothing"
-    knob: ClassVar[str] = "layer"
-    least: ClassVar[float] = 1
-    is_integer: ClassVar[bool] = True
+    name = "fixed"
+    knob = "layer"
+    least = 1
+    is_integer = True
+    expected = "a layer from 1 on (at layer 0 nothing has been computed)"
+    sentence = "exit at layer {layer}"
 
-    def __post_init__(self) -> None:
-        check_knob(self, "a layer from 1 on (at layer 0 nothing has been computed)")
-
-    def score(self, evidence: Evidence) -> Tensor:
-        """The layer plus one, so that > means 'at least'."""
-        return _row(evidence, [layer + 1.0 for layer in evidence.layers])
-
-    def __str__(self) -> str:
-        return f"exit at layer {self.layer}"
+    def _score(self, evidence: Evidence) -> Tensor:
+        layers = torch.tensor(evidence.layers, dtype=torch.float64, device=evidence.top.device)
+        return (layers + 1).expand(len(evidence), -1)  # plus one: > then means 'at least'
 
 
 @dataclass(frozen=True)
@@ -130,33 +127,28 @@ class Gap(ThresholdRule):
     lam: float
     length: float
     temperature: float = 4.0
-    name: ClassVar[str] = "gap"
-    needs: ClassVar[Needs] = "reading"
-    knob: ClassVar[str] = "lam"
-    slope: ClassVar[float] = 0.9
+    name = "gap"
+    needs = "reading"
+    knob = "lam"
+    slope = 0.9
+    expected = "any finite number"
+    sentence = "exit if p1 - p2 > 0.9 * {lam:g} + 0.1 exp(-{temperature:g} i / {length:g})"
 
     def __post_init__(self) -> None:
-        check_knob(self, "any finite number")
-        if not 0 < self.length < math.inf:
-            raise BadSettings(f"length {self.length} is not a mean text length; expected above 0")
-        if not 0 <= self.temperature < math.inf:
+        super().__post_init__()
+        if not (_is_number(self.length) and self.length > 0):
+            raise BadSettings(f"length {self.length!r} is not a mean text length; expected above 0")
+        if not (_is_number(self.temperature) and self.temperature >= 0):
             raise BadSettings(
-                f"temperature {self.temperature} is negative or infinite; expected >= 0"
+                f"temperature {self.temperature!r} is not a number from 0 on; expected >= 0"
             )
 
-    def score(self, evidence: Evidence) -> Tensor:
-        """The gap between the two best probabilities."""
+    def _score(self, evidence: Evidence) -> Tensor:
         return evidence.gap
 
     def offset(self, evidence: Evidence) -> Tensor:
         """Early positions need a larger gap."""
         return 0.1 * torch.exp(-self.temperature * evidence.position.double() / self.length)
-
-    def __str__(self) -> str:
-        return (
-            f"exit if p1 - p2 > 0.9 * {self.lam:g} + 0.1 exp(-{self.temperature:g} i / "
-            f"{self.length:g})"
-        )
 
 
 @dataclass(frozen=True)
@@ -164,21 +156,15 @@ class TopProbability(ThresholdRule):
     """Exit if the top token's probability is above `threshold`."""
 
     threshold: float
-    name: ClassVar[str] = "top-probability"
-    needs: ClassVar[Needs] = "reading"
-    knob: ClassVar[str] = "threshold"
-    least: ClassVar[float] = 0
-    most: ClassVar[float] = 1
+    name = "top-probability"
+    needs = "reading"
+    least, most = 0, 1
+    expected = "a probability from 0 to 1"
+    sentence = "exit if p1 > {threshold:g}"
 
-    def __post_init__(self) -> None:
-        check_knob(self, "a probability from 0 to 1")
-
-    def score(self, evidence: Evidence) -> Tensor:
-        """p1, clipped at 1: rounding must not lift it above a threshold of 1, which never exits."""
-        return evidence.p1.double().clamp_max(1)
-
-    def __str__(self) -> str:
-        return f"exit if p1 > {self.threshold:g}"
+    def _score(self, evidence: Evidence) -> Tensor:
+        # Clipped: rounding must not lift it above a threshold of 1, which never exits.
+        return evidence.top_prob.double().clamp_max(1)
 
 
 @dataclass(frozen=True)
@@ -186,21 +172,16 @@ class Entropy(ThresholdRule):
     """Exit if the reading's entropy is below `threshold` nats."""
 
     threshold: float
-    name: ClassVar[str] = "entropy"
-    needs: ClassVar[Needs] = "reading"
-    knob: ClassVar[str] = "threshold"
-    slope: ClassVar[float] = -1.0
-    least: ClassVar[float] = 0
+    name = "entropy"
+    needs = "reading"
+    slope = -1.0
+    least = 0
+    expected = "an entropy in nats, 0 or more"
+    sentence = "exit if the entropy < {threshold:g} nats"
 
-    def __post_init__(self) -> None:
-        check_knob(self, "an entropy in nats, 0 or more")
-
-    def score(self, evidence: Evidence) -> Tensor:
-        """Minus the entropy, clipped at 0: rounding must not pass a threshold of 0 nats."""
+    def _score(self, evidence: Evidence) -> Tensor:
+        # Clipped: rounding must not pass a threshold of 0 nats.
         return -evidence.entropy.double().clamp_min(0)
-
-    def __str__(self) -> str:
-        return f"exit if the entropy < {self.threshold:g} nats"
 
 
 @dataclass(frozen=True)
@@ -208,21 +189,14 @@ class Similarity(ThresholdRule):
     """Exit if the last block hardly turned the state: cos(h[l], h[l-1]) > `threshold`."""
 
     threshold: float
-    name: ClassVar[str] = "similarity"
-    needs: ClassVar[Needs] = "state"
-    knob: ClassVar[str] = "threshold"
-    least: ClassVar[float] = -1
-    most: ClassVar[float] = 1
+    name = "similarity"
+    needs = "state"
+    least, most = -1, 1
+    expected = "a cosine from -1 to 1"
+    sentence = "exit if cos(h[l], h[l-1]) > {threshold:g}"
 
-    def __post_init__(self) -> None:
-        check_knob(self, "a cosine from -1 to 1")
-
-    def score(self, evidence: Evidence) -> Tensor:
-        """The cosine, clipped at 1 against rounding."""
-        return evidence.cosine.double().clamp_max(1)
-
-    def __str__(self) -> str:
-        return f"exit if cos(h[l], h[l-1]) > {self.threshold:g}"
+    def _score(self, evidence: Evidence) -> Tensor:
+        return evidence.cosine.double().clamp_max(1)  # against rounding
 
 
 class StateProbe(Protocol):
@@ -246,23 +220,19 @@ class Task(ThresholdRule):
 
     threshold: float
     probe: "StateProbe | None" = field(default=None, compare=False, repr=False)  # saved separately
-    name: ClassVar[str] = "task"
-    needs: ClassVar[Needs] = "state"
-    knob: ClassVar[str] = "threshold"
-    least: ClassVar[float] = 0
-    most: ClassVar[float] = 1
+    name = "task"
+    needs = "state"
+    least, most = 0, 1
+    expected = "a probability from 0 to 1"
+    sentence = "exit if P(rank 2 or later is being decided) > {threshold:g}"
 
-    def __post_init__(self) -> None:
-        check_knob(self, "a probability from 0 to 1")
-
-    def score(self, evidence: Evidence) -> Tensor:
-        """The probability that rank 1 is settled, clipped at 1 against rounding."""
+    def _score(self, evidence: Evidence) -> Tensor:
         if self.name not in evidence.extra:
             raise BadSettings(
                 "rule 'task' needs the extra evidence 'task', the probabilities of a task probe; "
                 "add it with Evidence.with_probe, or for live decoding give the rule its probe"
             )
-        return evidence.extra[self.name].double().clamp_max(1)
+        return evidence.extra[self.name].double().clamp_max(1)  # against rounding
 
     @property
     def live_extra(self) -> dict[str, Callable[[Tensor, int], Tensor]]:
@@ -273,66 +243,53 @@ class Task(ThresholdRule):
         """Plain JSON types; the probe is saved separately."""
         return {"name": self.name, self.knob: self.threshold}
 
-    def __str__(self) -> str:
-        return f"exit if P(rank 2 or later is being decided) > {self.threshold:g}"
-
 
 @dataclass(frozen=True)
 class Patience(ThresholdRule):
     """Exit once `k` layers in a row, from layer 1 on, have the same top token."""
 
     k: int
-    name: ClassVar[str] = "patience"
-    needs: ClassVar[Needs] = "reading"
-    knob: ClassVar[str] = "k"
-    least: ClassVar[float] = 1
-    is_integer: ClassVar[bool] = True
+    name = "patience"
+    needs = "reading"
+    knob = "k"
+    least = 1
+    is_integer = True
+    expected = "a number of layers from 1 on"
+    sentence = "exit after {k} layers with the same top token"
 
-    def __post_init__(self) -> None:
-        check_knob(self, "a number of layers from 1 on")
-
-    def score(self, evidence: Evidence) -> Tensor:
-        """The streak plus one, so that > means 'at least'; NaN without readings."""
+    def _score(self, evidence: Evidence) -> Tensor:
+        # The streak plus one, so that > means 'at least'; NaN without readings.
         return torch.where(evidence.top >= 0, evidence.streak + 1.0, torch.nan)
-
-    def __str__(self) -> str:
-        return f"exit after {self.k} layers with the same top token"
 
 
 @dataclass(frozen=True)
-class Oracle(StoredRule):
+class Oracle(Rule):
     """Exit at the first layer whose top token is the model's own: the upper bound for all rules.
 
     It has to know the answer, so it works in replay only. Its checks count as free.
     """
 
-    name: ClassVar[str] = "oracle"
-    needs: ClassVar[Needs] = "nothing"
+    name = "oracle"
+    sentence = "exit at the first layer that agrees (it knows the answer)"
 
     def stops(self, evidence: Evidence) -> Tensor:
         """(row, layer): True where the reading agrees with the model."""
         return evidence.agrees & evidence.may_exit
 
-    def __str__(self) -> str:
-        return "exit at the first layer that agrees (it knows the answer)"
-
 
 @dataclass(frozen=True)
-class Never(StoredRule):
+class Never(Rule):
     """Run every row through all layers."""
 
-    name: ClassVar[str] = "never"
-    needs: ClassVar[Needs] = "nothing"
+    name = "never"
+    sentence = "never exit"
 
     def stops(self, evidence: Evidence) -> Tensor:
         """(row, layer): always False."""
         return torch.zeros_like(evidence.top, dtype=torch.bool)
 
-    def __str__(self) -> str:
-        return "never exit"
 
-
-RULES: dict[str, type[StoredRule]] = {
+RULES: dict[str, type[Rule]] = {
     rule.name: rule
     for rule in (Fixed, Gap, TopProbability, Entropy, Similarity, Task, Patience, Oracle, Never)
 }
@@ -342,30 +299,17 @@ def rule_from_dict(data: Mapping[str, Any]) -> Rule:
     """The rule that `to_dict` described."""
     from layerleap.act.exits.learned import Learned  # it imports this file
 
-    kinds: dict[str, type[StoredRule]] = {**RULES, Learned.name: Learned}
+    kinds: dict[str, type[Rule]] = {**RULES, Learned.name: Learned}
     values = {key: value for key, value in data.items() if key != "name"}
     name = data.get("name")
     if name not in kinds:
         raise BadSettings(f"unknown rule {name!r}; expected one of: {', '.join(kinds)}")
     try:
-        rule = kinds[name].from_fields(values)
+        return kinds[name].from_fields(values)
     except (TypeError, ValueError, KeyError) as error:
         raise BadSettings(f"wrong fields for rule {name!r}: {error}") from error
-    assert isinstance(rule, Rule)
-    return rule
 
 
-def check_knob(rule: ThresholdRule, expected: str) -> None:
-    """Refuse a knob outside its range."""
-    value = getattr(rule, rule.knob)
-    is_number = isinstance(value, int if rule.is_integer else int | float) and not isinstance(
-        value, bool
-    )
-    if not (is_number and math.isfinite(value) and rule.least <= value <= rule.most):
-        raise BadSettings(f"rule {rule.name!r} got {rule.knob} {value!r}; expected {expected}")
-
-
-def _row(evidence: Evidence, values: list[float]) -> Tensor:
-    """The same values for every row."""
-    row = torch.tensor(values, dtype=torch.float64, device=evidence.top.device)
-    return row.expand(len(evidence), -1)
+def _is_number(value: Any) -> bool:
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)

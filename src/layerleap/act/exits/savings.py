@@ -10,8 +10,9 @@ loose, each one moves one row to an earlier exit and changes the sums of layers 
 known amount. Cumulative sums then cover every knob at once, for any weights of the documents.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -20,8 +21,8 @@ from torch import Tensor
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import require_finished, sweep
-from layerleap.errors import BadSettings
-from layerleap.read.metrics import finite, resample
+from layerleap.errors import BadSettings, check_choice
+from layerleap.read.metrics import finite, percentiles, resample_in_parts
 
 TARGETS = (0.9, 0.95, 0.98, 0.99)
 CHUNK = 2**20  # (resample, event) entries held at a time, a few copies of 8 MB in float64
@@ -67,8 +68,7 @@ def saved_at(
         resamples: bootstrap resamples of documents for the interval.
         seed: seed of the bootstrap.
     """
-    if method not in ("exact", "curve"):
-        raise BadSettings(f"unknown method {method!r}; expected 'exact' or 'curve'")
+    check_choice(method, ("exact", "curve"), "method")
     if method == "exact" and knobs is not None:
         raise BadSettings("knobs are for method 'curve'; 'exact' already considers all of them")
     for target in targets:
@@ -77,13 +77,12 @@ def saved_at(
     require_finished(evidence)
     names, group = evidence.document.unique(return_inverse=True)
     whole = torch.ones(1, len(names), dtype=torch.float64)
-    weights = torch.cat([whole, resample(len(names), resamples, seed)])
+    weights = chain([whole], resample_in_parts(len(names), resamples, seed))
     if method == "exact":
         saved, agreement, knob = _exact(family, evidence, group, weights, targets)
     else:
         saved, agreement, knob = _on_curve(family, evidence, group, weights, targets, knobs)
-    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = torch.quantile(saved[1:], ends, dim=0).tolist()
+    low, high = percentiles(saved[1:]).tolist()
     known = len(names) > 1
     return [
         Saving(
@@ -138,33 +137,35 @@ def _loosest(family: Family) -> float:
 
 
 def _exact(
-    family: Family, evidence: Evidence, group: Tensor, weights: Tensor, targets: Sequence[float]
+    family: Family,
+    evidence: Evidence,
+    group: Tensor,
+    weights: Iterable[Tensor],
+    targets: Sequence[float],
 ) -> tuple[Tensor, list[float], list[float | None]]:
+    """Savings under weights of documents that come in parts; the first row is the whole text."""
     events = _events(family, evidence, group)
-    sizes = torch.bincount(group, minlength=weights.shape[1]).double()
-    totals = (weights @ sizes)[:, None]
+    sizes = torch.bincount(group).double()
     ends = events.is_last.nonzero()[:, 0]
-    best = torch.zeros(len(weights), len(targets), dtype=torch.float64)
+    best: list[Tensor] = []
     agreement: list[float] = [1.0] * len(targets)
     knob: list[float | None] = [None] * len(targets)
     step = max(1, CHUNK // max(1, len(events.group)))
-    for start in range(0, len(weights), step):
-        part = weights[start : start + step][:, events.group]
-        total = totals[start : start + step]
-        saved = (part * events.saved).cumsum(1)[:, ends] / total
-        lost = (part * events.agrees).cumsum(1)[:, ends]
-        agreed = (total + lost) / total
-        for n, target in enumerate(targets):
-            reached = torch.where(agreed >= target, saved, -1.0)
-            if not len(ends):
-                continue
-            top = reached.max(1)
-            best[start : start + step, n] = top.values.clamp_min(0)
-            if start == 0 and top.values[0] > 0:
+    for part in (part for some in weights for part in some.split(step)):
+        if not len(ends):
+            best.append(torch.zeros(len(part), len(targets), dtype=torch.float64))
+            continue
+        total, of_event = (part @ sizes)[:, None], part[:, events.group]
+        saved = (of_event * events.saved).cumsum(1)[:, ends] / total
+        agreed = (total + (of_event * events.agrees).cumsum(1)[:, ends]) / total
+        tops = [torch.where(agreed >= target, saved, -1.0).max(1) for target in targets]
+        for n, top in enumerate(tops if not best else ()):
+            if top.values[0] > 0:
                 place = int(top.indices[0])
                 agreement[n] = agreed[0, place].item()
                 knob[n] = _knob(family, events.strictness[ends], place)
-    return best, agreement, knob
+        best.append(torch.stack([top.values.clamp_min(0) for top in tops], 1))
+    return torch.cat(best), agreement, knob
 
 
 def _knob(family: Family, levels: Tensor, place: int) -> float:
@@ -181,7 +182,7 @@ def _on_curve(
     family: Family,
     evidence: Evidence,
     group: Tensor,
-    weights: Tensor,
+    weights: Iterable[Tensor],
     targets: Sequence[float],
     knobs: Sequence[float] | None,
 ) -> tuple[Tensor, list[float], list[float | None]]:
@@ -191,10 +192,11 @@ def _on_curve(
     )
     swept = sweep(family, evidence, safest_first)
     columns = torch.cat([swept.n_layers - swept.layer, swept.agrees], 1).double()
-    sums = torch.zeros(weights.shape[1], columns.shape[1], dtype=torch.float64)
+    sizes = torch.bincount(group).double()
+    sums = torch.zeros(len(sizes), columns.shape[1], dtype=torch.float64)
     sums.index_add_(0, group, columns)
-    sizes = torch.bincount(group, minlength=weights.shape[1]).double()
-    saved, agreed = ((weights @ sums) / (weights @ sizes)[:, None]).chunk(2, 1)
+    means = torch.cat([(part @ sums) / (part @ sizes)[:, None] for part in weights])
+    saved, agreed = means.chunk(2, 1)
     at_targets = torch.stack([interpolated(saved, agreed, target) for target in targets], 1)
     return at_targets, list(targets), [None] * len(targets)
 

@@ -12,21 +12,18 @@ need. So these numbers are an upper bound on the seconds that early exit saves.
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from layerleap.act.exits.cost import paid
-from layerleap.errors import BadSettings, ModelRefused
+from layerleap.act.exits.cost import LayerPrices, metered_blocks
+from layerleap.errors import BadSettings
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.discovery.probe import accepts, prepare, probe_ids
-from layerleap.models.discovery.trace import state_given
-from layerleap.models.hooks.forward import StopPass, Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Distribution
@@ -34,7 +31,7 @@ from layerleap.stream.examples import longest_input, require_text
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(LayerPrices):
     """Median seconds per answer."""
 
     blocks: tuple[float, ...]  # of the blocks that make h[1], h[2], ...
@@ -48,39 +45,6 @@ class Timing:
     threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        if not self.blocks or len(self.maps) != len(self.blocks) + 1:
-            raise BadSettings(
-                f"got seconds of {len(self.maps)} maps for {len(self.blocks)} blocks; expected one "
-                "for each layer, 0 and the last included"
-            )
-
-    @property
-    def n_layers(self) -> int:
-        """How many blocks there are."""
-        return len(self.blocks)
-
-    @property
-    def full(self) -> float:
-        """All blocks and one head: what the full model takes."""
-        return sum(self.blocks) + self.head
-
-    @property
-    def block(self) -> float:
-        """Seconds of the mean block."""
-        return sum(self.blocks) / self.n_layers
-
-    @property
-    def head_in_blocks(self) -> float:
-        """The head's time in mean blocks."""
-        return self.head / self.block
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        derived = {"full": self.full, "head_in_blocks": self.head_in_blocks}
-        lists = {"blocks": list(self.blocks), "maps": list(self.maps)}
-        return {**asdict(self), **lists, "n_layers": self.n_layers, **derived}
 
     def by_layer(
         self,
@@ -104,7 +68,7 @@ class Timing:
         check = reading if reads else torch.zeros_like(reading)
         answer = torch.zeros_like(reading) if reads else reading.clone()
         answer[-1] = head  # nothing is checked there: the answer is the model's own
-        return paid(self.blocks, check, answer, checked)
+        return self._paid(check, answer, checked)
 
 
 def measure_timing(
@@ -172,43 +136,16 @@ def _inputs(
 def _one_pass(lens: Lens, inputs: dict[str, Any]) -> list[float]:
     """Seconds of each block, the head, the check, and the map of each layer below the last."""
     transformer = lens.transformer
-    blocks, row = _time_blocks(transformer, inputs)
-    device = transformer.device(transformer.n_layers)
+    blocks, h = metered_blocks(transformer, inputs, lambda layer: _now(transformer.device(layer)))
+    row, device = h[:, -1], transformer.device(transformer.n_layers)
     head, logits = _timed(lambda: transformer.logits(row), device)
     check, _ = _timed(lambda: Distribution(logits).second(), device)
     maps = []
     for layer in range(transformer.n_layers):
-        carry, h = lens.map(layer), row.to(transformer.device(layer))
+        carry, own = lens.map(layer), row.to(transformer.device(layer))
         # The identity costs nothing, however long it takes to call a function.
-        maps.append(0.0 if lens.bank is None else _timed(partial(carry, h), h.device)[0])
+        maps.append(0.0 if lens.bank is None else _timed(partial(carry, own), own.device)[0])
     return [*blocks, head, check, *maps]
-
-
-def _time_blocks(transformer: Transformer, inputs: dict[str, Any]) -> tuple[list[float], Tensor]:
-    """Seconds of each block in one forward pass, and the last state of its last position."""
-    started: list[float] = []
-    seconds: list[float] = []
-    rows: list[Tensor] = []
-
-    def before(*_: Any) -> None:
-        started.append(_now(transformer.device(len(started) + 1)))
-
-    def after(output: Any) -> None:
-        seconds.append(_now(transformer.device(len(started))) - started[-1])
-        state = state_given(output)
-        if len(seconds) == transformer.n_layers and state is not None:
-            rows.append(state[:, -1])
-            raise StopPass  # the head is timed on its own
-
-    tap = Tap(see_input=before, see_output=after)
-    taps = {block: tap for block in transformer.block_modules()}
-    with tapped(transformer.model, taps), suppress(StopPass):
-        transformer.model(**inputs)
-    if not rows:
-        raise ModelRefused(
-            f"{len(seconds)} blocks ran in this forward pass; expected {transformer.n_layers}"
-        )
-    return seconds, rows[0]
 
 
 def _timed(work: Callable[[], Tensor], device: torch.device) -> tuple[float, Tensor]:

@@ -9,7 +9,6 @@ queries; one as long as all tokens so far counts keys. Arguments with both are m
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,23 +41,12 @@ class Axes:
     batches: bool = False  # several texts may share a pass: verified there too
 
     def fit(
-        self,
-        block: int,
-        name: Name,
-        value: Any,
-        rows: int,
-        arrange: Arrange | None,
+        self, block: int, name: Name, value: Any, rows: int, arrange: Arrange | None,
         fitted: dict[Any, Any],
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """`value`, cut to the last `rows` queries, or rearranged for tokens that are not a chain.
 
-        Args:
-            block: 1 to n_layers.
-            name: of the argument.
-            value: as the model made it for a chain of tokens.
-            rows: how many queries to keep.
-            arrange: how to rearrange it, if the tokens are not a chain.
-            fitted: results for the same tensors in other blocks of this pass.
+        `fitted` holds the results for the same tensors in other blocks of this pass.
         """
         spec = self.specs[block - 1].get(name)
         if spec is None:
@@ -86,12 +74,7 @@ def _fit(value: Any, spec: Spec, rows: int, arrange: Arrange | None) -> Any:
     return value if query is None else value.narrow(query, value.shape[query] - rows, rows)
 
 
-def for_tree(tree: Tree) -> Arrange:
-    """The arrangement for nodes that branch after the text so far."""
-    return partial(_branch, tree)
-
-
-def _branch(tree: Tree, value: Tensor, query: int | None, key: int | None) -> Tensor:
+def branch(tree: Tree, value: Tensor, query: int | None, key: int | None) -> Tensor:
     """A mask or bias of a chain, rearranged for nodes that branch.
 
     Tensors with queries but no keys follow from the positions that the model was given, and are
@@ -122,28 +105,21 @@ def compare(passes: tuple[list[BlockArguments], list[BlockArguments]]) -> Axes:
     for one, two in zip(*passes, strict=True):
         if set(one.arguments) != set(two.arguments):
             raise ModelRefused("a block is called with different arguments from pass to pass")
-        specs.append(
-            {
-                name: _spec(value, two.arguments[name], one, two)
-                for name, value in one.arguments.items()
-            }
-        )
+        pairs = {name: (value, two.arguments[name]) for name, value in one.arguments.items()}
+        specs.append({name: _spec(*pair, one, two) for name, pair in pairs.items()})
     return Axes(tuple(specs))
 
 
 def _spec(a: Any, b: Any, one: BlockArguments, two: BlockArguments) -> Spec:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         sizes = list(zip(a.shape, b.shape, strict=True)) if a.dim() == b.dim() else []
-        query, key = (_dimension(sizes, pair) for pair in _pairs(one, two))
+        query = _dimension(sizes, (one.queries, two.queries))
+        key = _dimension(sizes, (one.keys, two.keys))
         return None if query is None and key is None else (query, key)
     if isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b):
         specs = [_spec(x, y, one, two) for x, y in zip(a, b, strict=True)]
         return specs if any(spec is not None for spec in specs) else None
     return None
-
-
-def _pairs(one: BlockArguments, two: BlockArguments) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (one.queries, two.queries), (one.keys, two.keys)
 
 
 def _dimension(sizes: list[tuple[int, int]], pair: tuple[int, int]) -> int | None:

@@ -34,12 +34,7 @@ class BatchCursor(Cursor):
     _numbers: Mapping[int, tuple[int, int | None]] = {}
 
     def join(self, text: int, cursor: Cursor) -> None:
-        """Add the text of another cursor.
-
-        Args:
-            text: its number here.
-            cursor: over the same model, with nothing waiting.
-        """
+        """Add the text of another cursor of the same model, known here by number `text`."""
         if text in self._owners or cursor.waiting or not cursor.length:
             raise BadSettings(f"text {text} has joined already, or has not been run yet")
         for own, other in zip(self.cache.layers, cursor.cache.layers, strict=True):
@@ -76,11 +71,7 @@ class BatchCursor(Cursor):
         )
 
     def run_all(self, trees: Mapping[int, Tree]) -> dict[int, Tensor]:
-        """One pass over what follows each text: states of the last layer, (node, d_model) each.
-
-        Args:
-            trees: by text, what follows it; texts without new tokens are left out.
-        """
+        """One pass over what follows each text: states of the last layer, (node, d_model) each."""
         if self.length != len(self._owners):
             raise BadSettings("say which tokens of the last pass to keep before the next one")
         if unknown := trees.keys() - set(self._owners):
@@ -95,11 +86,7 @@ class BatchCursor(Cursor):
         return dict(zip(trees, h[: sum(sizes)].split(sizes), strict=True))
 
     def keep_all(self, paths: Mapping[int, Sequence[int]]) -> None:
-        """Keep one path of each tree that was just entered, and forget the rest.
-
-        Args:
-            paths: by text, nodes of its tree after the text so far; texts left out keep none.
-        """
+        """By text, keep one path of the tree that was just entered; texts left out keep none."""
         start, nodes, lengths = 0, list[int](), self.lengths()
         owners, owned = list(self._owners), list(self._owned)
         for text, tree in self._trees.items():
@@ -150,12 +137,8 @@ def _among_texts(
 ) -> Tensor:
     """An argument of a block, made for a chain, rearranged for tokens of several texts.
 
-    Args:
-        visible: (query, key) True where a token may look.
-        positions: by key, its position in its text; the last ones are the queries.
-        value: as the model made it.
-        query: the dimension that counts queries.
-        key: the dimension that counts keys.
+    `visible` is (query, key), True where a token may look; `positions` has the position of each key
+    in its text, the queries last.
     """
     if key is None:  # follows from the positions that the model was given
         return value

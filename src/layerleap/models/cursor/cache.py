@@ -52,12 +52,7 @@ class Layer(DynamicLayer):
             self.keys, self.values = (buffer[..., :length, :] for buffer in self._buffers)
 
     def gather(self, start: int, offsets: Tensor) -> None:
-        """Move start + offsets to start, start + 1, ...; forget everything else from there on.
-
-        Args:
-            start: where the offsets are counted from.
-            offsets: rising.
-        """
+        """Move start + offsets (rising) to start, start + 1, ...; forget what else follows."""
         for buffer in self._buffers:
             buffer[..., start : start + len(offsets), :] = buffer[..., start + offsets, :]
         self.set_length(start + len(offsets))

@@ -13,8 +13,9 @@ lacks. Which arguments have a row per position is discovered (`axes`).
 """
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -22,13 +23,15 @@ from torch import Tensor
 from transformers import Cache
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.cursor.axes import Arrange, Axes, BlockArguments, for_tree
+from layerleap.models.cursor.axes import Arrange, Axes, BlockArguments, branch
 from layerleap.models.cursor.cache import KeysStored, RaggedCache
 from layerleap.models.cursor.packed import Packed
+from layerleap.models.cursor.rowwise import RowByRow
 from layerleap.models.cursor.tree import Tree
-from layerleap.models.discovery.probe import accepts
-from layerleap.models.discovery.trace import Shape, shape_of, state_given, state_place
-from layerleap.models.hooks.forward import StopPass, Tap, tapped
+from layerleap.models.discovery.probe import accepts, entry_device
+from layerleap.models.discovery.trace import Shape, required_state, shape_of, state_given
+from layerleap.models.hooks.attention import attention_wrapped_by
+from layerleap.models.hooks.forward import Args, Forward, Kwargs, StopPass, Tap, tapped
 from layerleap.models.hooks.rows import Rows
 from layerleap.models.transformer import Transformer
 
@@ -60,6 +63,7 @@ class Cursor:
         axes: Axes | None = None,
         *,
         packed: Packed | None = None,
+        rowwise: bool = False,
         text: int = 0,
         prompt: int | None = None,
     ) -> None:
@@ -69,12 +73,13 @@ class Cursor:
             transformer: a decoder.
             axes: from `verify.find_axes`; without them nothing can wait or branch.
             packed: weights packed for passes over a few tokens.
+            rowwise: each node of a `Tree` attends as in a pass of its own (see `rowwise`).
             text: which text of a batch this is, for edits that name one.
             prompt: how many tokens its prompt has, for edits of what is generated.
         """
         self.transformer, self.axes = transformer, axes
         self.text, self.prompt = text, prompt
-        self._packed = packed
+        self._packed, self._rowwise = packed, rowwise
         self.cache = RaggedCache(transformer.n_layers)
         self.ids: list[int] = []  # tokens whose positions were entered
         self.called: list[BlockArguments] = []  # what the blocks of the last pass were called with
@@ -134,8 +139,12 @@ class Cursor:
         before = [layer.length for layer in self.cache.layers], dict(self._waiting), self.length
         self._begin_pass(tree, watch, frozenset(checks), carry)
         self._is_running, self.cache.cursor = True, self
+        is_rowwise = self._rowwise and isinstance(new, Tree) and len(new) > 1
+        if self._packed is not None:  # a prompt is computed as `generate` computes it
+            self._packed.is_paused = not isinstance(new, Tree) and len(new) > 1
         try:
-            self._call_model(tree)
+            with attention_wrapped_by(RowByRow()) if is_rowwise else nullcontext():
+                self._call_model(tree)
         except StopPass:
             pass
         except BaseException:  # an interruption too: half a pass must not count as one
@@ -176,7 +185,7 @@ class Cursor:
         if not ids:
             raise BadSettings("no token to run: none is new, and none waits")
         self.cache.begin = begin
-        device = _entry_device(self.transformer)
+        device = entry_device(self.transformer.model)
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([ids], device=device),
             "past_key_values": self.cache, "use_cache": True,
@@ -198,28 +207,26 @@ class Cursor:
 
     def _arrangement(self, tree: Tree) -> Arrange | None:
         """How the arguments of blocks are arranged for the new tokens; None for a chain."""
-        return None if tree.is_chain else for_tree(tree)
+        return None if tree.is_chain else partial(branch, tree)
 
-    def _run_block(
-        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_block(self, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         """Run a block on the rows that it lacks, if any."""
         if not self._is_running:  # a pass that is not ours
             return original(*args, **kwargs)
         self.block += 1
-        block, (place, given) = self.block, _state_of(args, kwargs)
+        block, (_, given) = self.block, required_state(args, kwargs)
         if block == 1:  # tokens that wait were embedded only to get positions right
             n_waiting = given.shape[1] - self._n_new
             self._h = given[:, n_waiting:] if n_waiting else given
         if self._exit is not None:
-            return self._store_keys(original, args, kwargs, place, given)
+            return self._store_keys(original, args, kwargs)
         if (rows := self._waiting.pop(block - 1, None)) is not None:
             self._h = torch.cat([rows, self._h.to(rows.device)], 1)
         if not self._h.shape[1]:
             return self._shapes[block](given)
         is_plain = self._arrange is None and self.axes is not None
         if not (is_plain and self._h is given and given.shape[1] == self._n_queries):
-            args, kwargs = self._fit(block, args, kwargs, place, self._h)
+            args, kwargs = self._fit(args, kwargs, self._h)
         # A copy, because some blocks add in place.
         before = self._h[0, -self._n_new :].clone() if block in self._checks else None
         output = original(*args, **kwargs)
@@ -244,41 +251,26 @@ class Cursor:
             raise StopPass
         self._exit = block, state[0].clone()
 
-    def _store_keys(
-        self,
-        original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        place: int | str,
-        given: Tensor,
-    ) -> Any:
+    def _store_keys(self, original: Forward, args: Args, kwargs: Kwargs) -> Any:
         """Above the exit: compute only keys and values, from the states that `carry` returns."""
         assert self._exit is not None
         assert self._carry is not None
-        layer, h = self._exit
+        (layer, h), (_, given) = self._exit, required_state(args, kwargs)
         carried = self._carry(h, layer, self.block - 1)[None].to(given.dtype)
-        args, kwargs = self._fit(self.block, args, kwargs, place, carried)
+        args, kwargs = self._fit(args, kwargs, carried)
         self.cache.keys_only = True
         try:
-            original(*args, **kwargs)
-        except KeysStored:
-            pass
+            with suppress(KeysStored):
+                original(*args, **kwargs)
         finally:
             self.cache.keys_only = False
         if self.block == self.transformer.n_layers:
             raise StopPass
         return self._shapes[self.block](given)
 
-    def _fit(
-        self,
-        block: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        place: int | str,
-        h: Tensor,
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _fit(self, args: Args, kwargs: Kwargs, h: Tensor) -> tuple[Args, Kwargs]:
         """The arguments of a block with `h` as the state, and everything else cut to its rows."""
-        named = dict(enumerate(args)) | kwargs
+        named, (place, _) = dict(enumerate(args)) | kwargs, required_state(args, kwargs)
         others = {name: value for name, value in named.items() if name != place}
         if self.axes is None:
             self.called.append(
@@ -286,7 +278,9 @@ class Cursor:
             )
         elif h.shape[1] != self._n_queries or self._arrange is not None:
             others = {
-                name: self.axes.fit(block, name, value, h.shape[1], self._arrange, self._fitted)
+                name: self.axes.fit(
+                    self.block, name, value, h.shape[1], self._arrange, self._fitted
+                )
                 for name, value in others.items()
             }
         others[place] = h
@@ -294,12 +288,7 @@ class Cursor:
         return positional, {str(name): value for name, value in others.items()}
 
     def take(self, ids: Sequence[int], cache: Cache) -> None:
-        """Begin with keys and values that were computed elsewhere.
-
-        Args:
-            ids: the tokens.
-            cache: keys and values of all of them, in every layer.
-        """
+        """Begin with tokens whose keys and values were computed elsewhere."""
         n_cached = cache.get_seq_length()
         if n_cached != len(ids) or self.length:
             raise BadSettings(
@@ -324,12 +313,7 @@ class Cursor:
         del self.ids[length:]
 
     def keep(self, nodes: Sequence[int], tree: Tree) -> None:
-        """Keep one path of the tree that was just entered, and forget the rest of it.
-
-        Args:
-            nodes: the path, starting after the text so far; may be empty.
-            tree: what was entered.
-        """
+        """Keep one path (perhaps empty) of the tree that was just entered; forget the rest."""
         start = self.length - len(tree)
         if list(nodes) != list(range(len(nodes))):
             offsets = torch.tensor(nodes)
@@ -337,15 +321,3 @@ class Cursor:
                 layer.gather(start, offsets.to(layer.device))
             self.ids[start:] = [tree.ids[node] for node in nodes]
         self.cut(start + len(nodes))
-
-
-def _state_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor]:
-    place = state_place(args, kwargs)
-    if place is None:
-        raise ModelRefused("a block was called without a state")
-    return place, args[place] if isinstance(place, int) else kwargs[place]
-
-
-def _entry_device(transformer: Transformer) -> torch.device:
-    device = transformer.model.device
-    return torch.device("cpu") if device.type == "meta" else device

@@ -7,6 +7,9 @@ A pass over a handful of tokens multiplies every weight by a handful of rows. Li
 for many rows or for one; in between, packing the weights first can take a third of the time. Which
 layout is best differs by processor, so layouts are timed. The copies take as much memory as the
 weights, so they are made only where there is plenty.
+
+In bfloat16 another order of summation shows, so every row gets the bits that a product of one row
+gives: where a kernel sums in another order for more rows, they are multiplied a few at a time.
 """
 
 import os
@@ -14,10 +17,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Self
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +29,7 @@ from torch import Tensor, nn
 from layerleap.models.hooks.forward import Tap, hooks_of, tapped
 
 MOST_ROWS = 32  # the largest size that is tried
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # relative error of a correct product
 TIMED = (1, 2, 4, 8, 16, 32)  # sizes that are timed; others go with the next larger one
 TYPICAL = 8  # the size by which layouts are chosen
 SAMPLE = 2**26  # bytes of weights that are timed: more than caches hold
@@ -37,7 +41,7 @@ LIMITS = ("max", "current")  # of the memory of a container
 class Layout:
     """One library's way to pack weights and to multiply by them."""
 
-    is_available: Callable[[], bool]
+    is_available: Callable[[torch.dtype], bool]
     pack: Callable[[Tensor], Tensor]
     # The packed weight, the weight, its bias, rows of any shape, and how many they are.
     multiply: Callable[[Tensor, Tensor, Tensor | None, Tensor, int], Tensor]
@@ -45,15 +49,21 @@ class Layout:
 
 LAYOUTS = {
     "mkl": Layout(
-        lambda: torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear"),
+        lambda dtype: (
+            dtype == torch.float32
+            and torch.backends.mkl.is_available()
+            and hasattr(torch.ops.mkl, "_mkl_linear")
+        ),
         lambda weight: torch.ops.mkl._mkl_reorder_linear_weight(weight, MOST_ROWS),
         lambda packed, weight, bias, x, n: torch.ops.mkl._mkl_linear.default(
             x, packed, weight, bias, n
         ),
     ),
     "onednn": Layout(
-        lambda: (
-            torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        lambda dtype: (
+            torch.backends.mkldnn.is_available()
+            and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+            and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
         ),
         lambda weight: torch.ops.mkldnn._reorder_linear_weight(weight, MOST_ROWS),
         lambda packed, weight, bias, x, n: torch.ops.mkldnn._linear_pointwise(
@@ -68,14 +78,21 @@ class _Copy:
     module: nn.Linear
     packed: Tensor
     checksum: Tensor  # of the weights that were copied
+    steps: tuple[int, ...] = ()  # numbers of rows to multiply at a time; none: all at once
 
 
 class Packed:
-    """Copies of the plain float32 linear weights of a model on the CPU."""
+    """Copies of the plain linear weights of a model on the CPU, in float32 or bfloat16."""
 
     def __init__(self, layout: Layout, modules: Sequence[nn.Linear]) -> None:
-        self.layout = layout
-        self._copies = [_Copy(one, self._pack(one), _checksum(one)) for one in modules]
+        self.layout, self.dtype = layout, modules[0].weight.dtype
+        self.is_paused = False  # products are those of the weights themselves
+        shapes = {one.weight.shape for one in modules} if self.dtype == torch.bfloat16 else ()
+        steps = {shape: _steps(layout, *shape, self.dtype) for shape in shapes}
+        self._copies = [
+            _Copy(one, self._pack(one), _checksum(one), steps.get(one.weight.shape, ()))
+            for one in modules
+        ]
         self.sizes = self._correct_sizes()
 
     @classmethod
@@ -91,30 +108,38 @@ class Packed:
                 are faster when None.
         """
         with hooks_of(model).lock:
-            if sizes is not None:
-                return cls._of(model, sizes)
-            if model not in _PACKED and (packed := cls._of(model, None)) is not None:
-                _PACKED[model] = packed
-            return _PACKED.get(model)
+            modules = _modules(model)
+            if not modules:
+                return None
+            dtype, known = modules[0].weight.dtype, _PACKED.setdefault(model, {})
+            if sizes is not None or dtype not in known:
+                layouts = [layout for layout in LAYOUTS.values() if layout.is_available(dtype)]
+                if not layouts or _bytes(modules) > _free() / 2:
+                    return None
+                packed = cls._fastest(modules, layouts, sizes)
+                if sizes is not None:
+                    return packed
+                known[dtype] = packed  # None too: what was not faster is not timed again
+            return known[dtype]
 
     @classmethod
-    def _of(cls, model: nn.Module, sizes: Collection[int] | None) -> Self | None:
-        # Quantised, adapted or offloaded modules run their own code.
-        hooks = hooks_of(model)
-        modules = [
-            module
-            for module in model.modules()
-            if type(module) is nn.Linear and _is_plain(module)
-            and hooks.instance_forward(module) is None
-        ]  # fmt: skip
-        layouts = [layout for layout in LAYOUTS.values() if layout.is_available()]
-        if not modules or not layouts or _bytes(modules) > _free() / 2:
-            return None
+    def _fastest(
+        cls,
+        modules: Sequence[nn.Linear],
+        layouts: Sequence[Layout],
+        sizes: Collection[int] | None,
+    ) -> "Packed | None":
         sample = _sample(modules)
         trials = [cls(layout, sample) for layout in layouts]
         best = min(trials, key=lambda one: one._seconds(TYPICAL))
-        useful = best._faster_sizes() if sizes is None else sizes
+        useful = best._faster_sizes() if sizes is None else set(sizes)
+        if (
+            sizes is None and useful and best.dtype == torch.bfloat16
+        ):  # all: the weights themselves keep no bits
+            useful |= set(range(2, MOST_ROWS + 1))
         del trials
+        if not useful:
+            return None
         packed = cls(best.layout, modules)
         packed.sizes = tuple(n for n in packed.sizes if n in useful)
         return packed if packed.sizes else None
@@ -126,7 +151,7 @@ class Packed:
         """Sizes for which every shape of weight gives the right product: verified, not assumed."""
         shapes = {one.module.weight.shape: one for one in self._copies}.values()
         sizes = range(1, MOST_ROWS + 1)
-        return tuple(n for n in sizes if all(_is_correct(self.layout, one, n) for one in shapes))
+        return tuple(n for n in sizes if all(_is_correct(self, one, n) for one in shapes))
 
     def _faster_sizes(self) -> set[int]:
         """Sizes for which the copies are faster than the weights."""
@@ -136,8 +161,8 @@ class Packed:
 
     def _seconds(self, n: int, *, plain: bool = False) -> float:
         """Seconds to multiply all weights by n rows: the fastest of a few repeats."""
-        widths = {one.module.in_features for one in self._copies}
-        rows = {width: torch.ones(1, n, width) for width in widths}
+        weights = [one.module.weight for one in self._copies]
+        rows = {w.shape[1]: torch.ones(1, n, w.shape[1], dtype=w.dtype) for w in weights}
         best = float("inf")
         for _ in range(REPEATS):
             started = time.perf_counter()
@@ -146,7 +171,7 @@ class Packed:
                 if plain:
                     nn.functional.linear(x, module.weight, module.bias)
                 else:
-                    self.layout.multiply(one.packed, module.weight, module.bias, x, n)
+                    _product(self.layout, one, x, n)
             best = min(best, time.perf_counter() - started)
         return best
 
@@ -161,18 +186,34 @@ class Packed:
             return
         sizes, thread, hooks = frozenset(self.sizes), get_ident(), hooks_of(model)
         for one in self._copies:
+            weight = one.module.weight
             if not _is_plain(one.module) or hooks.instance_forward(one.module) is not None:
-                continue  # moved, cast or adapted since
+                continue  # moved or adapted since
+            if weight.dtype != self.dtype:
+                continue  # cast since
             if not torch.equal(checksum := _checksum(one.module), one.checksum):
                 one.packed, one.checksum = self._pack(one.module), checksum
-            yield one.module, Tap(forward=partial(_forward, self.layout, one, sizes, thread))
+            yield one.module, Tap(forward=partial(_forward, self, one, sizes, thread))
 
 
-_PACKED: "WeakKeyDictionary[nn.Module, Packed]" = WeakKeyDictionary()
+_PACKED: "WeakKeyDictionary[nn.Module, dict[torch.dtype, Packed | None]]" = WeakKeyDictionary()
+
+
+def _modules(model: nn.Module) -> list[nn.Linear]:
+    """The linear modules that can be packed, all of one dtype: that of the largest."""
+    hooks = hooks_of(model)
+    modules = [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear and _is_plain(module)
+        and hooks.instance_forward(module) is None  # adapted or offloaded: it runs its own code
+    ]  # fmt: skip
+    largest = max(modules, key=lambda module: module.weight.numel(), default=None)
+    return [one for one in modules if largest and one.weight.dtype == largest.weight.dtype]
 
 
 def _bytes(modules: Sequence[nn.Linear]) -> int:
-    return sum(module.weight.numel() * 4 for module in modules)
+    return sum(module.weight.numel() * module.weight.element_size() for module in modules)
 
 
 def _sample(modules: Sequence[nn.Linear]) -> list[nn.Linear]:
@@ -187,32 +228,70 @@ def _sample(modules: Sequence[nn.Linear]) -> list[nn.Linear]:
 
 def _is_plain(module: nn.Linear) -> bool:
     weight = module.weight
-    is_own = type(weight) is nn.Parameter  # a subclass may hold anything
-    return is_own and weight.device.type == "cpu" and weight.dtype == torch.float32
+    is_own = type(weight) is nn.Parameter  # a subclass may hold anything, such as quantised weights
+    return is_own and weight.device.type == "cpu" and weight.dtype in TOLERANCE
 
 
 def _checksum(module: nn.Linear) -> Tensor:
     """The product of the weights with a fixed vector, which changes whenever they change."""
     n = module.in_features
-    return torch.mv(module.weight, torch.arange(1, n + 1, dtype=torch.float32).sin())
+    return torch.mv(module.weight.float(), torch.arange(1, n + 1, dtype=torch.float32).sin())
 
 
-def _is_correct(layout: Layout, one: _Copy, n: int) -> bool:
-    module = one.module
-    rows = torch.randn(n, module.in_features, generator=torch.Generator().manual_seed(n))
-    expected = nn.functional.linear(rows, module.weight, module.bias)
-    product = _forward(layout, one, frozenset([n]), get_ident(), rows[None])[0]
-    error = (product - expected).norm()
-    return bool(error <= 1e-5 * expected.norm())
+def _is_correct(packed: Packed, one: _Copy, n: int) -> bool:
+    weight = one.module.weight
+    bias = None if one.module.bias is None else one.module.bias.float()
+    generator = torch.Generator().manual_seed(n)
+    rows = torch.randn(n, weight.shape[1], generator=generator).to(weight.dtype)
+    expected = nn.functional.linear(rows.float(), weight.float(), bias)
+    product = _forward(packed, one, frozenset([n]), get_ident(), rows[None])[0]
+    error = (product.float() - expected).norm()
+    return bool(error <= TOLERANCE[weight.dtype] * expected.norm())
 
 
-def _forward(layout: Layout, one: _Copy, sizes: frozenset[int], thread: int, x: Tensor) -> Tensor:
+def _forward(packed: Packed, one: _Copy, sizes: frozenset[int], thread: int, x: Tensor) -> Tensor:
     weight, bias = one.module.weight, one.module.bias
     n = x.numel() // x.shape[-1]
-    is_ours = thread == get_ident() and not torch.is_grad_enabled()
-    if n not in sizes or not is_ours or x.dtype != torch.float32:
+    is_ours = thread == get_ident() and not torch.is_grad_enabled() and not packed.is_paused
+    if n not in sizes or not is_ours or x.dtype != weight.dtype:
         return nn.functional.linear(x, weight, bias)
-    return layout.multiply(one.packed, weight, bias, x, n)
+    return _product(packed.layout, one, x, n)
+
+
+def _product(layout: Layout, one: _Copy, x: Tensor, n: int) -> Tensor:
+    weight, bias = one.module.weight, one.module.bias
+    if not one.steps or n in one.steps:
+        return layout.multiply(one.packed, weight, bias, x, n)
+    sizes, left = [], n
+    while left:
+        sizes.append(max(step for step in one.steps if step <= left))
+        left -= sizes[-1]
+    parts = [
+        layout.multiply(one.packed, weight, bias, rows, rows.shape[1])
+        for rows in x.reshape(1, n, -1).split(sizes, 1)
+    ]
+    return torch.cat(parts, 1).reshape(*x.shape[:-1], -1)
+
+
+@cache
+def _steps(layout: Layout, d_out: int, d_in: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Numbers of rows whose product has the bits of products of one row; none if not even one has.
+
+    Verified with sums that cancel exactly: what is left of them is rounding alone, which differs
+    whenever the order of summation does.
+    """
+    generator = torch.Generator().manual_seed(d_in)
+    half = torch.randn(d_out, (d_in + 1) // 2, generator=generator).to(dtype)
+    weight = torch.cat([half, -half], 1)[:, :d_in].contiguous()
+    rows = torch.randn(MOST_ROWS, half.shape[1], generator=generator).to(dtype)
+    x = torch.cat([rows, rows], 1)[:, :d_in].contiguous()
+    packed = layout.pack(weight)
+    alone = torch.cat([nn.functional.linear(row[None, None], weight) for row in x], 1)
+    return tuple(
+        n
+        for n in range(1, MOST_ROWS + 1)
+        if torch.equal(layout.multiply(packed, weight, None, x[None, :n], n), alone[:, :n])
+    )
 
 
 def _free() -> float:

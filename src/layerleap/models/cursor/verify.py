@@ -13,6 +13,7 @@ from layerleap.errors import LayerleapError, ModelRefused
 from layerleap.models.cursor.axes import Axes, compare
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
+from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.discovery.compare import rounding, row_gap
 from layerleap.models.discovery.probe import probe_ids
@@ -118,3 +119,29 @@ def _batch_gap(transformer: Transformer, axes: Axes, ids: list[int]) -> float:
     except (RuntimeError, ModelRefused):  # as for trees
         return float("inf")
     return max(row_gap(h[text], alone[text]) for text in texts)
+
+
+def keeps_bits(transformer: Transformer, axes: Axes, packed: Packed | None) -> bool:
+    """True if a pass over several tokens, row by row, gives the bits of passes over one token each.
+
+    Then narrow dtypes choose the same tokens either way. It takes attention that goes through
+    transformers' interface, and products that sum in the same order for any number of rows.
+    """
+    ids = probe_ids(transformer.model, 1, 24, seed=43)[0].tolist()
+    parents = (-1, 0, 1, 2, 3, 1, 5, 0, 7, 4) if axes.branches else tuple(range(-1, 9))
+    tree = Tree(tuple(ids[12:22]), parents)
+    paths = [[0, 1, 2, 3, 4, 9], [0, 1, 5, 6], [0, 7, 8]] if axes.branches else [list(range(10))]
+    with unedited(transformer.model), torch.inference_mode():
+        with Cursor(transformer, axes, packed=packed, rowwise=True) as cursor:
+            cursor.run(ids[:12])
+            together = cursor.run(tree).h
+            logits = transformer.logits(together)
+        with Cursor(transformer, axes) as cursor:
+            cursor.run(ids[:12])
+            for path in paths:
+                alone = torch.cat([cursor.run([tree.ids[node]]).h for node in path])
+                ends = torch.cat([transformer.logits(row[None]) for row in alone])
+                if not (torch.equal(together[path], alone) and torch.equal(logits[path], ends)):
+                    return False
+                cursor.cut(12)
+    return True

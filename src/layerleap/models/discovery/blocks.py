@@ -28,10 +28,7 @@ def find_blocks(
 ) -> tuple[Call, ...]:
     """The call behind each layer: entry 0 turns h[0] into h[1].
 
-    Args:
-        model: the model.
-        calls: the trace of one forward pass.
-        path: the path of the list of blocks; None to discover it.
+    `path` is that of the list of blocks; None to discover it.
     """
     lists = {
         name: module

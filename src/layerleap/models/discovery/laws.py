@@ -5,9 +5,10 @@ In: a wrapped model. Out: one `LawResult` per law, from inputs that discovery di
     blocks         the number of blocks matches the configuration
     deterministic  two passes over the same input are bit-identical (no dropout)
     finite         all states and logits are finite
-    tail           the tail applied to h[n_layers] gives the model's own logits
+    tail           the tail applied to h[n_layers] gives the model's own logits, at two lengths
     parts          attention, FFN and norms of each block add up to the block
-    padding        a row's states do not change when it shares a batch with a longer row
+    padding        a row's states do not change when it shares a batch with a longer row,
+                   whichever side is padded
     clean          after reading, logits are bit-identical and no hook is left
 """
 
@@ -22,9 +23,12 @@ from transformers import PreTrainedModel
 from layerleap.errors import LayerleapError, ModelRefused
 from layerleap.models.discovery.blocks import PATHS_HINT
 from layerleap.models.discovery.compare import rounding, row_gap, sum_error
-from layerleap.models.discovery.probe import N_TOKENS, prepare, probe, probe_ids
+from layerleap.models.discovery.probe import N_TOKENS, probe, probe_ids
 from layerleap.models.discovery.sites import Anatomy
 from layerleap.models.transformer import Transformer
+
+Status = Literal["holds", "fails", "not applicable"]
+STATUS: dict[bool | None, Status] = {True: "holds", False: "fails", None: "not applicable"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class LawResult:
     """The result of checking one law."""
 
     law: str
-    status: Literal["holds", "fails", "not applicable"]
+    status: Status
     detail: str
 
     def to_dict(self) -> dict[str, str]:
@@ -40,32 +44,37 @@ class LawResult:
         return asdict(self)
 
 
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """A model, inputs different from those of discovery, and the model's own answer."""
+
+    transformer: Transformer
+    inputs: dict[str, Any]
+    logits: Tensor
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, transformer: Transformer, n_tokens: int = N_TOKENS) -> "_Case":
+        inputs = probe(transformer.model, rows=3, seed=11, n_tokens=n_tokens)
+        return cls(transformer, inputs, transformer.model(**inputs).logits)
+
+
 def check(transformer: Transformer) -> list[LawResult]:
     """The result of every law, in the order of the module docstring."""
     hooks_before = _count_hooks(transformer.model)
-    inputs = _inputs(transformer)
-    with torch.inference_mode():
-        before = transformer.model(**inputs).logits
-    results = [_result(law, rule, transformer, inputs, before) for law, rule in LAWS.items()]
+    case = _Case.of(transformer)
+    results = []
+    for law, rule in LAWS.items():
+        holds, detail = rule(case)
+        results.append(LawResult(law, STATUS[holds], detail))
     n_left = _count_hooks(transformer.model) - hooks_before
     with torch.inference_mode():
-        after = transformer.model(**inputs).logits
-    is_same = torch.equal(before, after)
+        is_same = torch.equal(case.logits, transformer.model(**case.inputs).logits)
     is_deterministic = any(r.law == "deterministic" and r.status == "holds" for r in results)
-    results.append(
-        LawResult(
-            "clean",
-            "holds" if (is_same or not is_deterministic) and n_left == 0 else "fails",
-            f"logits {'bit-identical' if is_same else 'changed'} after reading, "
-            f"{n_left} hooks left",
-        )
-    )
-    return results
-
-
-def _inputs(transformer: Transformer) -> dict[str, Any]:
-    """Fixed inputs, different from those of discovery."""
-    return probe(transformer.model, rows=3, seed=11)
+    is_clean = (is_same or not is_deterministic) and n_left == 0
+    change = "bit-identical" if is_same else "changed"
+    detail = f"logits {change} after reading, {n_left} hooks left"
+    return [*results, LawResult("clean", STATUS[is_clean], detail)]
 
 
 def require(transformer: Transformer) -> None:
@@ -94,18 +103,11 @@ def check_model(model: PreTrainedModel | Transformer, **paths: Any) -> list[LawR
 
 
 FIXED_BY_PATHS = {"blocks", "tail", "parts"}  # laws that can fail because of wrong paths
-Rule = Callable[[Transformer, dict[str, Any], Tensor], tuple[bool | None, str]]
+Verdict = tuple[bool | None, str]  # None: the law does not apply
 
 
-def _result(
-    law: str, rule: Rule, transformer: Transformer, inputs: dict[str, Any], logits: Tensor
-) -> LawResult:
-    holds, detail = rule(transformer, inputs, logits)
-    status = {True: "holds", False: "fails", None: "not applicable"}[holds]
-    return LawResult(law, status, detail)  # type: ignore[arg-type]
-
-
-def _blocks(transformer: Transformer, _: dict[str, Any], __: Tensor) -> tuple[bool | None, str]:
+def _blocks(case: _Case) -> Verdict:
+    transformer = case.transformer
     config = transformer.model.config
     if config.is_encoder_decoder:
         names = ("decoder_layers", "num_decoder_layers")
@@ -117,57 +119,51 @@ def _blocks(transformer: Transformer, _: dict[str, Any], __: Tensor) -> tuple[bo
     return holds, f"{transformer.n_layers} at {path}, config says {expected}"
 
 
-def _deterministic(
-    transformer: Transformer, _: dict[str, Any], logits: Tensor
-) -> tuple[bool | None, str]:
-    with torch.inference_mode():
-        again = transformer.model(**_inputs(transformer)).logits  # runs a speech encoder again
-    if transformer.model.training:
+def _deterministic(case: _Case) -> Verdict:
+    if case.transformer.model.training:
         return False, "the model is in training mode; call model.eval()"
-    if torch.equal(again, logits):
+    again = _Case.of(case.transformer).logits  # runs a speech encoder again
+    if torch.equal(again, case.logits):
         return True, "two passes are bit-identical"
-    return False, f"two passes differ by {row_gap(again, logits, centre=True):.2g} of the logits"
+    gap = row_gap(again, case.logits, centre=True)
+    return False, f"two passes differ by {gap:.2g} of the logits"
 
 
-def _finite(
-    transformer: Transformer, inputs: dict[str, Any], logits: Tensor
-) -> tuple[bool | None, str]:
-    captured = transformer.capture(inputs)
+def _finite(case: _Case) -> Verdict:
+    captured = case.transformer.capture(case.inputs)
     bad = [layer for layer, h in captured.states.items() if not torch.isfinite(h).all()]
     if bad:
         return False, f"NaN or infinite states at layers {bad}"
-    if not torch.isfinite(logits).all():
+    if not torch.isfinite(case.logits).all():
         return False, "NaN or infinite logits"
     return True, f"the states of {len(captured.states)} layers and the logits are finite"
 
 
-def _tail(
-    transformer: Transformer, inputs: dict[str, Any], logits: Tensor
-) -> tuple[bool | None, str]:
-    h = transformer.capture(inputs, layers=[transformer.n_layers]).states[transformer.n_layers]
-    picked = transformer.picked_position
-    rows = h[:, picked] if picked is not None else h.flatten(0, 1)
-    with torch.inference_mode():
-        ours = transformer.logits(rows)
-    error = row_gap(ours, logits.reshape(ours.shape), centre=True)
+def _tail(case: _Case) -> Verdict:
+    """At two lengths: a head may read a position that only happens to fit one of them."""
+    transformer, last = case.transformer, case.transformer.n_layers
+    cases = [case]
+    if transformer.kind != "image-class":
+        cases.append(_Case.of(transformer, N_TOKENS + 4))
+    error = 0.0
+    for one in cases:
+        h = transformer.capture(one.inputs, layers=[last]).states[last]
+        keep = transformer.pooled(torch.ones(h.shape[:2]))
+        with torch.inference_mode():
+            ours = transformer.logits(transformer.rows(h, keep))
+        error = max(error, row_gap(ours, one.logits.reshape(-1, ours.shape[-1]), centre=True))
     path = " -> ".join(str(step) for step in transformer.tail)
-    return error <= rounding(logits), f"{path} (off by {error:.1e})"
+    return error <= rounding(case.logits), f"{path} (off by {error:.1e})"
 
 
-def _parts(transformer: Transformer, inputs: dict[str, Any], _: Tensor) -> tuple[bool | None, str]:
+def _parts(case: _Case) -> Verdict:
+    transformer, blocks = case.transformer, range(1, case.transformer.n_layers + 1)
     unknown = [a for a in transformer.anatomy if isinstance(a, str)]
     if unknown:
         return None, f"no sites in {len(unknown)} blocks: {unknown[0]}; layers can still be read"
-    sites = [
-        (block, name)
-        for block in range(1, transformer.n_layers + 1)
-        for name in transformer.sites(block)
-    ]
-    captured = transformer.capture(inputs, sites=sites)
-    worst = max(
-        parts_error(transformer, block, captured.states, captured.sites)
-        for block in range(1, transformer.n_layers + 1)
-    )
+    sites = [(block, name) for block in blocks for name in transformer.sites(block)]
+    captured = transformer.capture(case.inputs, sites=sites)
+    worst = max(parts_error(transformer, b, captured.states, captured.sites) for b in blocks)
     anatomy = transformer.anatomy[0]
     assert isinstance(anatomy, Anatomy)
     scale = "" if anatomy.scale == 1 else f", scaled by {anatomy.scale:.4g}"
@@ -198,22 +194,21 @@ def parts_error(
     return row_gap(h, states[block]) / rounding(h)
 
 
-def _padding(
-    transformer: Transformer, inputs: dict[str, Any], _: Tensor
-) -> tuple[bool | None, str]:
-    if transformer.kind == "class" or "attention_mask" not in inputs:
+def _padding(case: _Case) -> Verdict:
+    transformer = case.transformer
+    if "attention_mask" not in case.inputs:
         return None, "inputs have a fixed size"
-    model = transformer.model
-    short = probe_ids(model, 1, N_TOKENS - 3, seed=5)
-    long = torch.cat([short.expand(2, -1), probe_ids(model, 2, 3, seed=6)], dim=1)
-    mask = torch.ones_like(long)
-    mask[0, N_TOKENS - 3 :] = 0
-    alone = transformer.capture(
-        prepare(model, {"input_ids": short, "attention_mask": torch.ones_like(short)})
-    )
-    padded = transformer.capture(prepare(model, {"input_ids": long, "attention_mask": mask}))
+    n = N_TOKENS - 3
+    ids = probe_ids(transformer.model, 2, N_TOKENS, seed=5)
+    mask = torch.ones_like(ids)
+    mask[0, n:] = 0
+    alone = transformer.capture(ids[:1, :n])
+    right = transformer.capture({"input_ids": ids, "attention_mask": mask})
+    left = transformer.capture({"input_ids": ids.roll(-n, 1), "attention_mask": mask.roll(-n, 1)})
     worst = max(
-        row_gap(padded.states[layer][0, : N_TOKENS - 3], h[0]) for layer, h in alone.states.items()
+        row_gap(own, h[0])
+        for layer, h in alone.states.items()
+        for own in (right.states[layer][0, :n], left.states[layer][0, -n:])
     )
     # Some families (MPT) compute their position bias in float32, whatever the model's dtype.
     allowed = max(rounding(alone.states[0]), 1e-6)
@@ -227,7 +222,7 @@ def _count_hooks(model: PreTrainedModel) -> int:
     )
 
 
-LAWS: dict[str, Rule] = {
+LAWS: dict[str, Callable[[_Case], Verdict]] = {
     "blocks": _blocks,
     "deterministic": _deterministic,
     "finite": _finite,

@@ -76,12 +76,8 @@ def block_parts(transformer: Transformer, kinds: Iterable[str]) -> list[list[Any
 
 
 def _parts(transformer: Transformer, block: int) -> list[BlockPart]:
-    anatomy = transformer.anatomy[block - 1]
-    if isinstance(anatomy, str):
-        raise ModelRefused(
-            f"the parts of block {block} of {transformer.identity.name} are not known ({anatomy}), "
-            "so none can be replaced; its layers can still be read"
-        )
+    consequence = "none can be replaced; its layers can still be read"
+    anatomy = transformer.known_anatomy(block, consequence)
     by_module: dict[tuple[str, str], BlockPart] = {}
     for name in anatomy.sites:
         part = name.rpartition(".")[0]

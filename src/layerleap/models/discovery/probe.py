@@ -36,7 +36,9 @@ def probe_ids(model: PreTrainedModel, rows: int, n_tokens: int, seed: int) -> Te
     return torch.randint(low, vocabulary_size(model), (rows, n_tokens), generator=generator)
 
 
-def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, Any]:
+def probe(
+    model: PreTrainedModel, *, rows: int = 2, seed: int = 0, n_tokens: int = N_TOKENS
+) -> dict[str, Any]:
     """Inputs of `rows` random examples."""
     generator = torch.Generator().manual_seed(seed + 1)
     main = model.main_input_name
@@ -44,13 +46,13 @@ def probe(model: PreTrainedModel, *, rows: int = 2, seed: int = 0) -> dict[str, 
     if main == "pixel_values":
         inputs[main] = torch.randn(rows, *image_shape(model.config), generator=generator)
         return prepare(model, inputs)
-    ids = probe_ids(model, rows, N_TOKENS, seed)
+    ids = probe_ids(model, rows, n_tokens, seed)
     if main == "input_features":
         sound = torch.randn(1, *sound_shape(model.config), generator=generator)
         inputs["encoder_outputs"] = _encoded_sound(model, sound, rows)
         inputs["decoder_input_ids"] = ids
     elif model.config.is_encoder_decoder:
-        inputs["input_ids"] = probe_ids(model, rows, N_TOKENS + 2, seed + 2)
+        inputs["input_ids"] = probe_ids(model, rows, n_tokens + 2, seed + 2)
         inputs["decoder_input_ids"] = ids
     else:
         inputs["input_ids"] = ids
@@ -73,12 +75,15 @@ def _encoded_sound(model: PreTrainedModel, sound: Tensor, rows: int) -> Any:
     return BaseModelOutput(states.expand(rows, -1, -1))
 
 
+def entry_device(model: PreTrainedModel) -> torch.device:
+    """Where inputs go. Offloaded weights appear to be on "meta"; accelerate moves the inputs."""
+    return torch.device("cpu") if model.device.type == "meta" else model.device
+
+
 def prepare(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs on the model's device, in its dtype unless they are integers, and without a cache."""
-    # Offloaded weights appear to be on "meta"; accelerate's hooks move the inputs.
-    device = torch.device("cpu") if model.device.type == "meta" else model.device
     placed = {
-        name: value.to(device, model.dtype if value.is_floating_point() else None)
+        name: value.to(entry_device(model), model.dtype if value.is_floating_point() else None)
         if isinstance(value, Tensor)
         else value
         for name, value in inputs.items()

@@ -13,7 +13,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +67,10 @@ def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
         return parts
     best: Anatomy | None = None
     for outputs in itertools.product(*(_contributions(part, after, block) for part in parts)):
-        for anatomy in (_additive(block, parts, outputs), _post_norm(block, parts, outputs, norms)):
+        candidate = _Candidate(block, parts, outputs, norms)
+        for anatomy in (candidate.additive(), candidate.post_norm()):
             if anatomy and anatomy.error <= 1:
-                return _with_sites(anatomy, block, parts, outputs, norms)
+                return replace(anatomy, **candidate.sites(anatomy.style))
             if anatomy and (best is None or anatomy.error < best.error):
                 best = anatomy
     closest = (
@@ -172,92 +173,82 @@ def _as_state(call: Call, block: Call) -> Tensor | None:
     return value.reshape(block.gives.shape).to(block.gives.device)
 
 
-def _additive(
-    block: Call, parts: tuple[_Part, ...], outputs: tuple[tuple[Call, Call], ...]
-) -> Anatomy | None:
-    """`out = in + scale * sum`, with the best-fitting scale (1 for nearly every family)."""
-    values = [value for _, added in outputs if (value := _as_state(added, block)) is not None]
-    if len(values) < len(outputs) or block.takes is None or block.gives is None:
-        return None
-    names = tuple(part.name for part in parts)
-    adds = tuple(Site(_relative(block, added), "out") for _, added in outputs)
-    plain = Anatomy(
-        "sequential", names, adds, 1.0, error=sum_error(block.gives, [block.takes, *values])
-    )
-    if plain.error <= 1:
-        return plain
-    scale = _best_scale(block.gives.double() - block.takes.to(block.gives.device).double(), values)
-    scaled = [block.takes.double(), *(scale * value.double() for value in values)]
-    return replace(plain, scale=scale, error=sum_error(block.gives, scaled))
-
-
 def _best_scale(change: Tensor, values: list[Tensor]) -> float:
     total = torch.stack([value.double() for value in values]).sum(0)
     return ((total * change).sum() / total.square().sum().clamp_min(1e-300)).item()
 
 
-def _post_norm(
-    block: Call,
-    parts: tuple[_Part, ...],
-    outputs: tuple[tuple[Call, Call], ...],
-    norms: list[Call],
-) -> Anatomy | None:
-    """`x = norm(x + part)`, part after part."""
-    post_norms = _summing_norms(block, outputs, norms)
-    if not post_norms or post_norms[-1].gives is None or block.gives is None:
-        return None
-    adds = tuple(Site(_relative(block, added), "out") for _, added in outputs)
-    names = tuple(part.name for part in parts)
-    exact = is_same(post_norms[-1].gives, block.gives)
-    return Anatomy("post-norm", names, adds, error=0.0 if exact else float("inf"))
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """One way in which the parts of a block may add up."""
 
+    block: Call
+    parts: tuple[_Part, ...]
+    outputs: tuple[tuple[Call, Call], ...]  # by part, its output and what is added to the stream
+    norms: list[Call]
 
-def _summing_norms(
-    block: Call, outputs: tuple[tuple[Call, Call], ...], norms: list[Call]
-) -> list[Call]:
-    """For each part, the norm applied to the stream plus that part; empty if there is none."""
-    stream, post_norms = block.takes, []
-    for _, added in outputs:
-        value = _as_state(added, block)
-        if stream is None or value is None:
-            return []
-        total = stream.to(value.device).reshape(value.shape) + value
-        norm = next((n for n in norms if is_same(n.takes, total)), None)
-        if norm is None:
-            return []
-        post_norms.append(norm)
-        stream = norm.gives
-    return post_norms
+    def additive(self) -> Anatomy | None:
+        """`out = in + scale * sum`, with the best-fitting scale (1 for nearly every family)."""
+        before, after = self.block.takes, self.block.gives
+        values = [v for _, added in self.outputs if (v := _as_state(added, self.block)) is not None]
+        if len(values) < len(self.outputs) or before is None or after is None:
+            return None
+        plain = self._anatomy("sequential", sum_error(after, [before, *values]))
+        if plain.error <= 1:
+            return plain
+        scale = _best_scale(after.double() - before.to(after.device).double(), values)
+        scaled = [before.double(), *(scale * value.double() for value in values)]
+        return replace(plain, scale=scale, error=sum_error(after, scaled))
 
+    def post_norm(self) -> Anatomy | None:
+        """`x = norm(x + part)`, part after part."""
+        post_norms = self._summing_norms()
+        if not post_norms or self.block.gives is None:
+            return None
+        exact = is_same(post_norms[-1].gives, self.block.gives)
+        return self._anatomy("post-norm", 0.0 if exact else float("inf"))
 
-def _with_sites(
-    anatomy: Anatomy,
-    block: Call,
-    parts: tuple[_Part, ...],
-    outputs: tuple[tuple[Call, Call], ...],
-    norms: list[Call],
-) -> Anatomy:
-    """The anatomy with named sites around each part, and with parallel blocks recognised."""
-    sites: dict[str, Site] = {}
+    def _anatomy(self, style: Style, error: float) -> Anatomy:
+        adds = tuple(Site(_relative(self.block, added), "out") for _, added in self.outputs)
+        return Anatomy(style, tuple(part.name for part in self.parts), adds, error=error)
 
-    def add(name: str, first: Call | None, last: Call | None) -> None:
-        if first and last:
-            sites[f"{name}.in"] = Site(_relative(block, first), "in")
-            sites[f"{name}.out"] = Site(_relative(block, last), "out")
+    def _summing_norms(self) -> list[Call]:
+        """For each part, the norm applied to the stream plus that part; empty if there is none."""
+        stream, post_norms = self.block.takes, []
+        for _, added in self.outputs:
+            value = _as_state(added, self.block)
+            if stream is None or value is None:
+                return []
+            total = stream.to(value.device).reshape(value.shape) + value
+            norm = next((n for n in self.norms if is_same(n.takes, total)), None)
+            if norm is None:
+                return []
+            post_norms.append(norm)
+            stream = norm.gives
+        return post_norms
 
-    for part, (output, _) in zip(parts, outputs, strict=True):
-        add(part.name, part.first, output)
-    if anatomy.style == "post-norm":
-        for part, norm in zip(parts, _summing_norms(block, outputs, norms), strict=True):
-            add(f"{part.name}_post", norm, norm)
-        return replace(anatomy, sites=sites)
-    inputs = []
-    for part, (output, added) in zip(parts, outputs, strict=True):
-        pre_norm = next((norm for norm in norms if is_same(norm.gives, part.first.takes)), None)
-        add(f"{part.name}_norm", pre_norm, pre_norm)
-        inputs.append(pre_norm.takes if pre_norm else part.first.takes)
-        if added is not output:
-            add(f"{part.name}_{'post' if added in norms else 'scale'}", added, added)
-    # In a parallel block every part starts from the block's input.
-    parallel = all(is_same(value, block.takes) for value in inputs)
-    return replace(anatomy, sites=sites, style="parallel" if parallel else "sequential")
+    def sites(self, style: Style) -> dict[str, Any]:
+        """Named sites around each part, and the style with parallel blocks recognised."""
+        sites: dict[str, Site] = {}
+
+        def add(name: str, first: Call, last: Call) -> None:
+            sites[f"{name}.in"] = Site(_relative(self.block, first), "in")
+            sites[f"{name}.out"] = Site(_relative(self.block, last), "out")
+
+        for part, (output, _) in zip(self.parts, self.outputs, strict=True):
+            add(part.name, part.first, output)
+        if style == "post-norm":
+            for part, norm in zip(self.parts, self._summing_norms(), strict=True):
+                add(f"{part.name}_post", norm, norm)
+            return {"sites": sites}
+        inputs = []
+        for part, (output, added) in zip(self.parts, self.outputs, strict=True):
+            pre = next((norm for norm in self.norms if is_same(norm.gives, part.first.takes)), None)
+            if pre is not None:
+                add(f"{part.name}_norm", pre, pre)
+            inputs.append((pre or part.first).takes)
+            if added is not output:
+                add(f"{part.name}_{'post' if added in self.norms else 'scale'}", added, added)
+        # In a parallel block every part starts from the block's input.
+        is_parallel = all(is_same(value, self.block.takes) for value in inputs)
+        return {"sites": sites, "style": "parallel" if is_parallel else "sequential"}

@@ -2,11 +2,11 @@
 
 In: the trace of one forward pass and the call of the last block.
 Out: the modules that run after the last block, with the plain operations between them (a scale, a
-soft-cap, picking a position) inferred from the recorded tensors.
-Not here: verification. `laws` checks the result on fresh inputs.
+soft-cap, an activation, pooling positions) inferred from the recorded tensors.
+Not here: verification. `laws` checks the result on fresh inputs of other lengths.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,19 +15,37 @@ from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
 from layerleap.models.discovery.blocks import PATHS_HINT
-from layerleap.models.discovery.compare import is_rounded, is_same, row_gap
+from layerleap.models.discovery.compare import is_rounded, is_same, rounding, row_gap
 from layerleap.models.discovery.trace import Call, state_given
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": nn.functional.gelu,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "silu": nn.functional.silu,
+}
+POOLS = ("pick", "mean", "join")
+LAST = -1  # the last real position, whatever the length
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of the tail: a module by path, or a plain operation with a number."""
+    """One operation of the tail: a module by path, or a plain operation with a number.
 
-    kind: Literal["module", "scale", "cap", "pick", "pad", "activate"]
+    pick(p)  keeps the state of real position p; -1 is the last one
+    mean(s)  averages the states of the positions from s on
+    join(s)  puts the state of position 0 beside the mean of the positions from s on
+    """
+
+    kind: Literal[
+        "module", "scale", "cap", "pad", "pick", "mean", "join", "gelu", "tanh", "relu", "silu"
+    ]
     path: str = ""
     number: float = 0.0
 
     def __str__(self) -> str:
+        if self.kind in ACTIVATIONS:
+            return self.kind
         return self.path or f"{self.kind}({self.number:.6g})"
 
 
@@ -38,14 +56,9 @@ def find_tail(
     logits: Tensor,
     paths: Sequence[str] | None = None,
 ) -> tuple[Step, ...]:
-    """The steps that turn the last block's output into `logits`.
+    """The steps that turn the last block's output into `logits`, the model's own output.
 
-    Args:
-        model: the model.
-        calls: the trace of one forward pass.
-        last_block: the call of the last block.
-        logits: the model's own output.
-        paths: the paths of the modules after the last block; None to discover them.
+    `paths` are those of the modules after the last block; None to discover them.
     """
     config = getattr(model, "config", None)
     value, steps = last_block.gives, []
@@ -53,9 +66,9 @@ def find_tail(
     for call in _later_calls(calls, last_block, paths):
         if call.takes is None or call.gives is None:
             continue
-        between = _operations(value, call.takes)
+        between = _ignored_input(value, call)
         if between is None:
-            between = _ignored_input(value, call)
+            between = _operations(value, call.takes)
         if between is None:
             if paths is not None:
                 raise ModelRefused(
@@ -81,7 +94,10 @@ def find_tail(
 def _later_calls(
     calls: Sequence[Call], last_block: Call, paths: Sequence[str] | None
 ) -> list[Call]:
-    """The outermost calls after the last block, or those at the given paths."""
+    """The outermost calls after the last block, or those at the given paths.
+
+    A module that pools positions is opened: which positions it reads shows only inside.
+    """
     later = [call for call in calls if call.start > last_block.end]
     if paths is not None:
         missing = [path for path in paths if all(call.path != path for call in later)]
@@ -90,7 +106,13 @@ def _later_calls(
                 f"law 'tail' failed: {missing[0]!r} does not run after the last block; {PATHS_HINT}"
             )
         return [next(call for call in later if call.path == path) for path in paths]
-    return [call for call in later if not any(other.contains(call) for other in later)]
+    whole = [call for call in later if not _pools_inside(call)]
+    return [call for call in whole if not any(other.contains(call) for other in whole)]
+
+
+def _pools_inside(call: Call) -> bool:
+    has_both = call.takes is not None and call.gives is not None
+    return has_both and call.takes.dim() == 3 and call.gives.dim() == 2
 
 
 def _operations(value: Tensor, target: Tensor) -> list[Step] | None:
@@ -98,22 +120,47 @@ def _operations(value: Tensor, target: Tensor) -> list[Step] | None:
     if value.shape == target.shape and is_same(value, target):
         return []
     if value.dim() == 3 and target.dim() == 2:
-        for position in range(value.shape[1]):
-            rest = _operations(value[:, position], target)
+        for step, pooled in _pooled(value):
+            rest = _operations(pooled, target)
             if rest is not None:
-                return [Step("pick", number=position), *rest]
+                return [step, *rest]
+            if pooled.shape == target.shape and row_gap(pooled, target) < rounding(target) / 10:
+                return [step]  # a mean may be summed in another order
         return None
     if value.shape != target.shape:
         return None
     return _scale(value, target) or _activation(value, target)
 
 
+def _pooled(value: Tensor) -> Iterator[tuple[Step, Tensor]]:
+    """Ways to pool (batch, pos, width), and what each gives; the last position comes first."""
+    n = value.shape[1]
+    yield Step("pick", number=LAST), value[:, -1]
+    for position in range(n - 1):
+        yield Step("pick", number=position), value[:, position]
+    for start in range(n - 1):
+        step = Step("mean", number=start)
+        yield step, pool(step, value)
+    for start in range(1, n - 1):
+        step = Step("join", number=start)
+        yield step, pool(step, value)
+
+
+def pool(step: Step, value: Tensor) -> Tensor:
+    """One state for all positions of a text: (row, pos, width) -> (row, width or twice that)."""
+    at = int(step.number)
+    if step.kind == "pick":
+        return value[:, at]
+    mean = value[:, at:].mean(1)
+    return mean if step.kind == "mean" else torch.cat([value[:, 0], mean], -1)
+
+
 @torch.no_grad()
 def _ignored_input(value: Tensor, call: Call) -> list[Step] | None:
     """Picking a position and padding with zeros, if the module's output stays bit-identical.
 
-    Some heads also take the mean over all positions. A single state can then be read only if the
-    head's weights for the mean are zero.
+    Some heads also take the mean over all positions. If the head's weights for the mean are zero,
+    a single state can be read.
     """
     takes = call.takes
     if takes is None or value.dim() != 3 or takes.dim() != 2:
@@ -149,6 +196,7 @@ def _soft_cap(value: Tensor, logits: Tensor, config: Any) -> list[Step] | None:
 
 
 def _activation(value: Tensor, target: Tensor) -> list[Step] | None:
-    if is_rounded(nn.functional.gelu(value), target):
-        return [Step("activate")]
+    for name, function in ACTIVATIONS.items():
+        if is_rounded(function(value), target):
+            return [Step(name)]  # type: ignore[arg-type]
     return None

@@ -46,9 +46,15 @@ def state_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | str |
 
 def state_taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The state that a module is called with."""
+    return None if state_place(args, kwargs) is None else required_state(args, kwargs)[1]
+
+
+def required_state(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int | str, Tensor]:
+    """Where the state is among the arguments, and the state; `ModelRefused` if there is none."""
     place = state_place(args, kwargs)
-    value = args[place] if isinstance(place, int) else kwargs.get(place or "")
-    return value if isinstance(value, Tensor) else None
+    if place is None:
+        raise ModelRefused("a module was called without a state to edit or to run again")
+    return place, args[place] if isinstance(place, int) else kwargs[place]
 
 
 def with_state(
@@ -71,15 +77,10 @@ def state_given(output: Any) -> Tensor | None:
     return None
 
 
-def bare(state: Tensor) -> Tensor:
-    """The `Shape` of a module that returns nothing but the state."""
-    return state
-
-
 def shape_of(output: Any, module: str = "a module") -> Shape:
     """How a module returns its state; other items (attention weights and the like) become None."""
     if isinstance(output, Tensor):
-        return bare
+        return lambda state: state
     state = state_given(output)
     if state is None or type(output) not in (tuple, list):
         raise ModelRefused(
@@ -94,10 +95,7 @@ def shape_of(output: Any, module: str = "a module") -> Shape:
 def trace(model: nn.Module, inputs: Mapping[str, Any], within: str = "") -> tuple[list[Call], Any]:
     """Every call of one forward pass in order of start, and the model's output.
 
-    Args:
-        model: the model.
-        inputs: keyword arguments of its forward pass.
-        within: trace only the module at this path and those inside it.
+    Only the module at the path `within` and those inside it are traced; all when "".
     """
     calls: list[Call] = []
     open_calls: list[tuple[nn.Module, int, Tensor | None]] = []

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 AttentionFunction = Callable[..., tuple[Any, Any]]
 Choose = Callable[[nn.Module], AttentionFunction | None]  # None leaves a module its own function
+Around = Callable[..., tuple[Any, Any]]  # called with the function, then as the function is
 
 _LOOKUP: Any = AttentionInterface.get_interface
 _SHARED = Lock()
@@ -26,16 +27,18 @@ _thread = local()
 
 
 def _get_interface(self: Any, name: str, default: Any) -> AttentionFunction:
-    function: AttentionFunction = _LOOKUP(self, name, default)
+    own: AttentionFunction = _LOOKUP(self, name, default)
     choices: tuple[Choose, ...] = getattr(_thread, "choices", ())
-    if not choices:
-        return function
+    around: Around | None = getattr(_thread, "around", None)
+    if not choices and around is None:
+        return own
 
     def attend(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        for choose in reversed(choices):  # the latest decides first
-            if (instead := choose(module)) is not None:
-                return instead(module, *args, **kwargs)
-        return function(module, *args, **kwargs)
+        chosen = (choose(module) for choose in reversed(choices))  # the latest decides first
+        function = next((one for one in chosen if one is not None), own)
+        if around is None:
+            return function(module, *args, **kwargs)
+        return around(function, module, *args, **kwargs)
 
     return attend
 
@@ -50,6 +53,19 @@ def attention_chosen_by(choose: Choose) -> Iterator[None]:
         yield
     finally:
         _thread.choices = before
+        _count(-1)
+
+
+@contextmanager
+def attention_wrapped_by(around: Around) -> Iterator[None]:
+    """Call every attention function, replaced or not, through `around`."""
+    before: Around | None = getattr(_thread, "around", None)
+    try:
+        _count(1)
+        _thread.around = around
+        yield
+    finally:
+        _thread.around = before
         _count(-1)
 
 

@@ -5,7 +5,7 @@ Out: those states and nothing else. Rows are gathered during the pass, so that r
 does not keep the activations of a whole batch.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.trace import state_given, state_taken
 from layerleap.models.hooks.forward import StopPass, Tap, tapped
+from layerleap.models.inputs import Order, as_inputs, right_padded, run
 
 if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
@@ -38,7 +39,7 @@ class Capture:
 @torch.no_grad()  # not inference mode: a probe may be trained on the captured states
 def capture(
     transformer: "Transformer",
-    inputs: Mapping[str, Any],
+    inputs: Any,
     *,
     layers: Collection[int] | None = None,
     sites: Collection[tuple[int, str]] = (),
@@ -49,18 +50,30 @@ def capture(
 
     Args:
         transformer: the wrapped model.
-        inputs: keyword arguments of its forward pass, on any device; no padding on the left.
+        inputs: a text, texts, token ids, a tensor, or keyword arguments of the forward pass (see
+            `models.inputs`); on any device, padded on either side.
         layers: which h[layer] to keep; all when None.
         sites: pairs (block, site name), blocks counted from 1: block b makes h[b].
-        keep: boolean (batch, pos): the positions to gather, in row-major order.
+        keep: boolean (batch, pos): the positions to gather, in row-major order; where the head
+            pools positions, those that it pools, which make one row per text.
         logits: also run the tail. Without it the pass ends after the last block needed.
     """
-    chosen = set(range(transformer.n_layers + 1)) if layers is None else set(layers)
-    _check(transformer, chosen, sites)
-    reader = _Reader(chosen, frozenset(sites), keep, stop=not logits)
-    with tapped(transformer.model, reader.taps(transformer)), suppress(StopPass):
-        output = transformer.model(**prepare(transformer.model, inputs))
-        reader.captured.logits = output.logits if logits else None
+    chosen = set(range(transformer.n_layers + 1)) if layers is None else _numbers(layers)
+    for layer in chosen:
+        check_layer(transformer, layer)
+    for block, name in sites:
+        check_block(transformer, block)
+        if name not in transformer.sites(block):
+            known = ", ".join(transformer.sites(block)) or "none"
+            raise BadSettings(f"no site {name!r} in block {block}; expected one of: {known}")
+    arguments = prepare(transformer.model, as_inputs(transformer, inputs))
+    arguments, order = right_padded(arguments)
+    reader = _Reader(transformer, chosen, set(sites), keep, order, stop=not logits)
+    with tapped(transformer.model, reader.taps()), suppress(StopPass):
+        output = run(transformer, arguments)
+        if logits:
+            own = output.logits
+            reader.captured.logits = own if order is None or own.dim() == 2 else order.restore(own)
     if missing := chosen - reader.captured.states.keys():
         raise ModelRefused(f"layers {sorted(missing)} were never reached in this forward pass")
     return reader.captured
@@ -71,12 +84,15 @@ class _Reader:
 
     def __init__(
         self,
+        transformer: "Transformer",
         layers: set[int],
-        sites: frozenset[tuple[int, str]],
+        sites: set[tuple[int, str]],
         keep: Tensor | None,
+        order: Order | None,
         stop: bool,
     ) -> None:
-        self.layers, self.sites, self.keep = layers, sites, keep
+        self.transformer, self.layers, self.sites = transformer, layers, sites
+        self.keep, self.order = keep, order
         # The layer after which the pass can stop; None if the tail has to run as well.
         last = max([*layers, *(block for block, _ in sites)], default=0)
         self.stop_layer = last if stop else None
@@ -84,13 +100,18 @@ class _Reader:
         self.shape: torch.Size | None = None
         self.captured = Capture()
 
-    def taps(self, transformer: "Transformer") -> list[tuple[nn.Module, Tap]]:
-        blocks = transformer.block_modules()
+    def taps(self) -> list[tuple[nn.Module, Tap]]:
+        transformer, blocks = self.transformer, self.transformer.block_modules()
         taps = [(blocks[0], Tap(see_input=self.before_first_block))]
         taps += [(block, Tap(see_output=self.after_block)) for block in blocks]
-        for name, side, module in transformer.site_modules(self.sites):
-            taps.append((module, self._site_tap(name, side)))
-        return taps
+        sites = {  # a shared block (ALBERT) has the same module in many layers
+            (name, transformer.site_module(block, site)): site.side
+            for block, name in self.sites
+            for site in [transformer.sites(block)[name]]
+        }
+        return taps + [
+            (module, self._site_tap(name, side)) for (name, module), side in sites.items()
+        ]
 
     def _site_tap(self, name: str, side: str) -> Tap:
         if side == "in":
@@ -122,32 +143,32 @@ class _Reader:
         """The kept positions; a copy, because a view would hold the whole activation."""
         if self.shape is not None and value.shape[:2] != self.shape:
             value = value.reshape(*self.shape, -1)  # experts get rows without the batch axis
-        return value.clone() if self.keep is None else value[self.keep.to(value.device)]
+        if self.order is not None:
+            value = self.order.restore(value)
+        return value.clone() if self.keep is None else self.transformer.rows(value, self.keep)
 
 
-def _check(
-    transformer: "Transformer", layers: set[int], sites: Collection[tuple[int, str]]
-) -> None:
-    for layer in layers:
-        check_layer(transformer, layer)
-    for block, name in sites:
-        check_block(transformer, block)
-        if name not in transformer.sites(block):
-            known = ", ".join(transformer.sites(block)) or "none"
-            raise BadSettings(f"no site {name!r} in block {block}; expected one of: {known}")
+def _numbers(layers: Any) -> set[int]:
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise BadSettings(f"layers {layers!r}; expected several, as in layers=[0, 3]")
+    return set(layers)
+
+
+def _check_number(transformer: "Transformer", noun: str, number: int, low: int) -> None:
+    if not isinstance(number, int):
+        raise BadSettings(f"{noun} {number!r} is not a whole number")
+    if not low <= number <= transformer.n_layers:
+        raise BadSettings(
+            f"{noun} {number} does not exist: this model has {noun}s {low} to "
+            f"{transformer.n_layers}"
+        )
 
 
 def check_layer(transformer: "Transformer", layer: int) -> None:
     """Refuse a layer that the model does not have."""
-    if not 0 <= layer <= transformer.n_layers:
-        raise BadSettings(
-            f"layer {layer} does not exist: this model has layers 0 to {transformer.n_layers}"
-        )
+    _check_number(transformer, "layer", layer, 0)
 
 
 def check_block(transformer: "Transformer", block: int) -> None:
     """Refuse a block that the model does not have; block b makes h[b]."""
-    if not 1 <= block <= transformer.n_layers:
-        raise BadSettings(
-            f"block {block} does not exist: this model has blocks 1 to {transformer.n_layers}"
-        )
+    _check_number(transformer, "block", block, 1)

@@ -10,7 +10,7 @@ and those of an inner `with` after those of the outer one. The kinds of edits ar
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.discovery.trace import state_given, state_place, state_taken, with_state
+from layerleap.models.discovery.trace import required_state, state_given, state_taken, with_state
 from layerleap.models.hooks.attention import AttentionFunction, attention_chosen_by
 from layerleap.models.hooks.forward import Args, Forward, Kwargs, Tap, hooks_of, tapped
 from layerleap.models.hooks.rows import ModelPass, PassRows, Prompt
@@ -82,25 +82,16 @@ class Applied:
         return f"{self.edit}: {passes}, {positions}"
 
 
-@dataclass(frozen=True)
-class EditReport(Sequence[Applied]):
+class EditReport(tuple[Applied, ...]):
     """What each edit of one `with` block did so far, in the order given."""
-
-    applied: tuple[Applied, ...]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.applied[index]
-
-    def __len__(self) -> int:
-        return len(self.applied)
 
     @property
     def unused(self) -> tuple[Edit, ...]:
         """The edits that never applied: their block or positions did not occur in any pass."""
-        return tuple(entry.edit for entry in self.applied if not entry.passes)
+        return tuple(entry.edit for entry in self if not entry.passes)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.applied))
+        return "\n".join(map(str, self))
 
 
 @contextmanager
@@ -122,7 +113,7 @@ def edit(transformer: "Transformer", *edits: Edit) -> Iterator[EditReport]:
             f"{strange[0]!r} is not an edit; expected a value such as edits.ZeroNeuron(block=1, "
             "neuron=0)"
         )
-    hooks, report = hooks_of(model), EditReport(tuple(Applied(one) for one in edits))
+    hooks, report = hooks_of(model), EditReport(Applied(one) for one in edits)
     with ExitStack() as undo:
         undo.enter_context(hooks.lock)
         with unedited(model):  # what is looked up about a model must not depend on other edits
@@ -295,10 +286,7 @@ class EditedModel:
     ) -> tuple[Args, Kwargs]:
         if not self._acts(change):
             return args, kwargs
-        place = state_place(args, kwargs)
-        if place is None:
-            raise ModelRefused(f"{type(change.module).__name__} was called without a state to edit")
-        value: Tensor = args[place] if isinstance(place, int) else kwargs[place]
+        place, value = required_state(args, kwargs)
         return with_state(args, kwargs, place, self._changed(applied, change, value))
 
     def _change_output(self, applied: Applied, change: Change, output: Any) -> Any:

@@ -5,8 +5,7 @@ Out: `Recording`: h[0] .. h[n_layers] at all positions, and the other arguments 
 (masks, position embeddings); the model's own blocks then run on other states as they ran on these.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,10 +15,12 @@ from torch import Tensor, nn
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
-from layerleap.models.discovery.trace import state_given, state_place, state_taken, with_state
+from layerleap.models.discovery.trace import required_state, state_given, with_state
+from layerleap.models.hooks.capture import capture
 from layerleap.models.hooks.edit import edits_in_force
-from layerleap.models.hooks.forward import StopPass, Tap, tapped
+from layerleap.models.hooks.forward import Args, Kwargs, Tap, tapped
 from layerleap.models.hooks.rows import ModelPass
+from layerleap.models.inputs import Order, as_inputs, right_padded
 from layerleap.models.transformer import Transformer
 
 
@@ -55,6 +56,7 @@ class Recording:
     calls: tuple[_Call, ...]
     origin: ModelPass  # which positions there are
     logits: Tensor | None = None
+    order: Order | None = None  # in which the blocks ran, if padding was on the left
 
     @torch.no_grad()  # not inference mode: the result may be trained on
     def run(self, h: Tensor, start: int, stop: int | None = None) -> Tensor:
@@ -70,7 +72,8 @@ class Recording:
             raise BadSettings(
                 f"blocks {start + 1} to {stop} cannot be run: this model has layers 0 to {last}"
             )
-        h = h.clone()  # some blocks add in place, and the state belongs to the caller
+        # A copy: some blocks add in place, and the state belongs to the caller.
+        h = h.clone() if self.order is None else self.order.arrange(h)
         edited = edits_in_force(self.transformer.model)
         running = nullcontext() if edited is None else edited.running(
             replace(self.origin, block=start)
@@ -78,53 +81,27 @@ class Recording:
         with running:
             for call in self.calls[start:stop]:
                 h = call(h)
-        return h
+        return h if self.order is None else self.order.restore(h)
 
     def rows(self, keep: Tensor) -> dict[int, Tensor]:
         """h[layer] at the kept positions, as `capture` gives them: (row, d_model) by layer."""
-        return {layer: h[keep.to(h.device)] for layer, h in enumerate(self.states)}
+        return {layer: self.transformer.rows(h, keep) for layer, h in enumerate(self.states)}
 
 
 @torch.no_grad()
-def record(
-    transformer: Transformer, inputs: Mapping[str, Any], *, logits: bool = False
-) -> Recording:
-    """Run the model once, without a cache, and keep what is needed to run its blocks again.
-
-    Args:
-        transformer: the wrapped model.
-        inputs: keyword arguments of its forward pass, on any device; no padding on the left.
-        logits: also run the tail and keep the model's own logits.
-    """
-    states: list[Tensor] = []
+def record(transformer: Transformer, inputs: Any, *, logits: bool = False) -> Recording:
+    """Run the model once, without a cache, and keep what is needed to run its blocks again."""
     calls: list[_Call] = []
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        place, state = state_place(args, kwargs), state_taken(args, kwargs)
-        if place is None or state is None:
-            raise ModelRefused("a block was called without a state, so it cannot be run again")
-        states.append(state.clone())
+    def before(module: nn.Module, args: Args, kwargs: Kwargs) -> None:
+        place, _ = required_state(args, kwargs)
         # Without the state itself, which would be held twice.
         calls.append(_Call(module, *with_state(args, kwargs, place, None), place))
 
-    def after_last(output: Any) -> None:
-        state = state_given(output)
-        if len(calls) == transformer.n_layers and state is not None:
-            states.append(state.clone())
-            if not logits:
-                raise StopPass
-
-    blocks = transformer.block_modules()
-    taps = [(block, Tap(see_input=partial(before, block))) for block in blocks]
-    taps.append((blocks[-1], Tap(see_output=after_last)))
-    output, arguments = None, prepare(transformer.model, inputs)
-    with tapped(transformer.model, taps), suppress(StopPass):
-        output = transformer.model(**arguments)
-    if len(states) != transformer.n_layers + 1:
-        raise ModelRefused(
-            f"{len(calls)} blocks ran in this forward pass; expected {transformer.n_layers}"
-        )
-    origin = ModelPass.of(transformer.model, arguments, None)
-    origin.shape = tuple(states[0].shape[:2])
-    own = None if output is None else output.logits
-    return Recording(transformer, tuple(states), tuple(calls), origin, own)
+    model, blocks = transformer.model, transformer.block_modules()
+    arguments, order = right_padded(prepare(model, as_inputs(transformer, inputs)))
+    with tapped(model, {block: Tap(see_input=partial(before, block)) for block in blocks}):
+        captured = capture(transformer, inputs, logits=logits)
+    states = tuple(captured.states[layer] for layer in range(transformer.n_layers + 1))
+    origin = replace(ModelPass.of(model, arguments, None), shape=tuple(states[0].shape[:2]))
+    return Recording(transformer, states, tuple(calls), origin, captured.logits, order)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.brief import Brief
+from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.read.saturation import Saturation
 
 By = Literal["document", "row", "cell"]
@@ -46,8 +47,8 @@ class CellSampling:
                 )
 
 
-@dataclass(frozen=True, eq=False)
-class Cells:
+@dataclass(frozen=True, eq=False, repr=False)
+class Cells(Brief):
     """Pairs (row, layer) in ascending order, with task (from 1) and fold: (cell,) each."""
 
     row: Tensor
@@ -73,7 +74,6 @@ def task_labels(saturation: Saturation, tasks: int | None = None) -> Tensor:
     rank that is not saturated yet.
 
     Args:
-        saturation: the saturation layers of the rows.
         tasks: combine this task and all later ones, including those after the last known rank:
             with 2, "the first rank is open" against "it is saturated". None keeps one per rank.
     """
@@ -106,16 +106,12 @@ def folds_of(documents: Tensor, shape: tuple[int, int], n: int, by: By, seed: in
 
     Args:
         documents: (row,) the document of each row.
-        shape: (rows, layers).
-        n: the number of folds.
         by: what is never split between folds: a document, a row, or only a single (row, layer).
             The last one leaks: a row's state and task hardly change from one layer to the next, so
             a probe can memorise rows. It is here to demonstrate that.
-        seed: decides the random order.
     """
     rows, layers = shape
-    if by not in ("document", "row", "cell"):
-        raise BadSettings(f"unknown by {by!r}; expected 'document', 'row' or 'cell'")
+    check_choice(by, By, "by")
     units = {
         "document": documents, "row": torch.arange(rows), "cell": torch.arange(rows * layers),
     }[by]  # fmt: skip
@@ -149,13 +145,9 @@ def cells_of(saturation: Saturation, sampling: CellSampling, by: By = "document"
 
 
 def choose_cells(labels: Tensor, folds: Tensor, n_tasks: int, sampling: CellSampling) -> Cells:
-    """As many cells as balance allows: the same number of every task in each layer of each fold.
+    """As many cells as balance allows: every task equally often in each layer of each fold.
 
-    Args:
-        labels: (row, layer), from `task_labels`.
-        folds: (row, layer), from `folds_of`.
-        n_tasks: the number of tasks.
-        sampling: the other settings.
+    `labels` and `folds` are (row, layer), from `task_labels` and `folds_of`.
     """
     n_layers = labels.shape[1]
     if sampling.first_layer >= n_layers:

@@ -28,10 +28,7 @@ class RandomStates:
 
         Args:
             documents: (row,) the document of each row.
-            d_model: the width.
             steps: (n_layers + 1,) typical size of a coordinate of h[0], then of h[l] - h[l - 1].
-            seed: the seed of all walks.
-            name: the name of the model.
         """
         self.documents, self.d_model, self.steps, self.seed = documents, d_model, steps, seed
         self.n_layers = len(steps) - 1

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import finite, resample
@@ -33,8 +34,8 @@ TAIL = 0.025  # of 95 % intervals
 TRIES = 20  # permutations tried until one can be balanced
 
 
-@dataclass(frozen=True, eq=False)
-class HeldOut:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeldOut(Brief):
     """Predictions for cells whose fold the probe was not trained on."""
 
     cells: Cells
@@ -82,7 +83,6 @@ def held_out(
         sampling: which (row, layer) to use.
         by: what is never split between folds. Anything but "document" leaks, for demonstration.
         strength: inverse of the penalty on coefficients, scikit-learn's C.
-        space: how to scale states.
     """
     require_strength(strength)
     require_aligned(saturation, states)
@@ -125,8 +125,8 @@ def _auc(held: HeldOut, task: int, weights: Tensor) -> Tensor:
     return better / pairs
 
 
-@dataclass(frozen=True)
-class ProbeScores:
+@dataclass(frozen=True, repr=False)
+class ProbeScores(Brief):
     """The scores as plain values; `rows[0]` is the balanced accuracy, then one row per task."""
 
     rows: tuple[Row, ...]
@@ -195,10 +195,7 @@ def score_probe(
         states: the states of the same rows in the same order.
         sampling: which (row, layer) to use.
         strength: inverse of the penalty on coefficients, scikit-learn's C.
-        space: how to scale states.
         permutations: how often labels are permuted; no p-value is below 1 / (permutations + 1).
-        resamples: bootstrap samples of documents, for intervals.
-        progress: called with the number of permutations.
     """
     if permutations < 1:
         raise BadSettings(f"{permutations} permutations give no p-value; expected 1 or more")
@@ -208,9 +205,9 @@ def score_probe(
     walks = RandomStates.like(states, seed=sampling.seed)
     control = held_out(saturation, walks, sampling, **options)
     null: list[Tensor] = []
-    permuted = _permuted(saturation, sampling.seed)
+    generator = torch.Generator().manual_seed(sampling.seed + 1)
     for number in range(1, permutations + 1):
-        null.append(_null_measures(permuted, states, sampling, options))
+        null.append(_null_measures(generator, saturation, states, sampling, options))
         progress("permuting labels", number, permutations, "times")
     rows = _table(real, control, torch.stack(null), resamples, sampling.seed)
     return ProbeScores(
@@ -221,50 +218,44 @@ def score_probe(
 
 
 def _null_measures(
-    permuted: Iterator[Saturation],
-    states: States,
-    sampling: CellSampling,
+    generator: torch.Generator, saturation: Saturation, states: States, sampling: CellSampling,
     options: Mapping[str, Any],
-) -> Tensor:
-    """The measures of the next permutation whose labels can be balanced; a few cannot."""
+) -> Tensor:  # fmt: skip
+    """The measures of the next permutation whose labels can be balanced; a few cannot.
+
+    Saturation layers are permuted between rows; documents stay.
+    """
     for _ in range(TRIES):
+        order = torch.randperm(len(saturation.layer), generator=generator)
+        permuted = replace(saturation, layer=saturation.layer[order])
         try:
-            return held_out(next(permuted), states, sampling, **options).measures()
+            return held_out(permuted, states, sampling, **options).measures()
         except BadText as error:
             last = error
     raise last
 
 
-def _permuted(saturation: Saturation, seed: int) -> Iterator[Saturation]:
-    """Endless permutations of the saturation layers between rows; documents stay."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    while True:
-        order = torch.randperm(len(saturation.layer), generator=generator)
-        yield replace(saturation, layer=saturation.layer[order])
-
-
 def _table(
     real: HeldOut, control: HeldOut, null: Tensor, resamples: int, seed: int
 ) -> Iterator[Row]:
-    value, value_ends = real.measures(), real.intervals(resamples, seed)
-    walk, walk_ends = control.measures(), control.intervals(resamples, seed)
+    value = real.measures()
     ends = torch.tensor([TAIL, 1 - TAIL], dtype=torch.float64)
-    null_ends = torch.quantile(null, ends, dim=0)
+    columns = {
+        ("value", "low", "high"): [value, *real.intervals(resamples, seed)],
+        ("null", "null_low", "null_high"): [null.mean(0), *torch.quantile(null, ends, dim=0)],
+        ("control", "control_low", "control_high"): [
+            control.measures(), *control.intervals(resamples, seed),
+        ],
+    }  # fmt: skip
     p = ((null >= value).sum(0) + 1).double() / (len(null) + 1)  # 1/20 must be 0.05, not above
     for place in range(len(value)):
-        yield {
-            "measure": "AUC" if place else "balanced accuracy",
-            "task": place or None,
-            "value": value[place].item(),
-            "low": finite(value_ends[0, place].item()),
-            "high": finite(value_ends[1, place].item()),
-            "chance": 0.5 if place else 1 / real.cells.n_tasks,
-            "null": null[:, place].mean().item(),
-            "null_low": null_ends[0, place].item(),
-            "null_high": null_ends[1, place].item(),
-            "p": p[place].item(),
-            "permutations": len(null),
-            "control": walk[place].item(),
-            "control_low": finite(walk_ends[0, place].item()),
-            "control_high": finite(walk_ends[1, place].item()),
+        numbers = {
+            key: finite(column[place].item())
+            for keys, triple in columns.items()
+            for key, column in zip(keys, triple, strict=True)
         }
+        yield {
+            "measure": "AUC" if place else "balanced accuracy", "task": place or None, **numbers,
+            "chance": 0.5 if place else 1 / real.cells.n_tasks, "p": p[place].item(),
+            "permutations": len(null),
+        }  # fmt: skip

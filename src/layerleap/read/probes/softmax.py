@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 
@@ -19,8 +20,8 @@ STRENGTH = 0.01
 ARRAYS = ("mean", "scale", "coefficients", "intercepts")
 
 
-@dataclass(frozen=True, eq=False)
-class Softmax:
+@dataclass(frozen=True, eq=False, repr=False)
+class Softmax(Brief):
     """A multinomial logistic regression on standardised features, in float64."""
 
     mean: Tensor  # (feature,)
@@ -46,7 +47,9 @@ class Softmax:
     def _folded(self) -> tuple[Tensor, Tensor]:
         """Standardisation and regression as one product, because it runs at every layer."""
         weight = self.coefficients.contiguous() / self.scale
-        return weight.T.contiguous(), self.intercepts - weight @ self.mean
+        # A copy: how a product rounds depends on where in memory its factors begin, and those of a
+        # loaded probe may begin anywhere.
+        return weight.T.contiguous(), self.intercepts - weight @ self.mean.clone()
 
     @classmethod
     def fit(cls, x: Tensor, task: Tensor, n_tasks: int, strength: float) -> "Softmax":

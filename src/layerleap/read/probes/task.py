@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings, NotFinite
+from layerleap.errors import BadArtifact, BadSettings, NotFinite, check_choice
 from layerleap.maps.artifact import Artifact, require_identity
 from layerleap.models.transformer import Transformer
 from layerleap.read.probes.cells import Cells, CellSampling, cells_of
@@ -63,6 +63,7 @@ def require_aligned(saturation: Saturation, states: States) -> None:
 
 def in_space(h: Tensor, space: Space) -> Tensor:
     """States as input of the probe, float64."""
+    check_choice(space, Space, "space")
     h = h.double()
     if space == "raw":
         return h
@@ -85,8 +86,7 @@ class TaskProbe:
     quality: tuple[Mapping[str, Any], ...] = ()  # held-out scores, if measured
 
     def __post_init__(self) -> None:
-        if self.space not in ("raw", "unit"):
-            raise BadSettings(f"unknown space {self.space!r}; expected 'raw' or 'unit'")
+        check_choice(self.space, Space, "space")
         layers = self.layers
         if not layers or min(layers) < 0 or max(layers) > self.n_layers:
             raise BadSettings(f"layers {layers} do not fit a model with {self.n_layers} layers")
@@ -122,11 +122,9 @@ class TaskProbe:
         """A probe trained on all rows given; use `score_probe` to see how good it is.
 
         Args:
-            saturation: the saturation layers of the rows.
             states: the states of the same rows in the same order.
             sampling: which (row, layer) to use.
             strength: inverse of the penalty on coefficients, scikit-learn's C.
-            space: how to scale states.
             quality: the rows of `score_probe`, to save with the probe.
         """
         sampling = sampling or CellSampling()
@@ -187,11 +185,8 @@ class TaskProbe:
         """The probe in a folder or hub repository; a damaged one is an error.
 
         Args:
-            source: the folder or the repository.
             transformer: the model to use it on, which must be the one it was fitted on. Without it,
                 call `check_model` yourself.
-            revision: the revision of the repository.
-            token: the hub token.
         """
         path, config, tensors = PROBE.load(source, revision=revision, token=token)
         try:

@@ -11,8 +11,9 @@ import typer
 
 import layerleap
 from layerleap.show.cli import fit, look, tune
+from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
-from layerleap.show.cli.saturation import saturation
+from layerleap.show.cli.options import grouped
 from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.suitability import suitability
 from layerleap.show.cli.terminal import out
@@ -27,13 +28,14 @@ app = typer.Typer(
     [bold]First steps[/]
 
       layerleap models                                     list the bundled models
-      layerleap check smollm2                              verify that a model can be read
+      layerleap check smollm2                              can this model be read?
       layerleap read smollm2 "The capital of France is"    each layer's prediction
-      layerleap saturation smollm2 "Once upon a time"      when each prediction saturates
-      layerleap study shortcuts smollm2 --quick -o report  a report on linear shortcuts
+      layerleap evaluate smollm2 --text news               how good are shortcuts?
+      layerleap saturation smollm2 "Once upon a time"      when predictions settle
+      layerleap study shortcuts smollm2 --quick -o report  a report on shortcuts
       layerleap study saturation smollm2 --quick -o report a report on saturation
       layerleap suitability smollm2                        is early exit worth it?
-      layerleap generate smollm2 "Once upon a time"        exact speculative decoding
+      layerleap generate smollm2 "Once upon a time"        decode exactly, faster
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
     """,
@@ -56,11 +58,11 @@ def _top(
 
 
 LOOKING = (look.models, look.check, look.read, look.card)
-for command in (*LOOKING, fit.fit, fit.merge, saturation, suitability, generate):
-    app.command()(command)
-app.command("tune")(tune.tune_command)
-import_app.command("mat")(fit.import_mat)
-import_app.command("tuned-lens")(fit.import_tuned_lens)
+for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
+    app.command()(grouped(command))
+app.command("tune")(grouped(tune.tune_command))
+import_app.command("mat")(grouped(fit.import_mat))
+import_app.command("tuned-lens")(grouped(fit.import_tuned_lens))
 
 
 def main() -> None:

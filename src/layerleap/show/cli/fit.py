@@ -8,30 +8,17 @@ import typer
 import layerleap
 from layerleap.errors import BadSettings, CannotWrite
 from layerleap.show.cli.options import (
-    Blocks,
-    Dtype,
-    Field,
-    Folder,
-    Intercept,
+    Cutting,
     Json,
-    MaxTokens,
-    MergeIntercept,
-    MergeRidge,
+    Loading,
     Model,
-    Of,
+    NoEvaluate,
     Out,
-    Positions,
     Rank,
-    Revision,
-    Ridge,
-    Seed,
     Starts,
-    Tail,
     Text,
-    Unit,
     load_model,
     parse_ridge,
-    parse_sampling,
 )
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
@@ -50,26 +37,23 @@ def fit(
         bool,
         typer.Option("--parts", help="Also fit maps that replace attention, FFN and norms."),
     ] = False,
-    unit: Unit = "sentence",
-    positions: Positions = "one",
-    max_tokens: MaxTokens = 128,
-    field: Field = "text",
+    cutting: Cutting = Cutting(),
     starts: Starts = None,
-    held_out: Annotated[
-        float, typer.Option(help="Share of documents that is never fitted on.")
-    ] = 0.25,
-    intercept: Intercept = False,
-    ridge: Ridge = "0",
+    intercept: Annotated[bool, typer.Option("--intercept", help="Fit a bias too.")] = False,
+    ridge: Annotated[
+        str | None,
+        typer.Option(
+            help="Penalty as a fraction of the mean eigenvalue, or 'auto': chosen on a tenth of "
+            "the documents. Default: 0, or chosen if rows are few."
+        ),
+    ] = None,
     rank: Rank = None,
-    seed: Seed = 0,
+    no_evaluate: NoEvaluate = False,
     shard: Annotated[
         str | None,
         typer.Option(help="'0/4': do the first of four parts and save its statistics for merge."),
     ] = None,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
+    loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Fit linear shortcuts for MODEL in one pass over a text, and save them as a bank.
@@ -80,51 +64,49 @@ def fit(
     Example: layerleap fit smollm2 --text news --positions every:4 --unit paragraph -o bank
     """
     with clean_errors(), TerminalProgress() as progress:
-        from layerleap.maps.fit import solve_bank
+        from layerleap.maps.fit import fit
         from layerleap.maps.linear import check_solving
         from layerleap.stats import collect, finish
         from layerleap.stats.tally import world
 
-        number = parse_ridge(ridge)
-        sampling = parse_sampling(
-            unit=unit, positions=positions, max_tokens=max_tokens, held_out=held_out, field=field,
-            seed=seed,
-        )  # fmt: skip
+        number = None if ridge is None else parse_ridge(ridge)
+        sampling = cutting.sampling()
         part = _shard(shard)
         _check_out(out_folder, is_shard=part is not None)
-        transformer = load_model(model, blocks, tail, revision, dtype)
+        transformer = loading.load(model)
         check_solving(number, rank, transformer.d_model)
-        solving = {"intercept": intercept, "ridge": number, "rank": rank}
+        solving: dict[str, Any] = {"intercept": intercept, "ridge": number, "rank": rank}
         work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
         if work.exists():
             tell(f"continuing from the checkpoint {work}")
-        tally = collect(
-            transformer, text, sampling, starts=starts, n_texts=texts,
-            pairs=pairs,  # type: ignore[arg-type]  # checked there
-            parts=parts,
-            shard=part, choose_ridge=number == "auto", solving=solving, checkpoint=work,
-            progress=progress,
-        )  # fmt: skip
+        how: dict[str, Any] = {
+            "starts": starts, "n_texts": texts, "pairs": pairs, "parts": parts, "checkpoint": work,
+            "progress": progress,
+        }  # fmt: skip
         if part:
+            tally = collect(
+                transformer, text, sampling, shard=part, choose_ridge=number == "auto",
+                solving=solving, **how,
+            )  # fmt: skip
             tally.save(out_folder)
             finish(work)
             out.print(f"statistics of shard {shard} ({tally.fit.n} rows): {out_folder}")
             return
-        if world()[0] != 0:
-            finish(work)
-            return
-        bank = solve_bank(tally, progress=progress)
-        bank.save_pretrained(out_folder)
+        bank = fit(transformer, text, sampling, **solving, evaluate=not no_evaluate, **how)
+        if world()[0] == 0:
+            bank.save_pretrained(out_folder)
         finish(work)
+        if world()[0] != 0:
+            return
     _show_bank(bank, out_folder, json)
 
 
 def _check_out(path: Path, *, is_shard: bool = False) -> None:
     """Fail before the pass if the result cannot be written there."""
-    from layerleap.maps.bank import check_target
+    from layerleap.maps.bank import BANK
 
     if not is_shard:
-        check_target(path)
+        BANK.check_target(path)
     elif path.is_dir():
         raise CannotWrite(f"{path} is a folder; expected a file for the shard's statistics")
 
@@ -152,8 +134,15 @@ def _show_bank(bank: Any, folder: Path, json: bool) -> None:
 def merge(
     files: Annotated[list[Path], typer.Argument(help="The files of all shards.")],
     out_folder: Out = Path("bank"),
-    intercept: MergeIntercept = None,
-    ridge: MergeRidge = None,
+    intercept: Annotated[
+        bool | None,
+        typer.Option(
+            "--intercept/--no-intercept", help="Fit a bias. By default, as the shards were fitted."
+        ),
+    ] = None,
+    ridge: Annotated[
+        str | None, typer.Option(help="A number or 'auto'. By default, as the shards were fitted.")
+    ] = None,
     rank: Rank = None,
     json: Json = False,
 ) -> None:
@@ -173,6 +162,12 @@ def merge(
         bank = solve_bank(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
         bank.save_pretrained(out_folder)
     _show_bank(bank, out_folder, json)
+
+
+Folder = Annotated[
+    Path, typer.Argument(exists=True, file_okay=False, help="Folder with the published maps.")
+]
+Of = Annotated[str, typer.Option("--model", "-m", help="The model the maps belong to.")]
 
 
 def _imported(kind: str, folder: Path, model: str, out_folder: Path) -> None:

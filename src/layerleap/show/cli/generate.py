@@ -77,8 +77,8 @@ def generate(
 ) -> None:
     """Continue PROMPT: exactly and faster than one token per pass, or exiting early.
 
-    Without --exit the text is exactly the model's own: drafts are kept only if the full model
-    agrees (they are underlined on the HTML page). With --exit each token is read where the rule
+    Without --exit every token is the full model's choice: drafts are kept only if it agrees (they
+    are underlined on the HTML page). With --exit each token is read where the rule
     stops. Its colour shows how early: the warmer, the fewer layers.
 
     Examples:
@@ -109,6 +109,12 @@ def generate(
             )  # fmt: skip
         if painter is not None:
             painter.end(str(generation.stats))
+            if (departure := generation.departure) is not None:
+                tell(
+                    f"departs from the full model's text at new token {departure['place'] + 1}: "
+                    f"{departure['token']!r}, where the full model writes "
+                    f"{departure['full_model']!r}"
+                )
         if against:
             torch.manual_seed(seed)
             theirs = generate(transformer, prompt, decoder="transformers", **how)

@@ -1,30 +1,21 @@
-"""`layerleap models`, `check`, `read` and `card`: look at models, readings and banks."""
+"""`layerleap models`, `check`, `read`, `saturation` and `card`: look at models and banks."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from layerleap.show.cli.options import (
-    Blocks,
-    Dtype,
-    Json,
-    Model,
-    Revision,
-    Tail,
-    load_model,
-    parse_paths,
-)
+from layerleap.show.cli.options import Json, Loading, Model, Prompt, parse_words
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
 def models(json: Json = False) -> None:
     """List bundled models, texts, images and recordings, and which of them are cached.
 
-    Each is downloaded on first use. dinov2-mnist (DINOv2 with a linear head for digits) and
-    vit-mnist (a small ViT for digits) are then trained on this machine, once, in a few minutes;
-    their accuracy on held-out images is shown here and in their folder's layerleap.json. To train
-    one again, delete its folder.
+    Each is downloaded on first use. dinov2-mnist (DINOv2 with a linear head for digits), vit-mnist
+    (a small ViT for digits) and bert-reviews (a small BERT for film reviews) are then trained on
+    this machine, once, in a few minutes; their accuracy on held-out images or texts is shown here
+    and in their folder's layerleap.json. To train one again, delete its folder.
 
     Example: layerleap models
     """
@@ -42,10 +33,7 @@ def models(json: Json = False) -> None:
 
 def check(
     model: Model,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
+    loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Verify that MODEL can be read: run all laws; exit code 0 only if all of them hold.
@@ -58,8 +46,8 @@ def check(
         from layerleap.models.discovery.laws import check_model
         from layerleap.models.load import load_bare
 
-        bare = load_bare(model, tell=tell, revision=revision, dtype=dtype)
-        found = check_model(bare, blocks=blocks, tail=parse_paths(tail))
+        bare = load_bare(model, tell=tell, revision=loading.revision, dtype=loading.dtype)
+        found = check_model(bare, blocks=loading.blocks, tail=parse_words(loading.tail))
         verdicts = [verdict.to_dict() for verdict in found]
         if json:
             print_json(verdicts)
@@ -73,9 +61,7 @@ def check(
 
 def read(
     model: Model,
-    text: Annotated[
-        str, typer.Argument(help="What to read; for masked models with the mask token.")
-    ],
+    text: Prompt,
     bank: Annotated[
         str | None,
         typer.Option(
@@ -87,11 +73,12 @@ def read(
         int | None, typer.Option(help="Which token's reading to show; the last by default.")
     ] = None,
     top_k: Annotated[int, typer.Option(help="How many tokens per layer.")] = 3,
+    target: Annotated[
+        str | None,
+        typer.Option(help="What an encoder-decoder writes for TEXT; this is what is read."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write all positions as a page.")] = None,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
+    loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Show the prediction at every layer of MODEL: logit lens (id) and linear shortcut (mat).
@@ -106,7 +93,7 @@ def read(
         from layerleap import Lens
         from layerleap.maps.fit import find_bank
 
-        transformer = load_model(model, blocks, tail, revision, dtype)
+        transformer = loading.load(model)
         with TerminalProgress() as progress:
             wanted = None if no_bank else bank or "default"
             shortcuts = find_bank(transformer, wanted, tell=tell, progress=progress)
@@ -115,10 +102,11 @@ def read(
             rows = shortcuts.data.get("rows_fitted")
             source = f", fitted on {shortcuts.data.get('text')}, {rows:,} rows" if rows else ""
             tell(f"{shortcuts!r}{source}")
+        given: Any = text if target is None else (text, target)
         if position is None and not (html or json):
-            position = lens.last_position(text)  # all that will be shown
+            position = lens.last_position(given)  # all that will be shown
         readings = lens.read(
-            text, positions=None if html or position is None else [position], top_k=top_k
+            given, positions=None if html or position is None else [position], top_k=top_k
         )
         if html:
             from layerleap.show.html.readings import write_readings
@@ -133,6 +121,51 @@ def read(
         shown = readings.positions[-1] if position is None else position
         rows = readings.at(shown)
         out.print(readings_table(rows, readings.n_layers))
+
+
+def saturation(
+    model: Model,
+    text: Prompt,
+    ranks: Annotated[int, typer.Option("--ranks", "-k", help="How many ranks.")] = 5,
+    position: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Which tokens to show, negative from the end; repeat it. All by default."
+        ),
+    ] = None,
+    bank: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or hub name of a bank to read through as well as the logit lens."
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the strip as a page.")] = None,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """Show the layer from which each of MODEL's top tokens keeps its rank.
+
+    One line per token of the text: the most likely next tokens, best first, each with its
+    saturation layer. Darker is earlier; no colour means that only the last layer put it there.
+
+    Example: layerleap saturation smollm2 "The capital of France is" --html strip.html
+    """
+    with clean_errors():
+        from layerleap import Lens, ShortcutBank
+
+        transformer = loading.load(model)
+        lens = Lens(transformer, None if bank is None else ShortcutBank.from_pretrained(bank))
+        strip = lens.saturation(text, positions=position or None, k=ranks)
+        if html:
+            from layerleap.show.html.strip import write_strip
+
+            tell(f"the strip: {write_strip(strip, transformer.identity.name, text, html)}")
+        if json:
+            print_json(strip.to_dict())
+            return
+        from layerleap.show.cli.tables import strip_table
+
+        out.print(strip_table(strip))
 
 
 def card(bank: Annotated[str, typer.Argument(help="Folder or hub name of a bank.")]) -> None:

@@ -3,8 +3,12 @@
 In: what was typed. Out: loaded models and plain values.
 """
 
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -13,6 +17,7 @@ from layerleap.errors import BadSettings
 from layerleap.show.cli.terminal import tell
 
 Model = Annotated[str, typer.Argument(help="Bundled name, hub name, folder or GGUF file.")]
+Prompt = Annotated[str, typer.Argument(help="What to read; for masked models with the mask token.")]
 Text = Annotated[
     str | None,
     typer.Option(
@@ -29,46 +34,102 @@ Out = Annotated[
     Path, typer.Option("--out", "-o", help="Folder for the result; replaced when finished.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-BankToTune = Annotated[str, typer.Option("--bank", help="Folder or hub name of a fitted bank.")]
 Blocks = Annotated[str | None, typer.Option(help="Path of the list of blocks, if discovery fails.")]
 Tail = Annotated[
     str | None, typer.Option(help="Paths of the modules after the last block, separated by commas.")
 ]
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the model.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, ... By default, as saved.")]
-Intercept = Annotated[bool, typer.Option("--intercept", help="Fit a bias too.")]
-Ridge = Annotated[
-    str, typer.Option(help="Penalty as a fraction of the mean eigenvalue, or 'auto'.")
-]
-MergeIntercept = Annotated[
-    bool | None,
-    typer.Option(
-        "--intercept/--no-intercept", help="Fit a bias. By default, as the shards were fitted."
-    ),
-]
-MergeRidge = Annotated[
-    str | None, typer.Option(help="A number or 'auto'. By default, as the shards were fitted.")
-]
-Rank = Annotated[int | None, typer.Option(help="Keep only this many directions of each map.")]
 Unit = Annotated[str, typer.Option(help="What one text is: sentence, paragraph or document.")]
 Positions = Annotated[
     str, typer.Option(help="'one' random position per text, 'all', or 'every:N'.")
-]
-MaxTokens = Annotated[int, typer.Option(help="Longer texts are cut here.")]
-Field = Annotated[
-    str, typer.Option(help="The key or column that holds the text in jsonl and parquet.")
 ]
 Starts = Annotated[
     str | None,
     typer.Option(help="File of real sequences from which a masked model draws its texts."),
 ]
-Seed = Annotated[int, typer.Option(help="Decides which documents, texts and positions are used.")]
-
-
-Folder = Annotated[
-    Path, typer.Argument(exists=True, file_okay=False, help="Folder with the published maps.")
+Rank = Annotated[int | None, typer.Option(help="Keep only this many directions of each map.")]
+NoEvaluate = Annotated[
+    bool,
+    typer.Option("--no-evaluate", help="Leave out the scores on held-out documents in the card."),
 ]
-Of = Annotated[str, typer.Option("--model", "-m", help="The model the maps belong to.")]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a model is loaded."""
+
+    blocks: Blocks = None
+    tail: Tail = None
+    revision: Revision = None
+    dtype: Dtype = None
+
+    def load(self, model: str) -> Any:
+        """The model, wrapped."""
+        return load_model(model, self.blocks, self.tail, self.revision, self.dtype)
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How a text is cut into examples."""
+
+    unit: Unit = "sentence"
+    positions: Positions = "one"
+    max_tokens: Annotated[int, typer.Option(help="Longer texts are cut here.")] = 128
+    field: Annotated[
+        str, typer.Option(help="The key or column that holds the text in jsonl and parquet.")
+    ] = "text"
+    held_out: Annotated[
+        float, typer.Option(help="Share of documents that is never fitted or trained on.")
+    ] = 0.25
+    seed: Annotated[
+        int, typer.Option(help="Decides which documents, texts and positions are used.")
+    ] = 0
+
+    def sampling(self) -> Any:
+        """As `Sampling`, which checks the values."""
+        return layerleap.Sampling(**vars(self))
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each dataclass among its parameters replaced by the fields of that class."""
+    groups: dict[str, Any] = {}
+    parameters: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = parameter.annotation
+        if is_dataclass(kind):
+            groups[name], hints = kind, get_type_hints(kind, include_extras=True)
+            parameters |= {each.name: (hints[each.name], each.default) for each in fields(kind)}
+        else:
+            parameters[name] = (kind, parameter.default)
+
+    def run(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+        command(**values)
+
+    run.__name__, run.__doc__ = command.__name__, unwrapped(command.__doc__ or "")
+    return with_signature(run, parameters)
+
+
+def unwrapped(text: str) -> str:
+    """Each paragraph on one line, because typer keeps line breaks; indented lines stay."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(re.sub(r"\n(?! )", " ", paragraph) for paragraph in paragraphs)
+
+
+def with_signature(
+    function: Callable[..., None], parameters: dict[str, tuple[Any, Any]]
+) -> Callable[..., None]:
+    """Show the function to typer with these parameters: (annotation, default) by name."""
+    named = inspect.Parameter.KEYWORD_ONLY
+    function.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
+    shown = [
+        inspect.Parameter(name, named, default=default, annotation=kind)
+        for name, (kind, default) in parameters.items()
+    ]
+    function.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    return function
 
 
 def load_model(
@@ -77,23 +138,16 @@ def load_model(
     tail: str | None = None,
     revision: str | None = None,
     dtype: str | None = None,
-    **more: Any,
 ) -> Any:
     """Load a model, with paths given by hand and options of `from_pretrained`."""
     options = {"revision": revision, "dtype": dtype}
     chosen: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-    paths = parse_paths(tail)
-    return layerleap.load(model, blocks=blocks, tail=paths, tell=tell, **chosen, **more)
+    return layerleap.load(model, blocks=blocks, tail=parse_words(tail), tell=tell, **chosen)
 
 
-def parse_sampling(unit: str, **options: Any) -> Any:
-    """How texts are cut; the values are checked there."""
-    return layerleap.Sampling(unit=unit, **options)  # type: ignore[arg-type]
-
-
-def parse_paths(text: str | None) -> list[str] | None:
-    """Paths separated by commas."""
-    return [part.strip() for part in text.split(",")] if text else None
+def parse_words(text: str | None) -> list[str] | None:
+    """Words separated by commas."""
+    return None if text is None else [part.strip() for part in text.split(",")]
 
 
 def parse_ridge(text: str) -> float | str:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from layerleap.show.cli.options import Blocks, Dtype, Json, Model, Revision, Tail, load_model
+from layerleap.show.cli.options import (
+    Json,
+    Loading,
+    Model,
+    grouped,
+    parse_words,
+    with_signature,
+)  # fmt: skip
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 from layerleap.study import registry
 
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
     from layerleap.study.engine import Study
     from layerleap.study.result import StudyResult
 
-BY_NAME = inspect.Parameter.KEYWORD_ONLY
 SOME_FAILED = 3  # exit code of a study of which some sections could not run
 
 
@@ -66,16 +72,16 @@ def command_of(study: "Study[Any]") -> Any:
         options[each.name] = (Annotated[kind, typer.Option(*flags, **more)], default)
 
     def run(
-        model: str, out: Path, sections: str | None, quick: bool, blocks: str | None,
-        tail: str | None, revision: str | None, dtype: str | None, json: bool, **values: Any,
+        model: str, out: Path, quick: bool, loading: Loading, json: bool,
+        sections: str | None = None, **values: Any,
     ) -> None:  # fmt: skip
         with clean_errors():
             unparsed = {k: v for k, v in values.items() if k not in parsers}
             parsed = {k: parse(values[k]) for k, parse in parsers.items() if values[k] is not None}
             settings = study.settings(**unparsed, **parsed)
-            wanted = None if sections is None else _words(sections)
+            wanted = [] if sections == "none" else parse_words(sections)
             study.chosen(wanted, settings)  # refuses unknown names before the model is loaded
-            transformer = load_model(model, blocks, tail, revision, dtype)
+            transformer = loading.load(model)
             _run(study, transformer, settings, out, wanted, quick=quick, json=json)
 
     optional = [s for s in study.sections if not s.required]
@@ -87,38 +93,16 @@ def command_of(study: "Study[Any]") -> Any:
                      f"separated by commas: {listed}; or 'none'. All by default.")], None),
         "quick": (Annotated[bool, typer.Option("--quick", help="A first look: smaller sizes.")],
                   False),
-        "blocks": (Blocks, None), "tail": (Tail, None), "revision": (Revision, None),
-        "dtype": (Dtype, None), "json": (Json, False),
+        "loading": (Loading, None), "json": (Json, False),
     }  # fmt: skip
     if not optional:
         del common["sections"]
     parameters = {"model": (Model, inspect.Parameter.empty), **options, **common}
-    run_it = _with_signature(run, parameters, {} if optional else {"sections": None})
     example = f"layerleap study {study.name} smollm2 --quick -o report"
-    run_it.__doc__ = f"{inspect.cleandoc(study.help)}\n\nExample: {example}"
+    run.__doc__ = f"{inspect.cleandoc(study.help)}\n\nExample: {example}"
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    app.command(study.name)(run_it)
+    app.command(study.name)(grouped(with_signature(run, parameters)))
     return typer.main.get_command(app)
-
-
-def _with_signature(
-    function: Callable[..., None], parameters: dict[str, Any], fixed: dict[str, Any]
-) -> Callable[..., None]:
-    """A function that typer sees with these parameters: (annotation, default) by name."""
-
-    def called(**values: Any) -> None:
-        function(**values, **fixed)
-
-    called.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
-    called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
-            )
-            for name, (kind, default) in parameters.items()
-        ]
-    )
-    return called
 
 
 def _run(
@@ -161,8 +145,3 @@ def _show(study: "Study[Any]", result: "StudyResult", page: Path) -> None:
     out.print()
     for name, place in {"report": page, **{n: page.parent / n for n in result.artifacts}}.items():
         out.print(f"{name + ':':7} {place}", highlight=False, soft_wrap=True)
-
-
-def _words(text: str) -> list[str]:
-    """Words separated by commas; 'none' is an empty list."""
-    return [] if text == "none" else [word.strip() for word in text.split(",")]

@@ -1,7 +1,4 @@
-"""`layerleap suitability`: does early exit pay off for a model, on a text, on this machine?
-
-In: arguments. Out: an answer with its reasons.
-"""
+"""`layerleap suitability`: does early exit pay off for a model, on a text, on this machine?"""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,23 +6,7 @@ from typing import Annotated
 import typer
 
 from layerleap.errors import BadSettings
-from layerleap.show.cli.options import (
-    Blocks,
-    Dtype,
-    Field,
-    Json,
-    MaxTokens,
-    Model,
-    Positions,
-    Revision,
-    Seed,
-    Starts,
-    Tail,
-    Text,
-    Unit,
-    load_model,
-    parse_sampling,
-)
+from layerleap.show.cli.options import Cutting, Json, Loading, Model, Starts, Text
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
@@ -45,17 +26,9 @@ def suitability(
     read_texts: Annotated[int, typer.Option(help="Number of held-out texts to read.")] = 1000,
     context: Annotated[int, typer.Option(help="Context length of a timed answer.")] = 32,
     repeats: Annotated[int, typer.Option(help="Number of timed passes.")] = 20,
-    unit: Unit = "sentence",
-    positions: Positions = "one",
-    max_tokens: MaxTokens = 128,
-    field: Field = "text",
+    cutting: Cutting = Cutting(),
     starts: Starts = None,
-    held_out: Annotated[float, typer.Option(help="Fraction of documents to hold out.")] = 0.25,
-    seed: Seed = 0,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
+    loading: Loading = Loading(),
     plan: Annotated[
         Path | None,
         typer.Option(help="With --bank: save the fastest calibrated rule for `generate --exit`."),
@@ -80,15 +53,12 @@ def suitability(
                 "--plan needs --bank: a plan only works with the bank it was calibrated with; make "
                 "one with `layerleap fit`"
             )
-        sampling = parse_sampling(
-            unit=unit, positions=positions, max_tokens=max_tokens, held_out=held_out, field=field,
-            seed=seed,
-        )  # fmt: skip
+        sampling = cutting.sampling()
         settings = SuitabilitySettings(
             text=text, tolerance=tolerance, delta=delta, n_fit=fit_texts, n_read=read_texts,
             context=context, repeats=repeats, starts=starts, sampling=sampling,
         )  # fmt: skip
-        transformer = load_model(model, blocks, tail, revision, dtype)
+        transformer = loading.load(model)
         with TerminalProgress() as progress:
             result = run(
                 transformer, settings, bank=bank, work=cache_root() / "suitability",

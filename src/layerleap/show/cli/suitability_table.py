@@ -1,7 +1,4 @@
-"""The answer to "does early exit pay off?" for the terminal, readable at 80 columns.
-
-In: a `Suitability`. Out: a rich renderable.
-"""
+"""The answer to "does early exit pay off?" for the terminal, readable at 80 columns."""
 
 from dataclasses import asdict
 
@@ -26,8 +23,8 @@ def suitability_table(result: Suitability) -> RenderableType:
 
 
 def _agreement(result: Suitability) -> RenderableType:
-    table = new_table(Text(f"{result.model['name']}: agreement with the full model, by layer"))
-    table.add_column("layer", justify="right", no_wrap=True)
+    title = f"{result.model['name']}: agreement with the full model, by layer"
+    table = new_table(Text(title), "layer")
     for name in result.agreement:
         table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True, ratio=1)
@@ -51,7 +48,7 @@ def _rules(result: Suitability) -> RenderableType:
     for head in ("layers saved", "disagree", "FLOPs", "time"):
         table.add_column(head, justify="right", no_wrap=True)
     chosen = result.chosen
-    for row in [*result.rules, *([] if chosen is None else [chosen])]:
+    for row in result.outcomes:
         table.add_row(*_cells(row, result.n_layers), style="bold" if row is chosen else "")
     size = sample_size([row.verified.to_dict() for row in result.rules])
     note = (
@@ -67,13 +64,9 @@ def _cells(row: Outcome, n_layers: int) -> list[Text]:
     named = [Text(row.candidate.map), Text(row.candidate.rule), Text(row.candidate.where)]
     if not row.exits:
         return [*named, Text("never exit", style="dim"), *[Text("-", style="dim")] * 3]
-    return [
-        *named,
-        Text(f"{row.verified.saved:.1f} of {n_layers}"),
-        Text(f"{100 * row.verified.disagreement:.1f} %"),
-        _fraction(row.flops),
-        _fraction(row.time.value, row.time),
-    ]
+    saved = Text(f"{row.verified.saved:.1f} of {n_layers}")
+    disagree = Text(f"{100 * row.verified.disagreement:.1f} %")
+    return [*named, saved, disagree, _fraction(row.flops), _fraction(row.time.value, row.time)]
 
 
 def _fraction(value: float, estimate: Estimate | None = None) -> Text:

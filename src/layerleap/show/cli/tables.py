@@ -5,13 +5,19 @@ Everything that comes from data is put in as `Text`, so that "[red]" in a name s
 """
 
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from layerleap.read.evaluate import METRICS, Evaluation
+from layerleap.read.strip import Strip
+from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
+from layerleap.show.html.page import lens_title
 from layerleap.show.report.cells import cells_of
 from layerleap.study.result import Row, StudyResult
 from layerleap.study.tables import GOOD_OR_BAD
@@ -49,9 +55,13 @@ def terminal_table(table: TableSpec, result: StudyResult) -> RenderableType | No
     if not rows:
         return None
     shown = new_table(Text(table.caption))
+    if table.dense:  # heads of one word per line leave room for names
+        shown.padding = 0
+        head = [title.replace(" ", "\n").replace("\n%", " %") for title in head]
     for number, title in enumerate(head):
         is_number = any(row[number].sort is not None for row in rows)
-        shown.add_column(Text(title), justify="right" if is_number else "left")
+        # Names are folded where there is no room, never cut.
+        shown.add_column(Text(title), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         cells = [Text(cell.text, style=COLOURS.get(cell.verdict, "")) for cell in row]
         for text, cell in zip(cells, row, strict=True):
@@ -62,15 +72,16 @@ def terminal_table(table: TableSpec, result: StudyResult) -> RenderableType | No
 
 
 def claims_table(result: StudyResult) -> RenderableType:
-    """What the paper claims, and whether it holds here."""
+    """What the paper claims, and whether it holds here; what was not tested is only counted."""
     table = new_table(Text("claims of the paper, tested here"))
     table.add_column("claim", ratio=5)
     table.add_column("holds here?", no_wrap=True)
     table.add_column("measured", ratio=4)
-    for row in result.claims:
+    for row in (row for row in result.claims if row not in result.untested):
         style = COLOURS.get(GOOD_OR_BAD.get(row["agrees"], "open"), "")
         table.add_row(Text(row["claim"]), Text(row["agrees"], style=style), Text(row["seen"]))
-    return table
+    left = f"{len(result.untested)} more could not be tested in this run: see the report"
+    return Group(table, Text(left, style="dim")) if result.untested else table
 
 
 def laws_table(rows: list[Row]) -> RenderableType:
@@ -129,8 +140,7 @@ def readings_table(frame: list[Row], n_layers: int | None = None) -> RenderableT
     layers = sorted({layer for _, layer in found})
     last = n_layers if n_layers is not None else max(layers, default=0)
     names = sorted({name for name, _ in found}, key=_column_order)
-    table = new_table()
-    table.add_column("layer", justify="right", no_wrap=True)
+    table = new_table(None, "layer")
     for name in names:
         table.add_column(Text(name), no_wrap=True, overflow="ellipsis", ratio=1)
         table.add_column("=", no_wrap=True)
@@ -166,10 +176,13 @@ def _tokens(top: list[Row]) -> Text:
     return text
 
 
-def new_table(title: Text | None = None) -> Table:
-    """Our look: a rule under the head, no frame, as wide as the terminal."""
+def new_table(title: Text | None = None, *numbers: str) -> Table:
+    """Our look: a rule under the head, no frame, as wide as the terminal; columns of numbers."""
     look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
-    return Table(title=title, title_justify="left", expand=True, **look)
+    table = Table(title=title, title_justify="left", expand=True, **look)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _plain(value: Any) -> Text:
@@ -185,9 +198,8 @@ def _size(size: Any) -> str:
 
 def fits_table(rows: list[Row]) -> RenderableType:
     """How each map to the last layer was fitted."""
-    table = new_table(Text("fits to the last layer"))
-    for name in ("layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of id"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = ("layer", "rows", "rank", "condition", "ridge", "train R2", "train R2 of id")
+    table = new_table(Text("fits to the last layer"), *heads)
     for row in rows:
         short = row["rank"] < row["width"]
         table.add_row(
@@ -204,11 +216,39 @@ def fits_table(rows: list[Row]) -> RenderableType:
     return Group(table, Text(note, style="yellow")) if short else table
 
 
+def evaluation_table(evaluation: Evaluation) -> RenderableType:
+    """The scores of every map at every layer; the best of a layer is bold."""
+    heads = ("P@1", "P@5", "P@10", "surprisal", "KL", "R2")
+    table = new_table(Text(evaluation.headline()), "layer")
+    table.add_column("map", no_wrap=True, overflow="ellipsis", ratio=1)
+    for name in heads:
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in range(evaluation.n_layers):
+        rows = {(row["map"], row["metric"]): row["value"] for row in evaluation.at(layer)}
+        for number, name in enumerate(evaluation.maps):
+            cells = [_score(rows, metric, name, evaluation.maps) for metric in METRICS]
+            is_end = number == len(evaluation.maps) - 1
+            table.add_row("" if number else str(layer), name, *cells, end_section=is_end)
+    legend = "bold: best of the layer; surprisal and KL in nats; intervals: --json or -o"
+    notes = [Text(note, style="yellow") for note in evaluation.notes()]
+    return Group(table, *notes, Text(legend, style="dim"))
+
+
+def _score(rows: dict[tuple[str, str], float], metric: str, name: str, maps: list[str]) -> Text:
+    value, others = rows[name, metric], [rows[one, metric] for one in maps]
+    if value is None:
+        return Text("-")
+    known = [other for other in others if other is not None]
+    best = (min if metric in ("surprisal", "kl") else max)(known)
+    form = f"{100 * value:.1f} %" if metric.startswith("precision") else f"{value:.2f}"
+    return Text(form, style="bold" if value == best else "")
+
+
 def tuned_table(rows: list[Row]) -> RenderableType:
     """The closed form beside what tuning made of it, on rows of other documents."""
-    table = new_table(Text("tuned against the closed form (mat), on documents not trained on"))
-    for name in ("layer", "KL mat", "KL tuned", "agreement mat", "tuned", "rows until ahead"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = ("layer", "KL mat", "KL tuned", "agreement mat", "tuned", "rows until ahead")
+    title = "tuned against the closed form (mat), on documents not trained on"
+    table = new_table(Text(title), *heads)
     for row in rows:
         needed = row["rows_needed"]
         table.add_row(
@@ -217,3 +257,51 @@ def tuned_table(rows: list[Row]) -> RenderableType:
             Text("never", style="yellow") if needed is None else f"{needed:,}",
         )  # fmt: skip
     return table
+
+
+def strip_table(strip: Strip) -> RenderableType:
+    """A line per position: its token, then ranks 1 to k, each with its layer and in its colour."""
+    rows = list(strip.rows())
+    tables = [
+        _strip_rows(strip, lens_title(name), [row for row in rows if row["map"] == name])
+        for name in strip.tracks
+    ]
+    return Group(*tables, _strip_legend(strip))
+
+
+def _strip_rows(strip: Strip, title: str, rows: Sequence[Row]) -> Table:
+    table = new_table(Text(title))
+    table.add_column("token", no_wrap=True, overflow="ellipsis", ratio=3)
+    for rank in range(1, strip.k + 1):
+        table.add_column(f"rank {rank}", no_wrap=True, overflow="ellipsis", ratio=3)
+    for row in rows:
+        cells = [_strip_cell(rank, strip.n_layers) for rank in row["ranks"]]
+        table.add_row(Text(visible(row["token"]), style="bold"), *cells)
+    return table
+
+
+def _strip_cell(rank: Row, n_layers: int) -> RenderableType:
+    style = _layer_style(rank["layer"], n_layers)
+    # The layer comes first: it is the point of the strip, and a narrow column cuts the end off.
+    text = Text(f"{rank['layer']:>2} ", style=style, no_wrap=True, overflow="ellipsis")
+    text.append(visible(rank["token"]), style="bold underline" if rank["is_next"] else "")
+    return Padding(text, (0, 0), style=style)  # fills the cell, so that cells form a strip
+
+
+def _layer_style(layer: int, n_layers: int) -> str:
+    colour = saturation_colour(layer, n_layers)
+    if colour is None:
+        return "dim"
+    red, green, blue = colour
+    return f"{text_colour(colour)} on #{red:02x}{green:02x}{blue:02x}"
+
+
+def _strip_legend(strip: Strip) -> Text:
+    legend = Text().append("keeps its rank from layer ", style="dim")
+    for layer in legend_layers(strip.n_layers):
+        legend.append(f" {layer} ", style=_layer_style(layer, strip.n_layers))
+    return legend.append(
+        f" on; no colour: only the last layer, {strip.n_layers}, put it there; "
+        "underlined: the token that actually comes next",
+        style="dim",
+    )

@@ -1,29 +1,32 @@
 """Terminal output: one line per error, progress on stderr, results on stdout."""
 
 import json
-import os
 import sys
-import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from layerleap.errors import LayerleapError
+from layerleap.errors import FewRowsWarning, LayerleapError
+from layerleap.progress import Bars
 
 out = Console()
 err = Console(stderr=True)
-PLAIN_SECONDS = 15.0  # how often progress is written where there is no terminal to redraw
 
 
 @contextmanager
 def clean_errors() -> Iterator[None]:
     """Print expected errors as one red line (exit code 2); after Ctrl-C, say what was kept."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", FewRowsWarning)
+            warnings.showwarning = partial(_show_warning, warnings.showwarning)
+            yield
     except LayerleapError as error:
         err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(2) from error
@@ -40,6 +43,14 @@ def clean_errors() -> Iterator[None]:
         raise typer.Exit(0) from None
 
 
+def _show_warning(otherwise: Any, message: Any, category: type[Warning], *where: Any) -> None:
+    """Print our own warnings as one line, without the place in the code."""
+    if issubclass(category, FewRowsWarning):
+        err.print(f"[yellow]warning:[/] {escape(str(message))}", soft_wrap=True, highlight=False)
+    else:
+        otherwise(message, category, *where)
+
+
 def tell(message: str) -> None:
     """Print one line before something slow."""
     err.print(f"[dim]{escape(message)}[/]", soft_wrap=True, highlight=False)
@@ -50,59 +61,5 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-class TerminalProgress:
-    """Progress bars on a terminal; elsewhere, a line from time to time."""
-
-    def __init__(self) -> None:
-        self.bars: Any = None
-        self.tasks: dict[str, Any] = {}
-        self.last_line = time.monotonic()
-        self.started: dict[str, tuple[float, int]] = {}
-        self.latest: dict[str, int] = {}
-
-    def __enter__(self) -> "TerminalProgress":
-        if os.environ.get("RANK", "0") != "0":
-            self.last_line = float("inf")  # under torchrun only the first process reports
-        elif err.is_terminal:
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-            )
-
-            self.bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[unit]}"),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(compact=True),
-                console=err,
-            )
-            self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bars:
-            self.bars.stop()
-
-    def __call__(self, phase: str, done: int, total: int | None, unit: str = "texts") -> None:
-        """Show one step of progress."""
-        now = time.monotonic()
-        if done < self.latest.get(phase, done + 1):
-            self.started[phase] = (now, done)  # new, or the same kind of work begun again
-        self.latest[phase] = done
-        began, first = self.started[phase]
-        rate = (done - first) / (now - began) if now > began else 0.0
-        speed = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s" if rate else ""
-        if self.bars is not None:
-            if phase not in self.tasks:
-                self.tasks[phase] = self.bars.add_task(phase, total=total, unit=unit, rate="")
-            self.bars.update(self.tasks[phase], completed=done, total=total, rate=speed)
-        elif now - self.last_line > PLAIN_SECONDS:
-            self.last_line = now
-            left = f", about {(total - done) / rate:.0f} s left" if total and rate else ""
-            of = f" of {total}" if total else ""
-            tell(f"{phase}: {done}{of} {unit}{', ' if speed else ''}{speed}{left}")
+# Progress bars on a terminal; elsewhere, a line from time to time.
+TerminalProgress = partial(Bars, err, tell)

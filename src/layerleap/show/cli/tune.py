@@ -1,66 +1,61 @@
 """`layerleap tune`: fine-tune the maps of a bank against the model's output (tuned lens)."""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from layerleap.show.cli.options import (
-    BankToTune,
-    Blocks,
-    Dtype,
-    Field,
+    Cutting,
     Json,
-    MaxTokens,
+    Loading,
     Model,
+    NoEvaluate,
     Out,
     Positions,
-    Revision,
-    Seed,
     Starts,
-    Tail,
     Text,
     Unit,
-    load_model,
-    parse_sampling,
 )
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
+@dataclass(frozen=True)
+class TuneCutting(Cutting):
+    """Training needs many rows: many positions of longer texts."""
+
+    unit: Unit = "paragraph"
+    positions: Positions = "every:4"
+
+
 def tune_command(
     model: Model,
-    bank: BankToTune,
+    bank: Annotated[str, typer.Option("--bank", help="Folder or hub name of a fitted bank.")],
     text: Text = None,
     out_folder: Out = Path("tuned"),
     start: Annotated[
         str, typer.Option(help="'mat': from the bank's maps; 'identity': from the logit lens.")
     ] = "mat",
     texts: Annotated[int | None, typer.Option(help="Texts to take states from.")] = 1500,
-    rows: Annotated[
+    max_states: Annotated[
         int, typer.Option(help="States kept on disk, a random sample of all.")
     ] = 24_000,
-    judged: Annotated[
+    stop_share: Annotated[
         float, typer.Option(help="Share of the documents that decide when a layer stops.")
     ] = 0.05,
-    most_rows: Annotated[int, typer.Option(help="Rows per layer, at most.")] = 23_040,
+    max_rows: Annotated[int, typer.Option(help="Rows to train each layer on, at most.")] = 23_040,
     rows_per_step: Annotated[int, typer.Option(help="Rows per step.")] = 256,
     lr: Annotated[float, typer.Option(help="Initial step size; it decays to 0.")] = 1e-3,
     check_every: Annotated[int, typer.Option(help="Steps between checks.")] = 15,
     patience: Annotated[
         int, typer.Option(help="Checks without improvement before a layer stops.")
     ] = 3,
-    unit: Unit = "paragraph",
-    positions: Positions = "every:4",
-    max_tokens: MaxTokens = 128,
-    field: Field = "text",
+    cutting: TuneCutting = TuneCutting(),
     starts: Starts = None,
-    held_out: Annotated[float, typer.Option(help="Share of documents never trained on.")] = 0.25,
-    seed: Seed = 0,
-    blocks: Blocks = None,
-    tail: Tail = None,
-    revision: Revision = None,
-    dtype: Dtype = None,
+    no_evaluate: NoEvaluate = False,
+    loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Fine-tune the maps of a bank against MODEL's own output (the tuned lens).
@@ -75,27 +70,24 @@ def tune_command(
     """
     with clean_errors(), TerminalProgress() as progress:
         from layerleap import ShortcutBank, tune
-        from layerleap.maps.bank import check_target
+        from layerleap.maps.bank import BANK
         from layerleap.maps.tuned import Tuning
 
         tuning = Tuning(
             start=start,  # type: ignore[arg-type]  # checked there
-            max_rows=most_rows, rows_per_step=rows_per_step, lr=lr, check_every=check_every,
-            patience=patience, seed=seed,
+            max_rows=max_rows, rows_per_step=rows_per_step, lr=lr, check_every=check_every,
+            patience=patience, seed=cutting.seed,
         )  # fmt: skip
-        sampling = parse_sampling(
-            unit=unit, positions=positions, max_tokens=max_tokens, held_out=held_out, field=field,
-            seed=seed,
-        )  # fmt: skip
-        check_target(out_folder)
-        transformer = load_model(model, blocks, tail, revision, dtype)
+        sampling = cutting.sampling()
+        BANK.check_target(out_folder)
+        transformer = loading.load(model)
         work = out_folder.with_name(f".{out_folder.name}.tuning")
         if work.exists():
             tell(f"continuing from {work}")
         tuned = tune(
             transformer, ShortcutBank.from_pretrained(bank), text, sampling, starts=starts,
-            n_texts=texts, max_states=rows, stop_share=judged, tuning=tuning, folder=work,
-            progress=progress,
+            n_texts=texts, max_states=max_states, stop_share=stop_share, tuning=tuning,
+            folder=work, evaluate=not no_evaluate, progress=progress,
         )  # fmt: skip
         tuned.bank.save_pretrained(out_folder)
         shutil.rmtree(work, ignore_errors=True)

@@ -1,7 +1,4 @@
-"""Axes: scales, ticks, limits, reference lines and legends.
-
-In: a matplotlib axes object and an `Axis` of a figure. Out: the same object, dressed.
-"""
+"""Axes of matplotlib, dressed: scales, ticks, limits, reference lines and legends."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -31,7 +28,10 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
         side.set_major_formatter(ticker.FuncFormatter(lambda share, _: f"{100 * share:g}%"))
     elif axis.scale == "log":
         getattr(axes, f"set_{which}scale")("log")
-        side.set_major_formatter(ticker.FuncFormatter(_power))
+        low, high = getattr(axes, f"get_{which}lim")()
+        # Few powers of ten: ticks in between too.
+        side.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 1e4 * low else (1,)))
+        side.set_major_formatter(ticker.FuncFormatter(_log_tick))
         side.set_minor_formatter(ticker.NullFormatter())
     elif axis.scale == "times":
         getattr(axes, f"set_{which}scale")("log", base=2)
@@ -47,8 +47,10 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
         axes.set_ylim(len(categories) - 0.45, -0.55)  # the first category on top
 
 
-def _power(value: float, _position: int) -> str:
-    """A power of ten, written without mathematical typesetting."""
+def _log_tick(value: float, _position: int) -> str:
+    """A number as it is, or as a power of ten, written without mathematical typesetting."""
+    if 0.001 <= value <= 1000:
+        return f"{value:g}"
     exponent = round(math.log10(value)) if value > 0 else 0
     return "10" + str(exponent).translate(RAISED)
 
@@ -74,15 +76,16 @@ def draw_marks(axes: Any, marks: Iterable[Mark]) -> None:
             span(mark.at, mark.to, color="#f1ede6", linewidth=0, zorder=0)
             axes.set_xlim(keep[0])
             axes.set_ylim(keep[1])
-        if mark.label and mark.axis == "x" and axes.yaxis_inverted():  # categories fill the panel
-            place = {"transform": axes.get_xaxis_transform(), "va": "bottom", "ha": "center"}
-            axes.text(mark.at, 1.005, mark.label, fontsize=8.5, color=SOFT, **place)
-        elif mark.label and mark.axis == "x":
-            place = {"transform": axes.get_xaxis_transform(), "va": "bottom", "ha": "left"}
-            axes.text(mark.at, 0.02, f" {mark.label}", fontsize=8.5, color=SOFT, **place)
-        elif mark.label:
-            place = {"transform": axes.get_yaxis_transform(), "va": "top", "ha": "left"}
-            axes.text(0.01, mark.at, mark.label, fontsize=8.5, color=SOFT, **place)
+        style = {"fontsize": 8.5, "color": SOFT, "va": "bottom", "ha": "left"}
+        if mark.axis == "y":
+            style |= {"transform": axes.get_yaxis_transform(), "va": "top"}
+            axes.text(0.01, mark.at, mark.label, **style)
+        elif axes.yaxis_inverted():  # categories fill the panel
+            style |= {"transform": axes.get_xaxis_transform(), "ha": "center"}
+            axes.text(mark.at, 1.005, mark.label, **style)
+        else:
+            style |= {"transform": axes.get_xaxis_transform()}
+            axes.text(mark.at, 0.02, f" {mark.label}" if mark.label else "", **style)
 
 
 def legend_above(figure: Any, panels: Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
 """Matplotlib without global state, and SVG that can be part of a page.
 
-In: a drawn figure. Out: SVG text whose bytes depend only on the data and whose ids carry a prefix,
-so that several figures fit into one HTML page; or PNG bytes.
+The bytes of SVG text depend only on the data, and its ids carry a prefix, so that several figures
+fit into one HTML page.
 """
 
 import io

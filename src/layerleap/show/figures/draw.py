@@ -1,25 +1,14 @@
-"""Draws the figures of any study.
-
-In: a `Figure`, which describes itself as data, and a finished study.
-Out: SVG text for a page, or None where the study has no rows for it; the summary picture as PNG.
-"""
+"""Draws the figures of any study: SVG text for a page, and the summary picture as PNG."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 from layerleap.extras import report_library
+from layerleap.show.figures import canvas
 from layerleap.show.figures.axes import draw_marks, dress, grid_for, legend_above, zoom_in
-from layerleap.show.figures.canvas import (
-    DASHED,
-    FREE,
-    INK,
-    PALETTE,
-    SOFT,
-    drawing,
-    new_figure,
-    to_png,
-    to_svg,
-)
+from layerleap.show.figures.canvas import INK, PALETTE, SOFT
 from layerleap.show.samples import is_known, sample_size
 from layerleap.study.engine import Picture, Study
 from layerleap.study.figures import LENSES, Figure, Line, Row, short
@@ -33,14 +22,16 @@ def figure_rows(figure: Figure, result: StudyResult) -> list[Row]:
     if figure.kind == "heatmap":
         return [row for row in figure.rows(result) if is_known(row["value"])]
     ranges = {name for name, line in figure.lines.items() if line.style == "range"}
-    categories = {"x": figure.x.scale == "category", "y": figure.y.scale == "category"}
-    keys = [key for key in ("x", "y") if not categories[key]]
-    return [
-        row
-        for row in figure.rows(result)
-        if all(is_known(row[key]) or (key == _value_key(figure) and row.get("line") in ranges
-               and is_known(row.get("low"))) for key in keys)
-    ]  # fmt: skip
+    axes = {"x": figure.x, "y": figure.y}
+    keys = [key for key, axis in axes.items() if axis.scale != "category"]
+
+    def has(row: Row, key: str) -> bool:
+        is_range = key == _value_key(figure) and row.get("line") in ranges
+        if is_known(row[key]):
+            return axes[key].scale != "log" or row[key] > 0
+        return is_range and is_known(row.get("low"))
+
+    return [row for row in figure.rows(result) if all(has(row, key) for key in keys)]
 
 
 def draw(figure: Figure, result: StudyResult) -> str | None:
@@ -54,9 +45,9 @@ def draw(figure: Figure, result: StudyResult) -> str | None:
     width, height = figure.size
     if figure.y.scale == "category":
         height = 1.4 + 0.42 * max(len(_categories(panel, "y")) for panel in by_panel.values())
-    with drawing():
+    with canvas.drawing():
         layout = "compressed" if figure.kind == "heatmap" else "constrained"
-        sheet = new_figure(width * columns + 0.5, height * lines + 0.2, layout)
+        sheet = canvas.new_figure(width * columns + 0.5, height * lines + 0.2, layout)
         grid = sheet.subplots(lines, columns, squeeze=False, sharey=figure.share_y and not
                               figure.zoom and figure.y.scale != "category")  # fmt: skip
         flat = list(grid.ravel())
@@ -71,7 +62,7 @@ def draw(figure: Figure, result: StudyResult) -> str | None:
         if figure.kind == "heatmap" and not figure.cell_form:
             colour_bar(sheet, mesh, flat[: len(by_panel)], figure)
         legend_above(sheet, flat[: len(by_panel)])
-        return to_svg(sheet, figure.key, in_words(figure, by_panel))
+        return canvas.to_svg(sheet, figure.key, in_words(figure, by_panel))
 
 
 def draw_panel(
@@ -123,23 +114,18 @@ def _value_key(figure: Figure) -> str:
 def _looks(figure: Figure, rows: Sequence[Row]) -> dict[str, Line]:
     """How each line looks: as the figure says, as lenses do everywhere, or the next free colour."""
     names = dict.fromkeys(row.get("line", "") for row in rows)
-    ordered = [
-        *(n for n in figure.lines if n in names),
-        *(n for n in names if n not in figure.lines),
-    ]
+    ordered = [n for n in dict.fromkeys((*figure.lines, *names)) if n in names]
     looks = {**LENSES, **figure.lines}
     # Lines that only the data know may bring their colour along.
-    own = {row.get("line", ""): row["colour"] for row in rows if row.get("colour")}
-    own = own if figure.kind == "lines" else {}
-    free = iter([c for c in FREE if c not in {line.colour for line in figure.lines.values()}] * 9)
-    found = {}
+    coloured = [row for row in rows if row.get("colour") and figure.kind == "lines"]
+    own = {row.get("line", ""): row["colour"] for row in coloured}
+    taken = {line.colour for line in figure.lines.values()}
+    free = cycle(colour for colour in canvas.FREE if colour not in taken)
     for name in ordered:
-        line = looks.get(name, Line(name))
+        line = looks.get(name, Line())
         colour = line.colour or own.get(name) or ("blue" if len(ordered) == 1 else next(free))
-        found[name] = Line(
-            line.label or name, colour, line.marker, line.style, line.band, line.width
-        )
-    return found
+        looks[name] = replace(line, label=line.label or name, colour=colour)
+    return {name: looks[name] for name in ordered}
 
 
 def _of(panel: Iterable[Row], name: str) -> list[Row]:
@@ -167,7 +153,7 @@ def _lines(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) 
         axes.plot(
             x, y, color=colour, linewidth=line.width, label=line.label, markersize=3.6, zorder=3,
             marker=line.marker if few or line.style == "points" else None,
-            linestyle={"dashed": DASHED, "points": ""}.get(line.style, "-"),
+            linestyle={"dashed": canvas.DASHED, "points": ""}.get(line.style, "-"),
             clip_on=name in figure.lines and bool(figure.zoom),
         )  # fmt: skip
         _intervals(axes, rows, line, colour)
@@ -175,7 +161,7 @@ def _lines(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) 
 
 def _intervals(axes: Any, rows: list[Row], line: Line, colour: str) -> None:
     """A band along a line, or a bar through each point, where the interval is known."""
-    known = [row for row in rows if is_known(row.get("low")) and is_known(row.get("high"))]
+    known = [row for row in rows if _has_interval(row)]
     if not known or not line.band:
         return
     x = [row["x"] for row in known]
@@ -184,6 +170,10 @@ def _intervals(axes: Any, rows: list[Row], line: Line, colour: str) -> None:
         axes.vlines(x, low, high, color=colour, linewidth=0.9, alpha=0.6)
     else:
         axes.fill_between(x, low, high, color=colour, alpha=line.band, linewidth=0)
+
+
+def _has_interval(row: Row) -> bool:
+    return is_known(row.get("low")) and is_known(row.get("high"))
 
 
 def _dots(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) -> None:
@@ -195,23 +185,19 @@ def _dots(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) -
     for name in shown:
         line = looks[name]
         shift = (shown.index(name) - (len(shown) - 1) / 2) * 0.3 if figure.dodge else 0.0
+        thick = line.style == "range"
         for row in _of(panel, name):
             place = (categories.index(row[key]) if axis.scale == "category" else row[key]) + shift
             colour = PALETTE[row.get("colour") or line.colour]
-            ends = row.get("low"), row.get("high")
-            value = row["x" if across else "y"]
-            thick = line.style == "range"
-            if is_known(ends[0]) and is_known(ends[1]) and line.band:
-                span, spot = list(ends), [place, place]
-                width, alpha = (7, 1.0) if thick else (1.6, 1.0)
-                label = _label(axes, line) if thick else None
-                pair = (span, spot) if across else (spot, span)
-                axes.plot(*pair, color=colour, linewidth=width, alpha=alpha, label=label,
-                          zorder=2 if thick else 3, solid_capstyle="butt")  # fmt: skip
+            if _has_interval(row) and line.band:
+                pair = [row["low"], row["high"]], [place] * 2
+                label, width = (_label(axes, line), 7) if thick else (None, 1.6)
+                axes.plot(*(pair if across else pair[::-1]), color=colour, zorder=2 if thick else 3,
+                          solid_capstyle="butt", linewidth=width, label=label)  # fmt: skip
             if not thick:
-                spot_of = ([value], [place]) if across else ([place], [value])
+                spot = (row["x"], place) if across else (place, row["y"])
                 fill = "white" if row.get("hollow") else colour
-                axes.plot(*spot_of, line.marker or "o", color=colour, markerfacecolor=fill,
+                axes.plot(*spot, line.marker or "o", color=colour, markerfacecolor=fill,
                           markersize=6, markeredgewidth=1.4, label=_label(axes, line), zorder=4,
                           clip_on=False)  # fmt: skip
             if row.get("note"):
@@ -232,10 +218,8 @@ def _bars(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) -
         # The legend shows the colour of the line, even if all of its bars are muted.
         axes.bar(places[:1], [0], width, color=PALETTE[line.colour], label=line.label or None)
         for place, row in zip(places, rows, strict=True):
-            if is_known(row.get("low")) and is_known(row.get("high")):
-                axes.plot(
-                    [place] * 2, [row["low"], row["high"]], color=INK, linewidth=1.1, zorder=3
-                )
+            if _has_interval(row):
+                axes.vlines(place, row["low"], row["high"], color=INK, linewidth=1.1, zorder=3)
     _corner_note(axes, panel, (0.985, 0.95), "top")
 
 
@@ -318,8 +302,8 @@ def draw_picture(study: Study[Any], result: StudyResult) -> bytes | None:
         shown += [(figure, name, panel, rows) for name, panel in panels.items()]
     if not shown:
         return None
-    with drawing():
-        sheet = new_figure(12, 5.2)
+    with canvas.drawing():
+        sheet = canvas.new_figure(12, 5.2)
         grid = sheet.subplots(1, len(shown), width_ratios=picture.widths[: len(shown)],
                               squeeze=False)[0]  # fmt: skip
         sheet.get_layout_engine().set(rect=(0.012, 0.06, 0.976, 0.76), wspace=0.07)
@@ -338,15 +322,15 @@ def draw_picture(study: Study[Any], result: StudyResult) -> bytes | None:
         parts += [f"read on {short(text, 40)}"] if text else []
         facts = f"{', '.join(parts)}; {sample_of(shown[0][0], shown[0][2])}"
         sheet.text(0.985, 0.015, facts, fontsize=8.5, color=SOFT, va="bottom", ha="right")
-        return to_png(sheet)
+        return canvas.to_png(sheet)
 
 
 def _arrow(axes: Any, picture: Picture, result: StudyResult) -> None:
     """An arrow from one x to an earlier one, with what it means written above."""
-    found = picture.arrow(result)
-    if found is None:
+    arrow = picture.arrow(result)
+    if arrow is None:
         return
-    start, end, height, label = found
+    start, end, height, label = arrow
     style = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (end, height), (start, height), arrowprops=style, zorder=4)
     place = {"ha": "right", "va": "bottom", "fontsize": 9.5}

@@ -1,7 +1,4 @@
-"""Colours for layers, the same on pages and in the terminal.
-
-In: a layer and the number of layers. Out: a colour.
-"""
+"""Colours for layers, the same on pages and in the terminal."""
 
 from colorsys import hls_to_rgb
 

@@ -9,8 +9,7 @@ from typing import Any
 from layerleap.act.decode.generate import Generation
 from layerleap.errors import BadSettings
 from layerleap.show.html.colours import exit_colour
-from layerleap.show.html.page import write_page
-from layerleap.show.html.style import styled
+from layerleap.show.html.page import styled, write_page
 
 
 def generation_html(generation: Mapping[str, Any]) -> str:
@@ -31,24 +30,37 @@ def generation_html(generation: Mapping[str, Any]) -> str:
             f'<span title="{title}" style="background:{exit_colour(layer, n_layers)};{line}">'
             f"{html.escape(token)}</span>"
         )
+    # Without an early exit there are no colours to explain.
+    scale = _scale(n_layers) if min(stats["layers"], default=n_layers) < n_layers else ""
+    how = "; ".join(f"{key}: {value}" for key, value in generation.get("how", {}).items())
+    lines = [f"{scale} {html.escape(generation['summary'])}.", html.escape(how)]
     return styled(
         "generation",
         f'<div class="text"><span class="prompt">{html.escape(generation["prompt"])}</span>'
-        f'{"".join(spans)}</div><p class="legend">{_scale(n_layers)} '
-        f"{html.escape(generation['summary'])}.</p>",
+        f'{"".join(spans)}</div><p class="legend">{"<br>".join(filter(None, lines))}</p>',
     )
 
 
 def write_generation(generation: Generation, model: str, path: Path) -> Path:
     """Write a generated text as a standalone page and return its path."""
     stats = generation.stats
+    is_early = min(stats.layers, default=stats.n_layers) < stats.n_layers
+    lead = (
+        "The warmer a token, the earlier it left the model; white ones ran through all layers. "
+        "Hover over a token to see its layer."
+        if is_early
+        else "Every token ran through all layers."
+    )
+    drafted = " Underlined tokens were drafted, then verified." if any(stats.drafted) else ""
     return write_page(
         generation_html(generation.to_dict()), path, kicker="generated text",
         title=("What", model, "wrote"),
-        facts=(f"{stats.n_layers} layers", f"{stats.tokens} tokens"), text=generation.prompt,
-        heading="Where each token was read",
-        lead="The warmer a token, the earlier it left the model; white ones ran through all "
-        "layers. Underlined tokens were drafted. Hover over a token to see its layer.",
+        facts=(
+            f"{stats.n_layers} layers", f"{stats.tokens} tokens",
+            *(f"{key}: {value}" for key, value in generation.how.items()),
+        ),
+        text=generation.prompt, lead=lead + drafted,
+        heading="Where each token was read" if is_early else "Continuation",
     )  # fmt: skip
 
 

@@ -1,14 +1,33 @@
-"""A standalone page around the HTML of a result.
+"""HTML of results: pieces for notebooks and pages, and a standalone page around one of them.
 
-In: the HTML, and what the page is about. Out: one file that opens offline.
+Nothing refers to a style sheet, script or font from elsewhere, so that it works offline.
 """
 
 import html
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from string import Template
 
 from layerleap.files import whole_file
+from layerleap.study.figures import LENSES
+
+
+def styled(kind: str, body: str) -> str:
+    """`body` in a box of class `layerleap-KIND`, with the style it needs."""
+    style = _asset("html", "results.css")
+    return f'<style>{style}</style><div class="layerleap layerleap-{kind}">{body}</div>'
+
+
+def visible(token: str) -> str:
+    """A token with its white space made visible, escaped for HTML."""
+    text = token.replace("\n", "\u23ce").replace("\t", "\u21e5")
+    return html.escape(text if text.strip() else repr(text)[1:-1].replace(" ", "\u2423"))
+
+
+def lens_title(name: str) -> str:
+    """What a lens is called above its part of a table."""
+    return LENSES[name].label if name in LENSES else name
 
 
 def write_page(
@@ -22,56 +41,23 @@ def write_page(
     heading: str,
     lead: str,
 ) -> Path:
-    """Write the page and return its path.
+    """Write a standalone page and return its path.
 
-    Args:
-        body: HTML with its own style. All other arguments are plain text and get escaped.
-        path: the file to write.
-        kicker: what kind of page it is, above the title.
-        title: words before the model's name, the name, and words after it.
-        facts: short facts below the title.
-        text: the text that the model was given.
-        heading: the heading above the body.
-        lead: how to read the body.
+    `body` is HTML, all else plain text: the kind of page (`kicker`), words before the model's name,
+    the name and words after it (`title`), the text that the model was given, and how to read it.
     """
-    style = (
-        resources.files("layerleap.show.report").joinpath("report.css").read_text(encoding="utf8")
-    )
-    before, name, after = map(html.escape, title)
-    page = PAGE.format(
-        style=style, kicker=html.escape(kicker), before=before, name=name, after=after,
-        facts="".join(f"<li>{html.escape(fact)}</li>" for fact in facts), text=html.escape(text),
-        heading=html.escape(heading), lead=html.escape(lead), body=body,
+    before, name, after = title
+    plain = {"kicker": kicker, "before": before, "name": name, "after": after, "text": text,
+             "heading": heading, "lead": lead}  # fmt: skip
+    page = Template(_asset("html", "page.html")).substitute(
+        {key: html.escape(value) for key, value in plain.items()},
+        facts="".join(f"<li>{html.escape(fact)}</li>" for fact in facts),
+        style=_asset("report", "report.css"), body=body,
     )  # fmt: skip
     with whole_file(Path(path)) as temporary:
         temporary.write_text(page, encoding="utf8")
     return Path(path)
 
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<link rel="icon" href="data:,">
-<title>{before} {name} {after}: {text}</title>
-<style>{style}</style>
-</head>
-<body>
-<header><div class="wrap">
-<p class="kicker">layerleap &middot; {kicker}</p>
-<h1>{before} <span class="name">{name}</span> {after}</h1>
-<ul class="facts">{facts}</ul>
-</div></header>
-<main class="wrap">
-<h2>Text</h2>
-<p class="given">{text}</p>
-<h2>{heading}</h2>
-<p>{lead}</p>
-{body}
-</main>
-</body>
-</html>
-"""
+def _asset(room: str, name: str) -> str:
+    return resources.files(f"layerleap.show.{room}").joinpath(name).read_text(encoding="utf8")

@@ -4,14 +4,18 @@ import html
 from pathlib import Path
 
 from layerleap.read.readings import Readings, Track
-from layerleap.show.html.page import write_page
-from layerleap.show.html.style import LENS_TITLES, styled, visible
+from layerleap.show.html.page import lens_title, styled, visible, write_page
+
+LEGEND = (
+    '<p class="legend">Top token by layer: darker means more probable, framed where it is already '
+    "the model's answer.</p>"
+)
 
 
 def readings_html(readings: Readings) -> str:
     """A grid per lens, the last layer on top."""
     grids = "".join(_grid(readings, name, track) for name, track in readings.tracks.items())
-    return styled("readings", grids)
+    return styled("readings", f'{LEGEND}<div class="grids">{grids}</div>')
 
 
 def write_readings(readings: Readings, model: str, text: str, path: Path) -> Path:
@@ -29,9 +33,9 @@ def write_readings(readings: Readings, model: str, text: str, path: Path) -> Pat
 def _grid(readings: Readings, name: str, track: Track) -> str:
     head = "".join(f"<th>{visible(readings.tokens[p])}</th>" for p in readings.positions)
     body = "".join(_row(readings, track, layer) for layer in range(readings.n_layers, -1, -1))
+    width = 4.5 + 10 * len(readings.positions)  # given, so that all grids have the same columns
     return (
-        f"<div><table><caption>{html.escape(LENS_TITLES.get(name, name))}: top token by layer; "
-        "darker means more probable; framed where it is already the model's answer</caption>"
+        f'<div><table style="width:{width}em"><caption>{html.escape(lens_title(name))}</caption>'
         f"<thead><tr><th>layer</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

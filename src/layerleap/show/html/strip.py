@@ -6,8 +6,7 @@ from typing import Any
 
 from layerleap.read.strip import Strip
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
-from layerleap.show.html.page import write_page
-from layerleap.show.html.style import LENS_TITLES, styled, visible
+from layerleap.show.html.page import lens_title, styled, visible, write_page
 
 Row = dict[str, Any]
 
@@ -18,7 +17,7 @@ def strip_html(strip: Strip) -> str:
     for row in strip.rows():
         cards[row["map"]].append(_card(row, strip.n_layers))
     sections = (
-        f"<section><h3>{html.escape(LENS_TITLES.get(name, name))}</h3>"
+        f"<section><h3>{html.escape(lens_title(name))}</h3>"
         f'<ol class="cards">{"".join(own)}</ol></section>'
         for name, own in cards.items()
     )

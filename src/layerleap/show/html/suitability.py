@@ -3,7 +3,7 @@
 import html
 
 from layerleap.read.metrics import Estimate
-from layerleap.show.html.style import styled
+from layerleap.show.html.page import styled
 from layerleap.study.suitability.candidates import Outcome
 from layerleap.study.suitability.result import Suitability
 
@@ -21,9 +21,7 @@ def suitability_html(result: Suitability) -> str:
 
 
 def _rules(result: Suitability) -> str:
-    chosen = result.chosen
-    outcomes = [*result.rules, *([] if chosen is None else [chosen])]
-    rows = "".join(_rule(row, result.n_layers, row is chosen) for row in outcomes)
+    rows = "".join(_rule(row, result.n_layers, row is result.chosen) for row in result.outcomes)
     heads = ("map", "rule", "checked at", "layers saved", "disagreement", "FLOPs", "time")
     head = "".join(f"<th>{name}</th>" for name in heads)
     return (

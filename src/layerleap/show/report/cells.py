@@ -1,10 +1,5 @@
-"""Cells of tables: values as text, for a page or a terminal.
+"""Cells of tables: values as text, for a page or a terminal, that only have to be laid out."""
 
-In: a `Table`, which describes itself as data, and a finished study.
-Out: column heads, and rows of cells that only have to be laid out.
-"""
-
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,21 +80,26 @@ def _is_hashable(value: Any) -> bool:
     return not isinstance(value, list | dict)
 
 
-CLAIMS = (
-    Column("claim", "the paper says"),
-    Column("agrees", "holds here?", colours={**GOOD_OR_BAD, "cannot tell": "open",
-                                             "not tested": "open"}),
-    Column("seen", "measured here"),
-    Column("why", "how decided"),
+CLAIMS = Table(
+    "claims-table", "Claims, beside what this study measured",
+    lambda r: [row for row in r.claims if row not in r.untested],
+    (
+        Column("claim", "the paper says"),
+        Column("agrees", "holds here?", colours={**GOOD_OR_BAD, "cannot tell": "open"}),
+        Column("seen", "measured here"), Column("why", "how decided"),
+    ),
 )  # fmt: skip
-DATA = (
-    Column("text"), Column("role", "used to"), Column("documents", form="{:,.0f}"),
-    Column("texts", form="{:,.0f}"), Column("rows", form="{:,.0f}"),
-    Column("tokens", form="{:,.0f}"), Column("seconds", form="{:,.1f}"), Column("fingerprint"),
+UNTESTED = Table(
+    "untested-table",
+    "Claims that this run could not test",
+    lambda r: r.untested,
+    (Column("claim", "the paper says"), Column("seen", "why it was not tested")),
+)
+DATA = Table(
+    "data-table", "Data", lambda r: r.data,
+    (
+        Column("text"), Column("role", "used to"),
+        *(Column(key, form="{:,.0f}") for key in ("documents", "texts", "rows", "tokens")),
+        Column("seconds", form="{:,.1f}"), Column("fingerprint"),
+    ),
 )  # fmt: skip
-
-
-def plain_grid(rows: Iterable[Row], columns: Sequence[Column]) -> Grid:
-    """Rows under columns, without a table around them."""
-    heads = [column.title or column.key for column in columns]
-    return heads, [[cell(row, column) for column in columns] for row in rows]

@@ -1,9 +1,8 @@
 """The report of a study: one HTML page that needs nothing else, and its data beside it.
 
-In: a finished study and a folder.
-Out: `report.html`, `study.json`, a CSV file per table, `findings.txt`, `summary.png` if the study
-has a summary picture, and fitted objects in folders of their own. All of the files are written or
-none; other files of the folder are left alone.
+The folder gets `report.html`, `study.json`, a CSV file per table, `findings.txt`, `summary.png` if
+the study has a summary picture, and fitted objects in folders of their own. All of the files are
+written or none; other files of the folder are left alone.
 """
 
 import base64
@@ -22,7 +21,7 @@ from layerleap.extras import report_library
 from layerleap.files import whole_file
 from layerleap.show.figures.draw import draw, draw_picture, figure_rows, sample_of
 from layerleap.show.html.generation import generation_html
-from layerleap.show.report.cells import CLAIMS, DATA, cells_of, plain_grid
+from layerleap.show.report.cells import CLAIMS, DATA, UNTESTED, cells_of
 from layerleap.study import registry
 from layerleap.study.engine import Section, Study
 from layerleap.study.result import Row, StudyResult
@@ -31,9 +30,9 @@ from layerleap.study.result import Row, StudyResult
 def write_report(result: StudyResult, folder: Path) -> Path:
     """Write the page and the data into `folder`; returns the path of the page."""
     study = registry.find(result.study)
+    numbers = json.dumps(result.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
     contents: dict[str, str | bytes] = {
-        "study.json": json.dumps(result.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        + "\n",
+        "study.json": f"{numbers}\n",
         **csv_files(result),
         "findings.txt": "".join(f"{row['text']}\n" for row in result.findings),
         "report.html": report_html(result, study),
@@ -83,7 +82,8 @@ def report_html(result: StudyResult, study: Study[Any] | None = None) -> str:
         about=list(study.about(result)), boxes=list(study.boxes(result)),
         tiles=list(study.tiles(result)),
         sections=[values for s in study.sections if (values := _section(s, result))],
-        claims=plain_grid(result.claims, CLAIMS), data=plain_grid(result.data, DATA),
+        claims=cells_of(CLAIMS, result), untested=cells_of(UNTESTED, result),
+        data=cells_of(DATA, result),
         files=list(csv_files(result)),
         # Style and script are our own files: trusted, not escaped.
         style=markup(_asset("report.css")), script=markup(script), markup=markup,
@@ -113,13 +113,11 @@ def _section(section: Section, result: StudyResult) -> Mapping[str, Any] | None:
         "findings": [r["text"] for r in own if r["under"] not in keys and not r["headline"]],
         "figures": figures,
         "tables": [(table, grid) for table, grid in tables if grid[1]],
-        "texts": [_text(row) for row in result.rows(section.texts)] if section.texts else [],
+        "texts": [
+            {"title": f"{row['rule']}, read through {row['map']}", "html": generation_html(row)}
+            for row in result.rows(section.texts)
+        ],
     }
-
-
-def _text(row: Row) -> Mapping[str, Any]:
-    """A generated text as the template colours it."""
-    return {"title": f"{row['rule']}, read through {row['map']}", "html": generation_html(row)}
 
 
 def result_html(result: StudyResult) -> str:

@@ -64,8 +64,8 @@ STUDY = Study(
     "than other rules? Works on text, images and speech.",
     settings=SaturationSettings, context=SaturationContext,
     sections=(
-        order.SECTION, guesses.SECTION, probe.SECTION, intervention.SECTION, exits.SECTION,
-        twin.SECTION,
+        order.SECTION, guesses.SECTION, probe.SECTION, intervention.SECTION, twin.SECTION,
+        exits.SECTION,
     ),
     paper="Lioubashevski, Schlank, Stanovsky and Goldstein, \u201cLooking Beyond the Top-1\u201d "
     "(ICML 2025).",

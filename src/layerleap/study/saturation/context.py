@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
-from layerleap.errors import BadArtifact, LayerleapError, NothingToFit
+from layerleap.errors import BadArtifact, BadText, NothingToFit
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import fit
 from layerleap.models.transformer import Transformer
@@ -37,8 +37,9 @@ class SaturationContext(TextContext[SaturationSettings]):
             return s.bank
         try:
             bank = fit(
-                self.model, self.text, s.sampling, n_texts=s.n_fit, starts=s.starts,
-                checkpoint=self.workspace / "fit.safetensors", progress=self.progress,
+                self.model, self.text, s.sampling, ridge=0.0, evaluate=False, n_texts=s.n_fit,
+                starts=s.starts, checkpoint=self.workspace / "fit.safetensors",
+                progress=self.progress,
             )  # fmt: skip
         except NothingToFit as error:
             self.note(
@@ -78,9 +79,11 @@ class SaturationContext(TextContext[SaturationSettings]):
             lenses["mat"] = Lens(self.model, self.bank)
         return self._observe(self.model, lenses, "read")
 
-    @cached_property
     def twin(self) -> SaturationData:
-        """The same model with random weights on the same text, through the logit lens."""
+        """The same model with random weights on the same text, through the logit lens.
+
+        Not kept: it takes as much memory as the model.
+        """
         twin = untrained(self.model, seed=self.settings.seed)
         return self._observe(twin, {"id": Lens(twin)}, "twin")
 
@@ -107,15 +110,15 @@ class SaturationContext(TextContext[SaturationSettings]):
     def through_each(self, what: str, make: Callable[[str], Tables]) -> Tables:
         """The tables that `make` gives for every lens, joined.
 
-        A lens for which they cannot be made is left out with a note; if none is left, that is the
-        error of the first.
+        A lens for which there are too few rows is left out with a note; if none is left, that is
+        the error of the first.
         """
         tables: Tables = {}
-        errors: dict[str, LayerleapError] = {}
+        errors: dict[str, BadText] = {}
         for lens in self.observed.lenses:
             try:
                 made = make(lens)
-            except LayerleapError as error:
+            except BadText as error:
                 errors[lens] = error
                 continue
             for name, rows in made.items():
@@ -123,6 +126,5 @@ class SaturationContext(TextContext[SaturationSettings]):
         if not tables:
             raise next(iter(errors.values()))
         for lens, reason in errors.items():
-            text = str(reason)
-            self.note(f"{what} through {lens}: left out. {text[:1].upper()}{text[1:]}.")
+            self.leave_out(f"{what} through {lens}", reason)
         return tables

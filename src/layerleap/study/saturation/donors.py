@@ -13,6 +13,7 @@ which state of which row is patched in before which block, for the donor and for
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,8 +63,7 @@ class PairSettings:
         return cls(offsets, gap, reach + 1, limit=limit, seed=seed)
 
 
-@dataclass(frozen=True, eq=False)
-class Pairs:
+class Pairs(NamedTuple):
     """Rows by number: (pair,)."""
 
     donor: Tensor
@@ -71,12 +71,8 @@ class Pairs:
     token: Tensor  # the final top token of both
     start: Tensor  # the donor's saturation layer
 
-    def __len__(self) -> int:
-        return len(self.donor)
 
-
-@dataclass(frozen=True, eq=False)
-class Trials:
+class Trials(NamedTuple):
     """What is patched in where: (trial,)."""
 
     pair: Tensor
@@ -84,16 +80,6 @@ class Trials:
     offset: Tensor
     layer: Tensor  # before the block that follows it
     source: Tensor  # the row the state is from; for "random", the row whose length it has
-
-    def __len__(self) -> int:
-        return len(self.pair)
-
-    def some(self, chosen: Tensor) -> "Trials":
-        """The trials that a mask selects."""
-        return Trials(*(getattr(self, name)[chosen] for name in TRIAL))
-
-
-TRIAL = ("pair", "kind", "offset", "layer", "source")
 
 
 def find_pairs(saturation: Saturation, plan: PairSettings) -> Pairs:
@@ -103,6 +89,7 @@ def find_pairs(saturation: Saturation, plan: PairSettings) -> Pairs:
     neighbours, and a binary search finds them.
     """
     s, token = saturation.layer[:, 0].long(), saturation.tokens[:, 0].long()
+    position = saturation.positions.long()
     group = token.unique(return_inverse=True)[1]
     if plan.near is not None:
         document = saturation.documents.unique(return_inverse=True)[1]
@@ -119,19 +106,11 @@ def find_pairs(saturation: Saturation, plan: PairSettings) -> Pairs:
     for _ in range(1 if plan.near is None else DRAWS):
         place = (torch.rand(len(chosen), generator=generator) * count[chosen]).long()
         drawn = order[low[chosen] + place]
-        donor = torch.where((donor < 0) & _is_near(saturation, drawn, chosen, plan), drawn, donor)
+        is_near = plan.near is None or (position[drawn] - position[chosen]).abs() <= plan.near
+        donor = torch.where((donor < 0) & is_near, drawn, donor)
     recipient, donor = chosen[donor >= 0][: plan.limit], donor[donor >= 0][: plan.limit]
     _require_enough(len(recipient), len(s), plan)
     return Pairs(donor, recipient, token[recipient], s[donor])
-
-
-def _is_near(
-    saturation: Saturation, donor: Tensor, recipient: Tensor, plan: PairSettings
-) -> Tensor:
-    if plan.near is None:
-        return torch.ones(len(donor), dtype=torch.bool)
-    position = saturation.positions.long()
-    return (position[donor] - position[recipient]).abs() <= plan.near
 
 
 def _require_enough(pairs: int, rows: int, plan: PairSettings) -> None:
@@ -152,7 +131,7 @@ def make_trials(
     saturation: Saturation, evidence: Evidence, pairs: Pairs, plan: PairSettings
 ) -> Trials:
     """The donor at every offset, and every control at offsets from 0 on where there is one."""
-    numbers = torch.arange(len(pairs))
+    numbers = torch.arange(len(pairs.donor))
     unsettled = _Unsettled(saturation, evidence)
     generator = torch.Generator().manual_seed(plan.seed + 1)
     parts = []
@@ -170,16 +149,16 @@ def make_trials(
             number = torch.full_like(numbers, KINDS.index(kind))
             same = torch.full_like(numbers, offset)
             parts.append(Trials(numbers, number, same, layer, source))
-    every = Trials(*(torch.cat([getattr(part, name) for part in parts]) for name in TRIAL))
-    return every.some(every.source >= 0)
+    every = [torch.cat(column) for column in zip(*parts, strict=True)]
+    return Trials(*(column[every[-1] >= 0] for column in every))  # where there is a source
 
 
 def _others(saturation: Saturation, pairs: Pairs, generator: torch.Generator) -> Tensor:
     """For every pair a random row that ends with another token; -1 where none was drawn."""
     token = saturation.tokens[:, 0].long()
-    rows = torch.full((len(pairs),), -1)
+    rows = torch.full((len(pairs.donor),), -1)
     for _ in range(DRAWS):
-        drawn = torch.randint(len(token), (len(pairs),), generator=generator)
+        drawn = torch.randint(len(token), (len(pairs.donor),), generator=generator)
         rows = torch.where((rows < 0) & (token[drawn] != pairs.token), drawn, rows)
     return rows
 
@@ -206,7 +185,7 @@ class _Unsettled:
         wanted = (layer * self.width + pairs.token).numpy()
         low, high = (np.searchsorted(self.key, wanted, side) for side in ("left", "right"))
         margins = self.margins[pairs.donor, layer].numpy()
-        rows = torch.full((len(pairs),), -1)
+        rows = torch.full((len(pairs.donor),), -1)
         for pair, (start, stop) in enumerate(zip(low, high, strict=True)):
             at = start + int(np.searchsorted(self.margin[start:stop], margins[pair]))
             close = np.arange(max(start, at - 2), min(stop, at + 2))

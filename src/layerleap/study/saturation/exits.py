@@ -9,7 +9,6 @@ rows of all other documents; for calibration these are divided at random into tw
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,27 +18,15 @@ from layerleap.act.exits.evidence import split
 from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.replay import replay
-from layerleap.act.exits.rules import Fixed, Gap, Never, Oracle, Patience, Rule, Similarity, Task
-from layerleap.errors import BadSettings
+from layerleap.act.exits.rules import Fixed, Never, Oracle, Patience, Rule, Similarity, Task
+from layerleap.errors import TooFewRows
 from layerleap.maps.bank import ShortcutBank
 from layerleap.read.metrics import finite, mean_interval
 from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.task import TaskProbe
-from layerleap.stream.examples import require_text
+from layerleap.study import exits as replayed
 from layerleap.study.claims import Claim, Verdict, above, all_of, difference, untested
-from layerleap.study.early_texts import early_texts
 from layerleap.study.engine import Section
-from layerleap.study.exits import (
-    FLOPS_MARKS,
-    RULE_LINES,
-    Lensed,
-    calibrated_figure,
-    calibrated_table,
-    calibrated_tables,
-    exit_rows,
-    exit_tables,
-    saved_table,
-)
 from layerleap.study.figures import Axis, Figure, Mark
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.saturation.context import SaturationContext
@@ -59,7 +46,7 @@ Marks = Callable[[StudyResult], Iterable[Mark]]
 class Judged:
     """One lens: its rows, the right answers of those not trained on, and the probe."""
 
-    rows: Lensed
+    rows: replayed.Lensed
     gold: Tensor
     probe: TaskProbe
 
@@ -86,17 +73,11 @@ def task_exits(
 ) -> tuple[Tables, dict[str, Judged], Rules]:
     """Every rule through every lens that has a cost; `BadSettings` or `BadText` with too few rows.
 
-    Returns the tables, what they were made from, and by lens and name the rules that save most at
-    an agreement of `TARGET`.
-
-    Args:
-        data: the rows.
-        costs: by lens.
-        cells: (row, layer) that the probe is trained on, at most.
-        seed: of all divisions.
+    The probe is trained on up to `cells` (row, layer). Returns the tables, what they were made
+    from, and by lens and name the rules that save most at an agreement of `TARGET`.
     """
     judged = {lens: _judged(data, lens, cost, cells, seed) for lens, cost in costs.items()}
-    made = exit_tables({lens: one.rows for lens, one in judged.items()})
+    made = replayed.exit_tables({lens: one.rows for lens, one in judged.items()})
     rules: Rules = {}
     for lens, one in judged.items():
         curves = [row for row in made["curves"] if row["map"] == lens]
@@ -129,17 +110,15 @@ def _judged(data: SaturationData, lens: str, cost: Cost, cells: int, seed: int) 
     )  # fmt: skip
     rest = whole.rows(others).with_probe(probe, SomeStates(data.states, others))
     if len(rest) < 2:
-        raise BadSettings(f"{len(rest)} rows are left to judge rules by; read more texts")
-    order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))
-    first, second = (rest.rows(half.sort().values) for half in order.tensor_split(2))
-    length = 1 + whole.position.double().mean().item()
+        raise TooFewRows(f"{len(rest)} rows are left to judge rules by; read more texts")
     families = {
-        "task": family(Task, probe=probe), "gap": family(Gap, length=length),
+        "task": family(Task, probe=probe), "gap": replayed.gap_family(whole),
         "similarity": family(Similarity), "patience": family(Patience),
         "learned": Learned.train(train),
     }  # fmt: skip
-    rows = Lensed(rest, {}, cost, train, rest, first, second, families)
-    return Judged(rows, data.gold[others], probe)
+    return Judged(
+        replayed.Lensed(rest, cost, train, rest, families, seed=seed), data.gold[others], probe
+    )
 
 
 def _member(row: Row, families: Mapping[str, Family]) -> Rule:
@@ -166,31 +145,24 @@ def _run(context: SaturationContext) -> Tables:
     tables, judged, rules = task_exits(
         data, costs_of(data, context.bank, context.tokens), cells=s.cells, seed=s.seed
     )
-    promises = context.attempt("Calibrated exits", lambda: _calibrated(context, judged))
-    prompts = context.attempt("Timed exits", lambda: _prompts(context, judged))
-    live: list[Row] | None = []
-    texts: list[Row] | None = []
-    if prompts:
-        decode = partial(live_exits, data.transformer, context.bank, rules, prompts)
-        live = context.attempt("Timed exits", lambda: decode(progress=context.progress))
-        texts = context.attempt("Texts", lambda: _texts(context, rules, prompts))
-    return {**tables, "calibrated": promises or [], "live": live or [], "texts": texts or []}
-
-
-def _calibrated(context: SaturationContext, judged: Mapping[str, Judged]) -> list[Row]:
-    """One row per calibrated rule, on rows that it was not calibrated on."""
-    s, rows = context.settings, {lens: one.rows for lens, one in judged.items()}
-    made = calibrated_tables(rows, context.text, s.tolerance, s.delta, RULES)
-    return [
-        {key: value for key, value in row.items() if key != "fresh"} | fresh | {"delta": s.delta}
-        for row in made["rows"]
-        for fresh in row["fresh"]
-    ]
+    lenses = {lens: one.rows for lens, one in judged.items()}
+    promises = context.attempt(
+        "Calibrated exits",
+        lambda: replayed.calibrated_rows(lenses, context.text, s.tolerance, s.delta, RULES),
+    )
+    tables |= {"calibrated": promises or [], "live": [], "texts": []}
+    if not replayed.generates_text(context.model):
+        name = context.model.identity.name
+        context.note(f"Timed exits: left out. {name} does not generate text token by token.")
+    elif prompts := context.attempt("Timed exits", lambda: _prompts(context, judged)):
+        progress = context.progress
+        tables["live"] = live_exits(context.model, context.bank, rules, prompts, progress=progress)
+        tables["texts"] = _texts(context, rules, prompts)
+    return tables
 
 
 def _prompts(context: SaturationContext, judged: Mapping[str, Judged]) -> list[Tensor]:
     """Beginnings of texts that nothing was trained on."""
-    require_text(context.model)
     train = next(iter(judged.values())).rows.train
     assert train is not None
     s, known = context.settings, set(train.document.tolist())
@@ -201,7 +173,7 @@ def _texts(context: SaturationContext, rules: Rules, prompts: list[Tensor]) -> l
     """What the rules write that look at states only."""
     shown = {key: rule for key, rule in rules.items() if key[1] in ("task", "similarity")}
     banks = {"id": None, "mat": context.bank}
-    return early_texts(context.model, banks, shown, prompts[0][0].tolist())
+    return replayed.early_texts(context.model, banks, shown, prompts[0][0].tolist())
 
 
 # In words.
@@ -328,14 +300,14 @@ SAMPLE = (
     "thresholds for a wanted agreement are chosen on these positions"
 )
 # The gap rule is that of another paper.
-LINES = {**RULE_LINES, "gap": replace(RULE_LINES["gap"], label="gap")}
+LINES = {**replayed.RULE_LINES, "gap": replace(replayed.RULE_LINES["gap"], label="gap")}
 
 
 def _figure(key: str, title: str, how: str, x: Axis, marks: Marks) -> Figure:
     column = "flops" if x.scale == "times" else "layers"
     return Figure(
         key, title, how,
-        lambda result: exit_rows(result, column, maps=MAPS, measures=MEASURES), x=x,
+        lambda result: replayed.exit_rows(result, column, maps=MAPS, measures=MEASURES), x=x,
         y=Axis("positions", "share", 0), share_y=False, lines=LINES, marks=marks, columns=2,
         size=(5.0, 3.6), unit="positions", sample=SAMPLE,
     )  # fmt: skip
@@ -355,9 +327,9 @@ FIGURES = (
         "Right of 1, exiting costs more than it saves: a rule that reads pays for the head at "
         "every layer, one that looks at states pays for it once.",
         Axis("FLOPs, relative to the full model", "times"),
-        lambda result: [*FLOPS_MARKS, *_full_model(result)],
+        lambda result: [*replayed.FLOPS_MARKS, *_full_model(result)],
     ),
-    calibrated_figure(),
+    replayed.calibrated_figure(),
 )
 
 
@@ -372,8 +344,8 @@ def _live_rows(result: StudyResult) -> Iterator[Row]:
 
 
 TABLES = (
-    saved_table("saved-table"),
-    calibrated_table(),
+    replayed.saved_table("saved-table"),
+    replayed.calibrated_table(),
     Table(
         "live-table",
         "The same rules timed (one text at a time, on this machine; 95 % t intervals over texts)",

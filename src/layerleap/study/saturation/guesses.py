@@ -11,47 +11,39 @@ those of one document are not, so the interval of the difference resamples docum
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from statistics import NormalDist
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.read.metrics import finite, resample
+from layerleap.extras import learn_library
+from layerleap.read.metrics import Bootstrap, finite, percentiles
 from layerleap.read.saturation import Saturation
 from layerleap.study.claims import Claim, Verdict, above, all_of, untested
 from layerleap.study.engine import Section
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.saturation.context import SaturationContext
 from layerleap.study.saturation.order import LEVEL, confirmed, interval
-from layerleap.study.tables import Column, Table
+from layerleap.study.tables import P_VALUE, Column, Table, bounded, p_words
 
-Z95 = NormalDist().inv_cdf(0.975)
 PAPER_LEAD = 7  # layers before the end that count as early, in the paper's models of 48 layers
+NEEDED = 5.0  # expected right and wrong guesses in each group: the z-test's own rule
 
 
-@dataclass(frozen=True)
-class GuessSettings:
-    """Which tokens count as early, and when a test is made."""
-
-    lead: int = PAPER_LEAD  # an early token saturated at least so many layers before the end
-    ranks: tuple[int, ...] = (2, 3, 4)
-    needed: float = 5.0  # expected right and wrong guesses in each group: the z-test's own rule
-    resamples: int = 1000
-    seed: int = 0
-
-
-def guesses(saturation: Saturation, settings: GuessSettings | None = None) -> list[Row]:
+def guesses(
+    saturation: Saturation,
+    *,
+    lead: int = PAPER_LEAD,
+    ranks: Sequence[int] = (2, 3, 4),
+    seed: int = 0,
+) -> list[Row]:
     """Early against late runners-up among the rows whose top token is wrong, one row per rank.
 
-    Args:
-        saturation: through one lens; rows whose right answer is unknown are left out.
-        settings: which tokens count as early, and when a test is made.
+    Early tokens saturated at least `lead` layers before the end. Rows whose right answer is unknown
+    are left out.
     """
-    settings = settings or GuessSettings()
-    _require(saturation, settings)
+    _require(saturation, lead, ranks)
     known = saturation.rows(saturation.gold >= 0)
     wrong = known.rows(known.tokens[:, 0] != known.gold)
     if not len(wrong):
@@ -61,25 +53,25 @@ def guesses(saturation: Saturation, settings: GuessSettings | None = None) -> li
         )
     about = {
         "rows": len(known), "wrong": len(wrong), "documents": len(wrong.documents.unique()),
-        "lead": settings.lead, "early_until": saturation.n_layers - settings.lead,
+        "lead": lead, "early_until": saturation.n_layers - lead,
     }  # fmt: skip
     return [
-        {"lens": saturation.lens, "rank": rank, **_test(wrong, rank, settings), **about}
-        for rank in settings.ranks
+        {"lens": saturation.lens, "rank": rank, **_test(wrong, rank, lead, seed), **about}
+        for rank in ranks
         if rank <= saturation.k
     ]
 
 
-def _require(saturation: Saturation, settings: GuessSettings) -> None:
+def _require(saturation: Saturation, lead: int, ranks: Sequence[int]) -> None:
     last = saturation.n_layers
-    if not 1 <= settings.lead <= last:
+    if not 1 <= lead <= last:
         raise BadSettings(
-            f"early means {settings.lead} layers before the end, but there are {last} layers; "
+            f"early means {lead} layers before the end, but there are {last} layers; "
             f"choose a lead of 1 to {last}"
         )
-    if not settings.ranks or min(settings.ranks) < 2 or min(settings.ranks) > saturation.k:
+    if not ranks or min(ranks) < 2 or min(ranks) > saturation.k:
         raise BadSettings(
-            f"ranks {list(settings.ranks)} cannot be tested, because ranks 1 to {saturation.k} are "
+            f"ranks {list(ranks)} cannot be tested, because ranks 1 to {saturation.k} are "
             "known; name ranks from 2 on, or read more ranks"
         )
     if not (saturation.gold >= 0).any():
@@ -89,24 +81,31 @@ def _require(saturation: Saturation, settings: GuessSettings) -> None:
         )
 
 
-def _test(wrong: Saturation, rank: int, settings: GuessSettings) -> Row:
+def _test(wrong: Saturation, rank: int, lead: int, seed: int) -> Row:
     layer = wrong.layer[:, rank - 1]
     right = wrong.tokens[:, rank - 1] == wrong.gold
-    early, late = layer <= wrong.n_layers - settings.lead, layer == wrong.n_layers
+    early, late = layer <= wrong.n_layers - lead, layer == wrong.n_layers
     row: Row = {**_share("early", right[early]), **_share("late", right[late])}
     n = (row["early_rows"], row["late_rows"])
     row |= dict.fromkeys(("difference", "low", "high", "z", "p", "early_are", "needed"))
     pooled = float(right[early | late].double().mean()) if sum(n) else 0.0
     expected = min(n) * min(pooled, 1 - pooled)  # the smallest of the four cells
-    if expected < settings.needed:
-        return row | {"needed": _needed(pooled, n, len(wrong), settings.needed)}
+    if expected < NEEDED:
+        more = math.ceil(len(wrong) * NEEDED / expected) if expected > 0 else None
+        return row | {"needed": more}  # about how many rows would do; None: these cannot say
     difference = row["early_value"] - row["late_value"]
-    z = difference / math.sqrt(pooled * (1 - pooled) * (1 / n[0] + 1 / n[1]))
-    p = 2 * (1 - NormalDist().cdf(abs(z)))
-    low, high = _interval(right, early, late, wrong.documents, settings)
+    counts = [[row[f"{group}_right"], row[f"{group}_wrong"]] for group in ("early", "late")]
+    # Of a 2 x 2 table, chi squared is z squared, and the p-values are the same.
+    test = learn_library("scipy.stats").chi2_contingency(counts, correction=False)
+    low = high = None
+    if len(wrong.documents.unique()) > 1:
+        bootstrap = Bootstrap(wrong.documents, seed=seed)
+        a, b, c, d = bootstrap.sums(torch.stack([right & early, early, right & late, late], 1)).T
+        low, high = map(finite, percentiles(a / b - c / d, skip_nan=True).tolist())
     return row | {
-        "difference": difference, "low": low, "high": high, "z": z, "p": p,
-        "early_are": _early_are(p <= LEVEL, low, high),
+        "difference": difference, "low": low, "high": high, "p": bounded(float(test.pvalue)),
+        "z": math.copysign(math.sqrt(test.statistic), difference),
+        "early_are": _early_are(test.pvalue <= LEVEL, low, high),
     }  # fmt: skip
 
 
@@ -123,38 +122,16 @@ def _share(group: str, right: Tensor) -> Row:
     """Share of right guesses with its interval."""
     n, hits = len(right), int(right.sum())
     low, high = wilson(hits, n) if n else (None, None)
-    values = {"value": hits / n if n else None, "low": low, "high": high, "right": hits, "rows": n}
+    values = {
+        "value": hits / n if n else None, "low": low, "high": high, "right": hits,
+        "wrong": n - hits, "rows": n,
+    }  # fmt: skip
     return {f"{group}_{key}": value for key, value in values.items()}
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share; honest with few cases, or none that succeed."""
-    p, z = successes / n, Z95
-    middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _interval(
-    right: Tensor, early: Tensor, late: Tensor, documents: Tensor, settings: GuessSettings
-) -> tuple[float | None, float | None]:
-    """Of the difference of shares, from resampled documents; nothing from a single one."""
-    names, group = documents.unique(return_inverse=True)
-    if len(names) < 2:
-        return None, None
-    columns = torch.stack([right & early, early, right & late, late], dim=1).double()
-    sums = torch.zeros(len(names), 4, dtype=torch.float64).index_add_(0, group, columns)
-    drawn = resample(len(names), settings.resamples, settings.seed) @ sums
-    differences = drawn[:, 0] / drawn[:, 1] - drawn[:, 2] / drawn[:, 3]
-    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = differences.nanquantile(ends).tolist()
-    return finite(low), finite(high)
-
-
-def _needed(pooled: float, n: tuple[int, int], rows: int, needed: float) -> int | None:
-    """About how many rows with a wrong top token would do; None if these rows cannot say."""
-    smallest = min(n) * min(pooled, 1 - pooled)
-    return math.ceil(rows * needed / smallest) if smallest > 0 else None
+    return learn_library("scipy.stats").binomtest(successes, n).proportion_ci(method="wilson")
 
 
 def words(row: Row) -> str:
@@ -169,7 +146,7 @@ def words(row: Row) -> str:
         more = "more rows" if row["needed"] is None else f"about {row['needed']:,} such rows"
         return f"{text}. Too few are right to test this; {more} are needed."
     difference = f"{row['difference']:+.1%}{interval(row, '{:+.1%}')}"
-    text += f". The difference is {difference}, p = {row['p']:.2g}: "
+    text += f". The difference is {difference}, {p_words(row['p'])}: "
     if row["early_are"] is None:
         return text + "a single document cannot tell how documents differ."
     return f"{text}early tokens are {row['early_are']}."
@@ -182,7 +159,7 @@ def _claim(result: StudyResult) -> Verdict:
     answers = [confirmed(above(row), row["p"] <= LEVEL) for row in rows]
     seen = "; ".join(
         f"rank {row['rank']}: {row['early_value']:.1%} early, {row['late_value']:.1%} late "
-        f"(p = {row['p']:.2g})"
+        f"({p_words(row['p'])})"
         for row in rows
     )
     why = (
@@ -195,10 +172,9 @@ def _claim(result: StudyResult) -> Verdict:
 def _run(context: SaturationContext) -> Tables:
     n_layers = context.model.n_layers
     lead = PAPER_LEAD if n_layers > 2 * PAPER_LEAD else max(1, n_layers // 3)
-    settings = GuessSettings(lead=lead, seed=context.settings.seed)
-    saturation = context.observed.saturation
+    saturation, seed = context.observed.saturation, context.settings.seed
     return context.through_each(
-        "Guesses", lambda lens: {"guesses": guesses(saturation[lens], settings)}
+        "Guesses", lambda lens: {"guesses": guesses(saturation[lens], lead=lead, seed=seed)}
     )
 
 
@@ -226,7 +202,7 @@ SECTION = Section(
                        "early_high"),
                 Column("late_value", "right if late (%)", "{:.1f}", 100, "late_low", "late_high"),
                 Column("difference", "difference (points)", "{:+.1f}", 100, "low", "high"),
-                Column("p", form="{:.2g}"), Column("wrong", "positions", "{:,.0f}"),
+                P_VALUE, Column("wrong", "positions", "{:,.0f}"),
             ),
         ),
     ),

@@ -30,11 +30,11 @@ from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line, Mark
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.saturation.context import SaturationContext
-from layerleap.study.saturation.donors import KINDS, Pairs, PairSettings, find_pairs, make_trials
+from layerleap.study.saturation.donors import KINDS, PairSettings, find_pairs, make_trials
 from layerleap.study.saturation.guesses import wilson
 from layerleap.study.saturation.rows import SaturationData
-from layerleap.study.saturation.trial_runs import Outcome, Runner
-from layerleap.study.tables import Column, Table
+from layerleap.study.saturation.trial_runs import Runner
+from layerleap.study.tables import P_VALUE, Column, Table, bounded, p_words
 
 BY_DEFINITION = (
     "At offset -1 a donor cannot succeed: one layer before its saturation layer its state reads as "
@@ -60,19 +60,12 @@ def intervene(
 ) -> Tables:
     """Patch donors' states into recipients, and see where these then saturate.
 
+    Saturation, evidence and states are those of all rows of the batches, through the same lens and
+    in the same order. Without a plan, pairs and offsets follow from the depth of the model.
+    Recipients run side by side, several times each, up to `tokens_per_batch`.
+
     Returns "intervention" by kind of state and offset, "contrasts" of donor and unsaturated state
     on the same pairs by offset, and "intervention_runs", one row about the whole.
-
-    Args:
-        transformer: the model.
-        lens: through which saturation was read, and is read again.
-        batches: those that saturation was read from, in the same order.
-        saturation: of all their rows.
-        evidence: what each layer read as through the same lens, for the same rows.
-        states: of the same rows.
-        plan: which pairs and offsets; by the depth of the model when None.
-        tokens_per_batch: recipients run side by side, several times each, up to so many tokens.
-        progress: called with the number of pairs done.
     """
     plan = plan or PairSettings.of(transformer.n_layers)
     _require_same(saturation, evidence, states)
@@ -87,23 +80,22 @@ def intervene(
         if here.any():
             runner.run(batch, here.nonzero()[:, 0], row)
             done += int(here.sum())
-            progress("patching states in", done, len(pairs), "pairs")
+            progress("patching states in", done, len(pairs.donor), "pairs")
         row += len(batch.documents)
     if row != len(saturation.documents):
         raise BadText(
             f"the batches have {row} rows and the saturation layers {len(saturation.documents)}; "
             "give the batches that they were read from"
         )
-    outcome = runner.outcome(evidence)
     documents = saturation.documents[pairs.recipient]
     about = {
-        "lens": saturation.lens, "pairs": len(pairs), "donors": len(pairs.donor.unique()),
-        "documents": len(documents.unique()), "identical": outcome.identical,
-        "moved": outcome.moved, **{f"plan_{key}": value for key, value in asdict(plan).items()},
+        "lens": saturation.lens, "pairs": len(pairs.donor), "donors": len(pairs.donor.unique()),
+        "documents": len(documents.unique()), "identical": runner.identical,
+        "moved": runner.moved, **{f"plan_{key}": value for key, value in asdict(plan).items()},
     }  # fmt: skip
     return {
-        "intervention": list(_shares(outcome)),
-        "contrasts": list(_contrasts(outcome, pairs, evidence, documents)),
+        "intervention": list(_shares(runner, evidence)),
+        "contrasts": list(_contrasts(runner, evidence, documents)),
         "intervention_runs": [about],
     }
 
@@ -122,30 +114,28 @@ def _require_same(saturation: Saturation, evidence: Evidence, states: States) ->
         )
 
 
-def _shares(outcome: Outcome) -> Iterator[Row]:
+def _shares(runner: Runner, evidence: Evidence) -> Iterator[Row]:
     """Shares of pairs that succeed, with Wilson's intervals."""
-    trials = outcome.trials
+    trials, success = runner.trials, runner.success(evidence)
     for number, kind in enumerate(KINDS):
         for offset in trials.offset[trials.kind == number].unique().tolist():
             here = (trials.kind == number) & (trials.offset == offset)
-            n, successes = int(here.sum()), int(outcome.success[here].sum())
+            n, successes = int(here.sum()), int(success[here].sum())
             low, high = wilson(successes, n)
             yield {
                 "kind": kind, "offset": offset, "pairs": n, "successes": successes,
                 "share": successes / n, "low": low, "high": high,
-                "reads": int(outcome.reads[here].sum()), "stays": int(outcome.stays[here].sum()),
+                "reads": int(runner.reads[here].sum()), "stays": int(runner.stays[here].sum()),
             }  # fmt: skip
 
 
-def _contrasts(
-    outcome: Outcome, pairs: Pairs, evidence: Evidence, documents: Tensor
-) -> Iterator[Row]:
+def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterator[Row]:
     """Donor against unsaturated on the same pairs: both read as the same token, as surely.
 
     What is counted is whether the token stays: that the recipient did not read so one layer
     before is the same for both.
     """
-    trials = outcome.trials
+    trials = runner.trials
     binomtest = learn_library("scipy.stats").binomtest
     other = KINDS.index("unsaturated")
     for offset in trials.offset[trials.kind == other].unique().tolist():
@@ -153,7 +143,7 @@ def _contrasts(
         donors = ((trials.kind == 0) & (trials.offset == offset)).nonzero()[:, 0]
         which = trials.pair[control]
         donor = donors[torch.searchsorted(trials.pair[donors], which)]
-        a, b = outcome.stays[donor], outcome.stays[control]
+        a, b = runner.stays[donor], runner.stays[control]
         estimate = mean_interval((a.double() - b.double())[:, None], documents[which])[0]
         more, less = int((a & ~b).sum()), int((b & ~a).sum())
         layer = trials.layer[control]
@@ -161,7 +151,7 @@ def _contrasts(
             "offset": offset, "pairs": len(which), "donor": a.double().mean().item(),
             "control": b.double().mean().item(), "difference": estimate.value,
             "low": estimate.low, "high": estimate.high, "only_donor": more, "only_control": less,
-            "p": float(binomtest(more, more + less).pvalue) if more + less else 1.0,
+            "p": bounded(float(binomtest(more, more + less).pvalue)) if more + less else 1.0,
             "donor_margin": evidence.gap[trials.source[donor], layer].mean().item(),
             "control_margin": evidence.gap[trials.source[control], layer].mean().item(),
         }  # fmt: skip
@@ -187,7 +177,7 @@ def words(contrast: Row | None, pairs: int) -> str:
     return (
         f"at its saturation layer, a donor's token stays {verdict} that of a state which reads the "
         f"same with the same margin and is not saturated: {contrast['donor']:.0%} against "
-        f"{contrast['control']:.0%} of {contrast['pairs']} pairs, p = {contrast['p']:.3g}"
+        f"{contrast['control']:.0%} of {contrast['pairs']} pairs, {p_words(contrast['p'])}"
     )
 
 
@@ -223,7 +213,7 @@ def _saturated(result: StudyResult) -> Verdict:
         return untested("no states to compare donors with, or too few documents")
     seen = (
         f"stays in {at['donor']:.0%} of {at['pairs']} pairs, and in {at['control']:.0%} with a "
-        f"state that reads the same with the same margin and is not saturated (p = {at['p']:.2g})"
+        f"state that reads the same with the same margin and is not saturated ({p_words(at['p'])})"
     )
     answers = [above(at)]
     if twin is not None:
@@ -249,10 +239,6 @@ def _rows(result: StudyResult) -> Iterator[Row]:
                 }  # fmt: skip
 
 
-def _contrast_rows(result: StudyResult) -> list[Row]:
-    return [*result.rows("contrasts"), *result.rows("twin_contrasts")]
-
-
 FIGURES = (
     Figure(
         "intervention", "A saturated state in another text",
@@ -276,13 +262,13 @@ TABLES = (
         "contrasts-table",
         "How often the token stays: the donor beside the control that reads the same, on the same "
         "pairs",
-        _contrast_rows,
+        lambda result: [*result.rows("contrasts"), *result.rows("twin_contrasts")],
         (
             Column("model"), Column("offset", form="{:.0f}"),
             Column("donor", "donor (%)", "{:.0f}", 100),
             Column("control", "unsaturated (%)", "{:.0f}", 100),
             Column("difference", "difference (points)", "{:+.0f}", 100, "low", "high"),
-            Column("p", form="{:.2g}"), Column("donor_margin", "margin of the donor", "{:.2f}"),
+            P_VALUE, Column("donor_margin", "margin of the donor", "{:.2f}"),
             Column("control_margin", "of the control", "{:.2f}"), Column("pairs", form="{:.0f}"),
         ),
     ),

@@ -11,7 +11,6 @@ does not count.
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,23 +23,20 @@ from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stream.examples import Batch, require_text
+from layerleap.stream.examples import Batch
+from layerleap.study.exits import generates_text
+from layerleap.study.result import Row
 
-Row = dict[str, Any]
 SHORTEST = 4  # tokens of a prompt
 
 
 def prompts_of(
     batches: Iterable[Batch], n: int, length: int, *, without: Collection[int] = (), seed: int = 0
 ) -> list[Tensor]:
-    """The beginnings of some texts, each from another document: (1, token) each.
+    """The beginnings of up to n texts, each from another document: (1, length) each.
 
-    Args:
-        batches: texts are drawn from all of them, because they may be sorted by length.
-        n: prompts, at most.
-        length: tokens of each.
-        without: documents to leave out.
-        seed: of the draw.
+    They are drawn from all batches, because these may be sorted by length; documents in `without`
+    are left out.
     """
     beginnings: dict[int, list[Tensor]] = {}
     for batch in batches:
@@ -68,16 +64,9 @@ def live_exits(
 ) -> list[Row]:
     """One row per lens and rule, after one for the model that never exits.
 
-    Args:
-        transformer: a decoder.
-        bank: of the lens "mat", if rules read through it.
-        rules: by lens and name.
-        prompts: what to continue.
-        tokens: to generate after each.
-        progress: called with the number of rules.
+    The bank is that of the lens "mat", if rules read through it; rules are by lens and name.
     """
-    require_text(transformer)
-    if transformer.kind != "next-token":
+    if not generates_text(transformer):
         raise BadSettings(f"{transformer.identity.name} does not generate text token by token")
     _decode(transformer, None, Never(), prompts[:1], tokens)
     rows: list[Row] = []

@@ -11,8 +11,8 @@ not benefit from the top token having a single neighbour.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,54 +31,15 @@ from layerleap.study.saturation.tau import FEWEST_RANKS, Cell, against_walk, exc
 from layerleap.study.tables import GOOD_OR_BAD, Column, Table, estimate
 
 FEWEST_DOCUMENTS = 5  # with fewer, swapping whole documents cannot give p <= 0.05
-LEVEL = 0.05  # of p-values
+FILTER_DEPTH = 0.85  # the paper's filter keeps rows with s_1 up to this share of the depth
+LEVEL = 0.05  # a null is beaten only if its p-value is at most this
+NEEDED = 30  # rows with a tau, for a test to be made
 LENSES = {"id": "the logit lens (id)", "mat": "the linear shortcuts (mat)"}
 
 
-@dataclass(frozen=True)
-class OrderSettings:
-    """How order is tested."""
-
-    filter_depth: float = 0.85  # the paper's filter keeps rows with s_1 up to this share of depth
-    draws: int = 999  # per null; p-values are at least 1 / (draws + 1)
-    level: float = LEVEL  # a null is beaten only if its p-value is at most this
-    needed_rows: int = 30  # with a tau, for a test to be made
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.filter_depth < 1:
-            raise BadSettings(f"filter_depth is {self.filter_depth}; expected between 0 and 1")
-        if self.draws < 1 or self.needed_rows < 1:
-            raise BadSettings(
-                f"draws is {self.draws} and needed_rows {self.needed_rows}; expected 1 or more"
-            )
-        if (self.draws + 1) * self.level < 1:
-            raise BadSettings(
-                f"{self.draws} draws cannot give a p-value of {self.level:g}; expected "
-                f"{math.ceil(1 / self.level) - 1} or more"
-            )
-
-
-def order(
-    saturation: Saturation, walk: RandomWalk | None = None, settings: OrderSettings | None = None
-) -> dict[str, Any]:
-    """All tables on the order of saturation through one lens, and a `verdict` in words.
-
-    Args:
-        saturation: of many rows; 3 ranks or more.
-        walk: random walks made for some of the same rows; without them, order is compared with
-            exchangeable ranks only.
-        settings: how order is tested.
-    """
-    settings = settings or OrderSettings()
-    tables = {**described(saturation, walk, settings), "tau": tested(saturation, walk, settings)}
-    words = [*map(tau_words, tables["tau"]), steps_words(tables["steps"])]
-    return {**tables, "verdict": words}
-
-
-def described(saturation: Saturation, walk: RandomWalk | None, settings: OrderSettings) -> Tables:
+def described(saturation: Saturation, walk: RandomWalk | None = None) -> Tables:
     """Where ranks saturate and in which place; any number of rows will do."""
-    limit = math.floor(settings.filter_depth * saturation.n_layers)
+    limit = math.floor(FILTER_DEPTH * saturation.n_layers)
     filtered = saturation.layer[:, 0] <= limit
     parts = [(False, saturation), *([(True, saturation.rows(filtered))] if filtered.any() else [])]
     lens = {"lens": saturation.lens}
@@ -97,12 +58,18 @@ def described(saturation: Saturation, walk: RandomWalk | None, settings: OrderSe
     }  # fmt: skip
 
 
-def tested(saturation: Saturation, walk: RandomWalk | None, settings: OrderSettings) -> list[Row]:
-    """Strict tau against both nulls, one row per selection; `BadText` with too few rows."""
-    limit = math.floor(settings.filter_depth * saturation.n_layers)
-    _require_rows(saturation, settings)
+def tau_tests(
+    saturation: Saturation, walk: RandomWalk | None = None, *, draws: int = 999, seed: int = 0
+) -> list[Row]:
+    """Strict tau against both nulls, one row per selection; `BadText` with too few rows.
+
+    Without random walks, order is compared with exchangeable ranks only. P-values are at least
+    1 / (draws + 1).
+    """
+    limit = math.floor(FILTER_DEPTH * saturation.n_layers)
+    _require_rows(saturation)
     return [
-        _tau(saturation, walk, settings, Cell(first, limit if is_filtered else None))
+        _tau(saturation, walk, Cell(first, limit if is_filtered else None), draws, seed)
         for first in ((0, 1) if saturation.k > FEWEST_RANKS else (0,))
         for is_filtered in (False, True)
     ]
@@ -117,18 +84,18 @@ def saturation_places(layers: Tensor, n_layers: int) -> Tensor:
     return (earlier + 1.0).where(layers != n_layers, torch.nan)
 
 
-def _require_rows(saturation: Saturation, settings: OrderSettings) -> None:
+def _require_rows(saturation: Saturation) -> None:
     if saturation.k < FEWEST_RANKS:
         raise BadSettings(
             f"an order of {saturation.k} ranks cannot be tested; expected {FEWEST_RANKS} or more"
         )
     n = int((~taus(saturation.layer, saturation.n_layers, Cell()).isnan()).sum())
-    if n < settings.needed_rows:
-        more = settings.needed_rows * len(saturation) / n if n else math.inf
+    if n < NEEDED:
+        more = NEEDED * len(saturation) / n if n else math.inf
         hint = f"about {math.ceil(more)} positions would do" if n else "read more text"
         raise BadText(
             f"rank {FEWEST_RANKS} or a later one saturates before the last layer in {n} of "
-            f"{len(saturation)} positions; a test of order needs {settings.needed_rows}: {hint}"
+            f"{len(saturation)} positions; a test of order needs {NEEDED}: {hint}"
         )
 
 
@@ -174,36 +141,32 @@ def _histogram(saturation: Saturation) -> Iterator[Row]:
             yield {"rank": rank, "layer": layer, "rows": rows}
 
 
-def _tau(
-    saturation: Saturation, walk: RandomWalk | None, settings: OrderSettings, cell: Cell
-) -> Row:
+def _tau(saturation: Saturation, walk: RandomWalk | None, cell: Cell, draws: int, seed: int) -> Row:
     """One selection: tau, and against both nulls; with too few rows just how many there are."""
     tau, last = taus(saturation.layer, saturation.n_layers, cell), saturation.n_layers
     row: Row = {
         "lens": saturation.lens, "ranks": f"{cell.first + 1} to {saturation.k}",
         "filtered": cell.limit is not None, "limit": cell.limit,
-        **_mean(tau, saturation.documents), "needed": settings.needed_rows,
+        **_mean(tau, saturation.documents), "needed": NEEDED,
     }  # fmt: skip
-    answers: dict[str, Answer] = {"exchangeable": "cannot tell", "walk": "cannot tell"}
-    if row["rows"] < settings.needed_rows:
-        return row | {"value": None, "low": None, "high": None} | _beats(answers)
-    draws = {"draws": settings.draws, "seed": settings.seed}
-    null = exchangeable(saturation.layer, last, cell, **draws)
+    row |= {"beats_exchangeable": "cannot tell", "beats_walk": "cannot tell"}
+    if row["rows"] < NEEDED:
+        return row | {"value": None, "low": None, "high": None}
+    null = exchangeable(saturation.layer, last, cell, draws=draws, seed=seed)
     if row["documents"] >= FEWEST_DOCUMENTS:
-        answers["exchangeable"] = confirmed(above(row, null["mean"]), null["p"] <= settings.level)
+        answer = above(row, null["mean"])
+        row["beats_exchangeable"] = confirmed(answer, null["p"] <= LEVEL)
     row |= {f"exchangeable_{key}": value for key, value in null.items()}
     if walk is not None:
         real = saturation.rows(walk.rows)
-        other = against_walk(real.layer, walk.saturation.layer, real.documents, last, cell, **draws)
-        enough = min(other["rows"], other["doubles"]) >= settings.needed_rows
+        other = against_walk(
+            real.layer, walk.saturation.layer, real.documents, last, cell, draws=draws, seed=seed
+        )
+        enough = min(other["rows"], other["doubles"]) >= NEEDED
         if enough and other["documents"] >= FEWEST_DOCUMENTS:
-            answers["walk"] = confirmed(above(other), other["p"] <= settings.level)
+            row["beats_walk"] = confirmed(above(other), other["p"] <= LEVEL)
         row |= {f"walk_{key}": value for key, value in other.items()}
-    return row | _beats(answers)
-
-
-def _beats(answers: dict[str, Answer]) -> Row:
-    return {f"beats_{null}": answer for null, answer in answers.items()}
+    return row
 
 
 def confirmed(answer: Answer, is_sure: bool) -> Answer:
@@ -218,10 +181,8 @@ def tau_words(tau: Row) -> str:
     """One selection, its numbers, and what they mean."""
     what = _selection(tau)
     if tau["value"] is None:
-        return (
-            f"{what}: not tested, {tau['rows']} positions can be compared and {tau['needed']} are "
-            "needed."
-        )
+        counts = f"{tau['rows']} positions can be compared and {tau['needed']} are needed"
+        return f"{what}: not tested, {counts}."
     sample = f"{tau['rows']:,} positions of {tau['documents']:,} documents"
     null = f"exchangeable ranks give {tau['exchangeable_mean']:+.3f}"
     parts = [f"{null} (p = {tau['exchangeable_p']:.3g})"]
@@ -240,10 +201,8 @@ def tau_words(tau: Row) -> str:
 
 
 def _selection(tau: Row) -> str:
-    what = f"Ranks {tau['ranks']}"
-    if tau["filtered"]:
-        what += f" where the top token saturated by layer {tau['limit']}"
-    return what
+    early = f" where the top token saturated by layer {tau['limit']}" if tau["filtered"] else ""
+    return f"Ranks {tau['ranks']}{early}"
 
 
 def _answer(tau: Row) -> str:
@@ -302,13 +261,20 @@ def in_order(tau: Row | None) -> Answer:
     return all_of([tau["beats_exchangeable"], tau["beats_walk"]])
 
 
-def headline(tau: Row | None) -> str:
-    """One clause on order, with tau and both nulls."""
-    if tau is None or tau["value"] is None:
+def headline(selections: Sequence[Row]) -> str:
+    """One clause on order that covers every selection of ranks and positions.
+
+    Selections with the same answer are joined; if answers differ, it says so first.
+    """
+    by_answer: dict[str, list[str]] = {}
+    for tau in selections:
+        numbers = f" ({_numbers(tau)})" if tau["value"] is not None else ""
+        by_answer.setdefault(_answer(tau), []).append(f"{_selection(tau).lower()}{numbers}")
+    if not by_answer:
         return "too few positions saturate to say whether ranks do so in order"
-    if tau["documents"] < FEWEST_DOCUMENTS:
-        return f"whether ranks saturate in order is open: {_answer(tau)} ({_numbers(tau)})"
-    return f"ranks saturate with {_answer(tau)} ({_numbers(tau)})"
+    parts = [f"{answer} in {' and in '.join(where)}" for answer, where in by_answer.items()]
+    start = "the answer depends on what is selected" if len(parts) > 1 else "order of saturation"
+    return f"{start}: {'; '.join(parts)}"
 
 
 def _numbers(tau: Row) -> str:
@@ -333,12 +299,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"Through {lens}: {steps_words(result.rows('steps', lens=lens))}", under="places"
         )
         selections = result.rows("tau", lens=lens)
-        for first in selections[:1]:
-            others = (f"{_selection(tau)}: {_answer(tau)}" for tau in selections[1:])
-            more = f"Other selections. {'. '.join(others)}."
-            yield Finding(f"Through {lens}: {tau_words(first)} {more}", under="tau")
-        tau = next(iter(selections), None)
-        yield Finding(f"Through {LENSES[lens]}, {headline(tau)}.", headline=True)
+        for tau in selections:
+            yield Finding(f"Through {lens}: {tau_words(tau)}", under="tau")
+        yield Finding(f"Through {LENSES[lens]}, {headline(selections)}.", headline=True)
 
 
 # Claims.
@@ -347,14 +310,15 @@ TOO_FEW = "too few positions have a rank that saturates; see the notes"
 
 
 def _ordered(result: StudyResult) -> Verdict:
-    tau = result.row("tau", lens="id")
-    if tau is None or tau["value"] is None:
+    selections = [tau for tau in result.rows("tau", lens="id") if tau["value"] is not None]
+    if not selections:
         return untested(TOO_FEW)
     return Verdict(
-        in_order(tau),
-        _numbers(tau),
-        "Yes if tau is above both nulls: its interval, and p at most 0.05. Partly if it is above "
-        "exchangeable ranks, which the paper compares with, and not above random walks.",
+        all_of(map(in_order, selections)),
+        headline(selections),
+        "Yes if tau is above both nulls in every selection: its interval, and p at most 0.05. "
+        "Partly if it is so in some of them, or only above exchangeable ranks, which the paper "
+        "compares with.",
     )
 
 
@@ -407,11 +371,8 @@ def _place_rows(result: StudyResult) -> Iterator[Row]:
     )
     for line, rows in sources:
         for row in rows:
-            yield {**row, "x": row["rank"], "y": row["value"], "line": line, "panel": _panel(row)}
-
-
-def _panel(row: Row) -> str:
-    return f"Through {LENSES[row['lens']]}"
+            panel = f"Through {LENSES[row['lens']]}"
+            yield {**row, "x": row["rank"], "y": row["value"], "line": line, "panel": panel}
 
 
 def _histogram_rows(result: StudyResult) -> Iterator[Row]:
@@ -505,11 +466,6 @@ def rank_table(key: str, caption: str, prefix: str = "") -> Table:
     return Table(key, caption, rows, columns, terminal=not prefix)
 
 
-def _tau_table(result: StudyResult) -> Iterator[Row]:
-    for name, row in tau_rows(result):
-        yield {**row, "selection": name}
-
-
 BEATEN = {**GOOD_OR_BAD, "cannot tell": "open"}
 TABLES = (
     rank_table("ranks-table", "Where each rank of the prediction saturates (place 1 is the first)"),
@@ -517,7 +473,7 @@ TABLES = (
         "tau-table",
         "Strict tau and its two nulls. A null is beaten if p is at most 0.05 and the 95 % interval "
         "over documents is above it",
-        _tau_table,
+        lambda result: [{**row, "selection": name} for name, row in tau_rows(result)],
         (
             Column("selection"), estimate("value", "tau", "{:.3f}"),
             Column("exchangeable_mean", "exchangeable", "{:.3f}", low="exchangeable_low",
@@ -536,14 +492,13 @@ TABLES = (
 
 def tables_of(context: SaturationContext, data: SaturationData, where: str = "") -> Tables:
     """Order through every lens; tau is left out with a note where too few rows saturate."""
-    s, tables = context.settings, Tables()
-    settings = OrderSettings(draws=s.draws, seed=s.seed)
+    draws, seed, tables = context.settings.draws, context.settings.seed, Tables()
     for lens, saturation in data.saturation.items():
         walk = data.walks[lens]
-        made = described(saturation, walk, settings)
+        made = described(saturation, walk)
         made["tau"] = context.attempt(
             f"Order of saturation through {lens}{where}",
-            lambda s=saturation, w=walk: tested(s, w, settings),  # type: ignore[misc]
+            partial(tau_tests, saturation, walk, draws=draws, seed=seed),
         ) or []  # fmt: skip
         for name, rows in made.items():
             tables.setdefault(name, []).extend(rows)

@@ -114,17 +114,8 @@ def observe(
 ) -> SaturationData:
     """Run the model over the batches once, and read every row at every layer.
 
-    Args:
-        transformer: the model.
-        lenses: by name.
-        batches: makes the same batches whenever it is called.
-        file: where states are written.
-        k: how many ranks.
-        walk_share: the share of rows that random walks are made for.
-        seed: of the walks.
-        progress: called with the number of texts.
-        total: how many texts there will be, if known.
-        phase: what progress calls it.
+    States are written to `file`. `walk_share` of the rows get random walks, seeded with `seed`.
+    `total` texts, if known, and `phase` are for `progress`.
     """
     ranks = SaturationObserver(transformer, lenses, k)
     walks = RandomWalks(transformer, lenses, k=k, share=walk_share, seed=seed)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.read.metrics import finite, resample
+from layerleap.read.metrics import Bootstrap, finite, percentiles
 
 FEWEST_RANKS = 3  # that must saturate for a row to have a tau
 ENTRIES = 2**22  # layers held at a time while permuting
@@ -60,7 +60,7 @@ def exchangeable(
     """Mean and range of the mean tau under permuted ranks, and the p-value of the real one."""
     real = taus(layers, n_layers, cell).double().nanmean()
     null = torch.cat(list(_permuted(layers, n_layers, cell, draws, seed)))
-    low, high = null.nanquantile(torch.tensor([0.025, 0.975], dtype=null.dtype)).tolist()
+    low, high = percentiles(null, skip_nan=True).tolist()
     return {
         "mean": finite(float(null.nanmean())), "low": finite(low), "high": finite(high),
         "p": p_value(null, real), "draws": draws,
@@ -93,46 +93,40 @@ def against_walk(
 ) -> dict[str, Any]:
     """Mean taus of real rows and of their doubles, the difference with interval, and p-value.
 
-    Args:
-        layers: of the real rows: (row, k).
-        walk: of the double of each: (row, k).
-        documents: of the rows; intervals resample them, and the test swaps them whole.
-        n_layers: of the model.
-        cell: which ranks of which rows.
-        draws: number of swaps, and of resamples.
-        seed: of both.
+    `layers` and `walk` are those of the rows and of the double of each: (row, k). The interval
+    resamples documents, and the test swaps them whole, `draws` times each.
     """
-    names, group = documents.unique(return_inverse=True)
-    real, double = (_sums(taus(x, n_layers, cell), group, len(names)) for x in (layers, walk))
+    bootstrap = Bootstrap(documents, resamples=draws, seed=seed)
+    columns = torch.cat([_columns(taus(x, n_layers, cell)) for x in (layers, walk)], dim=1)
+    sums = bootstrap.by_document(columns)
+    total, change = sums.sum(0), sums.roll(2, dims=1) - sums  # if a document and its double swap
+    difference = _difference(total)
     generator = torch.Generator().manual_seed(seed)
-    swap = torch.randint(2, (draws, len(names)), generator=generator).double() @ (double - real)
-    difference = _difference(real.sum(0), double.sum(0))
-    null = _difference(real.sum(0) + swap, double.sum(0) - swap)
-    weights = resample(len(names), draws, seed)
-    spread = _difference(weights @ real, weights @ double)
-    low, high = spread.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    known = len(names) > 1
+    size = max(1, ENTRIES // len(sums))
+    swaps = (
+        torch.randint(2, (min(size, draws - start), len(sums)), generator=generator).double()
+        for start in range(0, draws, size)
+    )
+    null = torch.cat([_difference(total + swap @ change) for swap in swaps])
+    low, high = percentiles(_difference(bootstrap.sums(columns)), skip_nan=True).tolist()
+    known = len(sums) > 1
     return {
-        "rows": int(real[:, 1].sum()), "doubles": int(double[:, 1].sum()),
-        "documents": len(names), "value": finite(float(_mean(real.sum(0)))),
-        "mean": finite(float(_mean(double.sum(0)))), "difference": finite(float(difference)),
+        "rows": int(total[1]), "doubles": int(total[3]), "documents": len(sums),
+        "value": finite(float(total[0] / total[1])), "mean": finite(float(total[2] / total[3])),
+        "difference": finite(float(difference)),
         "low": finite(low) if known else None, "high": finite(high) if known else None,
         "p": p_value(null, difference), "draws": draws,
     }  # fmt: skip
 
 
-def _sums(tau: Tensor, group: Tensor, n_documents: int) -> Tensor:
-    """By document: the sum of taus, and how many rows have one."""
-    each = torch.stack([tau.nan_to_num(0.0), (~tau.isnan())], dim=1).double()
-    return torch.zeros(n_documents, 2, dtype=torch.float64).index_add_(0, group, each)
+def _columns(tau: Tensor) -> Tensor:
+    """Tau, 0 where there is none, and whether there is one: (row, 2)."""
+    return torch.stack([tau.nan_to_num(0.0), ~tau.isnan()], dim=1)
 
 
-def _mean(sums: Tensor) -> Tensor:
-    return sums[..., 0] / sums[..., 1]
-
-
-def _difference(real: Tensor, double: Tensor) -> Tensor:
-    return _mean(real) - _mean(double)
+def _difference(sums: Tensor) -> Tensor:
+    """Mean of the rows minus mean of their doubles, from sums of all four columns."""
+    return sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3]
 
 
 def p_value(null: Tensor, value: Tensor) -> float:

@@ -1,13 +1,11 @@
 """Runs the trials of an intervention: what recipients read as with another state patched in.
 
 In: a model, a lens, pairs and trials, and the batches that hold the recipients.
-Out: `Outcome`: for every trial whether the recipient still ends with its top token, and where it
-saturates. Blocks below a patch run once per batch; recipients run side by side, many trials of each
-at a time.
+Out: for every trial whether the recipient still ends with its top token, and where it saturates.
+Blocks below a patch run once per batch; recipients run side by side, many trials of each at a time.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,20 +22,13 @@ from layerleap.stream.examples import Batch
 from layerleap.study.saturation.donors import KINDS, Pairs, Trials
 
 
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """The result of each trial: (trial,)."""
-
-    trials: Trials
-    success: Tensor  # ends with its own top token, and saturates at the layer of the patch
-    reads: Tensor  # the state patched in reads as that token
-    stays: Tensor  # and so does every layer after it
-    identical: bool  # recipients given their own state run on bit-identically
-    moved: int  # recipients that, unpatched, end with another token than before: by rounding
-
-
 class Runner:
-    """Runs trials, batch by batch, and records which of them read as the right token."""
+    """Runs trials, batch by batch, and records which of them read as the right token.
+
+    `reads` and `stays`, (trial,): the state patched in reads as that token; and so does every layer
+    after it. `identical`: recipients given their own state run on bit-identically. `moved`:
+    recipients that, unpatched, end with another token than before, by rounding.
+    """
 
     def __init__(
         self,
@@ -50,21 +41,10 @@ class Runner:
         tokens: int = 1024,
         seed: int = 0,
     ) -> None:
-        """A runner that has not run anything.
-
-        Args:
-            transformer: the model.
-            lens: through which states are read.
-            pairs: donors and recipients.
-            trials: what is patched into the recipients.
-            states: of all rows.
-            tokens: how many run side by side.
-            seed: of random states.
-        """
         self.transformer, self.lens, self.states, self.tokens = transformer, lens, states, tokens
         self.pairs, self.trials, self.seed = pairs, trials, seed
-        self.reads = torch.zeros(len(trials), dtype=torch.bool)
-        self.stays = torch.zeros(len(trials), dtype=torch.bool)
+        self.reads = torch.zeros(len(trials.pair), dtype=torch.bool)
+        self.stays = torch.zeros(len(trials.pair), dtype=torch.bool)
         self.identical, self.moved = True, 0
 
     @torch.no_grad()
@@ -72,38 +52,41 @@ class Runner:
         """All trials of the pairs `chosen`, whose recipients are rows of this batch."""
         place = batch.keep.nonzero()[self.pairs.recipient[chosen] - first_row]  # (pair, 2)
         texts, slot = place[:, 0].unique(return_inverse=True)
-        position = torch.empty(len(self.pairs), dtype=torch.int64)
+        position = torch.empty(len(self.pairs.donor), dtype=torch.int64)
         position[chosen] = place[:, 1]
-        slots = torch.full((len(self.pairs),), -1)
-        slots[chosen] = slot
+        text_of = torch.full((len(self.pairs.donor),), -1)
+        text_of[chosen] = slot
+        text = text_of[self.trials.pair]  # of each trial, by number in this run; -1: of no text
         width = batch.keep.shape[1]
         if self.transformer.kind == "next-token":
             width = int(place[:, 1].max()) + 1  # later positions cannot change a causal state
-        queues = self._queues(slots, len(texts))
-        most = max(len(queue) for part in queues for queue in part)
+        queues = [self._queue(text, own) for own in (False, True)]
+        most = 1 + max(int(turn.max()) for _, turn in queues)
         copies = max(1, min(most, self.tokens // (len(texts) * width)))
-        recording = record(self.transformer, _repeated(batch, texts.repeat(copies), width))
+        rows, n = texts.repeat(copies), len(batch.keep)
+        repeated = {name: _rows(value, rows, n) for name, value in batch.cut(width).items()}
+        recording = record(self.transformer, repeated)
         last = recording.states[-1][slot, place[:, 1]]
         ends = self._tokens(last, self.transformer.n_layers)
         self.moved += int((ends != self.pairs.token[chosen]).sum())
-        for part in queues:
-            for slots, trials in _rounds(part, copies):
-                self._round(recording, slots, trials, position[self.trials.pair[trials]])
+        for trials, turn in queues:
+            for start in range(0, int(turn.max()) + 1, copies):
+                here = (start <= turn) & (turn < start + copies)
+                now = trials[here]
+                slots = (turn[here] - start) * len(texts) + text[now]  # of a copy of its text
+                self._round(recording, slots, now, position[self.trials.pair[now]])
 
-    def _queues(self, slots: Tensor, n_texts: int) -> tuple[list[list[int]], list[list[int]]]:
-        """The trials of each text, low layers first; no-ops separately.
+    def _queue(self, text: Tensor, own: bool) -> tuple[Tensor, Tensor]:
+        """Trials, low layers first, and the turn of each among those of its text.
 
-        No-ops never run beside others: where rows meet in one product, as they do in experts, a
-        change in another text can show in the last bit.
+        No-ops (`own`) never run beside others: where rows meet in one product, as they do in
+        experts, a change in another text can show in the last bit.
         """
-        slot = slots[self.trials.pair]
-        numbers = (slot >= 0).nonzero()[:, 0]
-        numbers = numbers[self.trials.layer[numbers].argsort(stable=True)]
-        queues: tuple[list[list[int]], ...] = tuple([[] for _ in range(n_texts)] for _ in range(2))
         is_own = self.trials.kind == KINDS.index("no-op")
-        for number in numbers.tolist():
-            queues[int(is_own[number])][int(slot[number])].append(number)
-        return queues[0], queues[1]
+        trials = ((text >= 0) & (is_own == own)).nonzero()[:, 0]
+        trials = trials[self.trials.layer[trials].argsort(stable=True)]
+        turns = torch.nn.functional.one_hot(text[trials]).cumsum(0) - 1  # (trial, text)
+        return trials, turns.gather(1, text[trials, None])[:, 0]
 
     def _round(self, recording: Recording, slots: Tensor, trials: Tensor, at: Tensor) -> None:
         """One trial in each of some slots of the batch, all layers in one run."""
@@ -158,39 +141,18 @@ class Runner:
         ]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
-    def outcome(self, evidence: Evidence) -> Outcome:
-        """The result of every trial; `evidence` says what unpatched recipients read as."""
+    def success(self, evidence: Evidence) -> Tensor:
+        """Which trials end with the recipient's token and saturate at the patch: (trial,).
+
+        `evidence` says what unpatched recipients read as.
+        """
         trials = self.trials
         before = evidence.top[self.pairs.recipient[trials.pair], trials.layer - 1]
-        is_new = before != self.pairs.token[trials.pair]
-        return Outcome(
-            trials, self.stays & is_new, self.reads, self.stays, self.identical, self.moved
-        )
-
-
-def _rounds(queues: list[list[int]], copies: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Slots of the batch and the trial in each; a text has as many slots as there are copies.
-
-    Copy number c of text t is slot c * n_texts + t.
-    """
-    for start in range(0, max(map(len, queues)), copies):
-        pieces = [
-            (copy * len(queues) + text, number)
-            for text, queue in enumerate(queues)
-            for copy, number in enumerate(queue[start : start + copies])
-        ]
-        slots, trials = (torch.tensor(column) for column in zip(*pieces, strict=True))
-        yield slots, trials
-
-
-def _repeated(batch: Batch, texts: Tensor, width: int) -> dict[str, Any]:
-    """The inputs of some texts up to a width; a text may be named several times."""
-    n = len(batch.keep)
-    return {name: _rows(value, texts, n) for name, value in batch.cut(width).items()}
+        return self.stays & (before != self.pairs.token[trials.pair])
 
 
 def _rows(value: Any, texts: Tensor, n: int) -> Any:
-    """Some rows of an input, which may be the output of an encoder."""
+    """Some rows of an input, one or several times; it may be the output of an encoder."""
     if isinstance(value, Tensor):
         return value[texts.to(value.device)] if value.dim() and len(value) == n else value
     if isinstance(value, ModelOutput):

@@ -14,7 +14,7 @@ from layerleap.study.saturation.context import SaturationContext
 
 
 def _run(context: SaturationContext) -> Tables:
-    data, where = context.twin, " in the untrained twin"
+    data, where = context.twin(), " in the untrained twin"
     tables = order.tables_of(context, data, where)
     if "intervention" in context.sections:
         tables |= context.attempt(
@@ -31,10 +31,11 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         "before the last block."
     )
     yield Finding(f"In the untrained twin: {order.steps_words(result.rows('twin_steps'))}")
-    tau = result.row("twin_tau")
-    if tau is not None:
+    selections = result.rows("twin_tau")
+    for tau in selections:
         yield Finding(f"In the untrained twin: {order.tau_words(tau)}")
-        yield Finding(f"In the untrained twin, {order.headline(tau)}.", headline=True)
+    if selections:
+        yield Finding(f"In the untrained twin, {order.headline(selections)}.", headline=True)
 
 
 def _claim(result: StudyResult) -> Verdict:

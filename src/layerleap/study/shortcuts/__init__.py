@@ -57,8 +57,8 @@ STUDY: Study[ShortcutSettings] = Study(
     Fits linear shortcuts between all pairs of layers and reads every layer through them and
     through the logit lens, on held-out documents: R2, Precision@k, surprisal and KL, and transfer
     to a second text. Then the optional sections, and the paper's claims beside what was measured.
-    At full size it takes most of an hour for a model of 135 million weights on two cores. If it is
-    interrupted, the same command continues where it stopped.
+    At full size it takes most of an hour for a model of 135 million weights on two cores, with
+    --quick two minutes. If it is interrupted, the same command continues where it stopped.
 
     Several sizes: layerleap study shortcuts gpt2 --beside gpt2-medium,gpt2-large -o report""",
     settings=ShortcutSettings,

@@ -1,60 +1,43 @@
-"""How well each layer predicts the model's output, through mat and through id.
-
-In: the readings of both texts. Out: tables "scores" and "lead", and what they show.
-"""
+"""How well each layer predicts the model's output, through mat and through id: "scores", "lead"."""
 
 from collections.abc import Iterator
 
 from layerleap.study.claims import Claim, Verdict, above, all_of, at_every, below, between, share_of
 from layerleap.study.figures import Axis, Figure
 from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.shortcuts import curves
 from layerleap.study.shortcuts.context import ShortcutContext
-from layerleap.study.shortcuts.curves import (
-    METRICS,
-    PRECISIONS,
-    below_last,
-    curve,
-    estimates,
-    floor,
-    half_layers,
-    is_masked,
-    is_next,
-    main_scores,
-    point,
-    score_rows,
-    token_of,
-    values,
-)
+from layerleap.study.shortcuts.curves import METRICS, PRECISIONS, below_last, both, curve, values
 from layerleap.study.tables import Column, Table, estimate, percent
 
-LENSES = ("mat", "id")  # those that are compared
 EVERY_LAYER = "yes if the interval of the lead says so at every layer, partly if at most of them"
 
 
 def tables(context: ShortcutContext) -> Tables:
     """Scores of every lens on every text, and the lead of mat over id on the main text."""
-    scores = [
-        row
-        for text, reading in context.readings.items()
-        for row in score_rows(
-            reading.scores, text, ["-", *(label for label in context.banks if label != "tuned")]
-        )
-    ]
-    return {"scores": scores, "lead": _lead(context)}
+    labels = ["-", *(label for label in context.banks if label != "tuned")]
+    rows = []
+    for text, reading in context.readings.items():
+        rows += curves.score_rows(reading.scores, text, labels)
+    return {"scores": rows, "lead": _lead(context)}
 
 
 def _lead(context: ShortcutContext) -> list[Row]:
     """Mat minus id, paired by row."""
-    scores, text = context.readings[context.text].scores, context.text
-    columns = {
-        f"precision@{k}": (scores.rank[text] < k).double() - (scores.rank["-"] < k).double()
-        for k in (1, 5, 10)
-    }
-    columns["surprisal"] = scores.surprisal[text].double() - scores.surprisal["-"].double()
+    scores = context.readings[context.text].scores
+    mat, plain = (
+        {**{f"precision@{k}": scores.rank[fit] < k for k in (1, 5, 10)},
+         "surprisal": scores.surprisal[fit]}
+        for fit in (context.text, "-")
+    )  # fmt: skip
     return [
         {"layer": layer, "metric": metric, **row}
-        for metric, difference in columns.items()
-        for layer, row in enumerate(estimates(scores.documents, difference[:, :-1]))
+        for metric in mat
+        for layer, row in enumerate(
+            curves.estimates(
+                scores.documents, (mat[metric].double() - plain[metric].double())[:, :-1]
+            )
+        )
     ]
 
 
@@ -64,14 +47,14 @@ def findings(result: StudyResult) -> Iterator[Finding]:
     last = result.model["n_layers"]
     third, middle = max(1, last // 3), last // 2
     for k in (1, 5, 10):
-        mat, plain = (values(curve(result, name, f"precision@{k}"))[:third] for name in LENSES)
+        mat, plain = (own[:third] for own in both(result, f"precision@{k}"))
         yield Finding(
             f"Over the first third of the layers, Precision@{k} is between {percent(min(mat))} and "
             f"{percent(max(mat))} with shortcuts, and between {percent(min(plain))} and "
             f"{percent(max(plain))} with the logit lens.",
             under="precision",
         )
-    mat, plain = (values(curve(result, name, "surprisal")) for name in LENSES)
+    mat, plain = both(result, "surprisal")
     lower = sum(a < b for a, b in zip(mat[:last], plain[:last], strict=True))
     yield Finding(
         f"The model is less surprised by the shortcut's token than by the logit lens's token at "
@@ -80,7 +63,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         f"{mat[last]:.2f} nats.",
         under="surprisal",
     )
-    mat, plain = (values(curve(result, name, "kl")) for name in LENSES)
+    mat, plain = both(result, "kl")
     yield Finding(
         f"At layer {middle}, the KL divergence from the model is {mat[middle]:.1f} nats for the "
         f"shortcut and {plain[middle]:.1f} nats for the logit lens.",
@@ -89,12 +72,12 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 
 
 def _headlines(result: StudyResult) -> Iterator[Finding]:
-    last, half = result.model["n_layers"], half_layers(result)
-    mat, plain = (values(curve(result, name, "precision@1")) for name in LENSES)
+    last, half = result.model["n_layers"], curves.half_layers(result)
+    mat, plain = both(result, "precision@1")
     middle = last // 2
     yield Finding(
         f"After {middle} of {last} layers, a linear shortcut predicts the model's "
-        f"{token_of(result)} in {percent(mat[middle])} of cases, the logit lens in "
+        f"{curves.token_of(result)} in {percent(mat[middle])} of cases, the logit lens in "
         f"{percent(plain[middle])} (held-out documents, {sample(result)}).",
         headline=True,
     )
@@ -125,14 +108,10 @@ def sample(result: StudyResult) -> str:
 # --- claims ------------------------------------------------------------------------------------
 
 
-def _leads(result: StudyResult, metric: str = "precision@1") -> list[Row]:
-    return sorted(result.rows("lead", metric=metric), key=lambda row: row["layer"])
-
-
 def _more_often(result: StudyResult) -> Verdict:
     answers = {
-        k: [above(row) for row in _leads(result, f"precision@{k}")] for k in (1, 5, 10)
-    }  # fmt: skip
+        k: [above(row) for row in result.rows("lead", metric=f"precision@{k}")] for k in (1, 5, 10)
+    }
     counts = ", ".join(f"{given.count('yes')} (top {k})" for k, given in answers.items())
     return Verdict(
         at_every(a for given in answers.values() for a in given),
@@ -142,7 +121,7 @@ def _more_often(result: StudyResult) -> Verdict:
 
 
 def _less_surprised(result: StudyResult) -> Verdict:
-    answers = [below(row) for row in _leads(result, "surprisal")]
+    answers = [below(row) for row in result.rows("lead", metric="surprisal")]
     seen = f"clearly lower at {answers.count('yes')} of {len(answers)} layers"
     return Verdict(at_every(answers), seen, EVERY_LAYER)
 
@@ -161,7 +140,7 @@ def _early_agreement(result: StudyResult) -> Verdict:
 
 
 def _wide_lead(result: StudyResult) -> Verdict:
-    rows = _leads(result)
+    rows = result.rows("lead", metric="precision@1")
     rows = rows[: max(1, round(0.9 * len(rows)))]
     answers = [above(row, 0.2) for row in rows]
     return Verdict(
@@ -173,7 +152,7 @@ def _wide_lead(result: StudyResult) -> Verdict:
 
 
 def _masked_lead(result: StudyResult) -> Verdict:
-    answers = [above(row, 0.1) for row in _leads(result)]
+    answers = [above(row, 0.1) for row in result.rows("lead", metric="precision@1")]
     return Verdict(
         share_of(answers, 0.5),
         f"clearly at {answers.count('yes')} of {len(answers)} layers",
@@ -208,25 +187,25 @@ CLAIMS = (
     Claim("The model is less surprised by a shortcut's token than by the logit lens's, at every "
           "layer.", _less_surprised),
     Claim("In early layers, shortcuts predict 28 to 45 % of a next-token model's answers.",
-          _early_agreement, is_next),
+          _early_agreement, curves.is_next),
     Claim("The lead over the logit lens is more than 20 points at all but the last layers.",
-          _wide_lead, is_next),
+          _wide_lead, curves.is_next),
     Claim("The lead over the logit lens is more than ten points at most layers.", _masked_lead,
-          is_masked),
+          curves.is_masked),
     Claim("In the early layers of a masked model, the logit lens predicts next to nothing.",
-          _blind_early, is_masked),
+          _blind_early, curves.is_masked),
     Claim("From an eighth of the depth on, a shortcut predicts more than a quarter of a masked "
-          "model's answers.", _quarter, is_masked),
+          "model's answers.", _quarter, curves.is_masked),
 )  # fmt: skip
 
 
 # --- figures and tables ------------------------------------------------------------------------
 
 
-def _precision_rows(result: StudyResult) -> Iterator[Row]:
-    for metric in PRECISIONS:
-        for row in main_scores(result, metric):
-            yield point(row, panel=metric.capitalize())
+def _points(result: StudyResult, *metrics: str) -> Iterator[Row]:
+    for metric in metrics:
+        for row in curves.main_scores(result, metric):
+            yield curves.point(row, panel=metric.capitalize() if len(metrics) > 1 else "")
 
 
 FIGURES = (
@@ -234,58 +213,47 @@ FIGURES = (
         "precision", "Agreement with the model",
         "How often the lens's top token is the model's top token (Precision@1), or among its best "
         "five or ten. Higher is better.",
-        _precision_rows, y=Axis("share of states", "share"),
+        lambda r: _points(r, *PRECISIONS), y=Axis("share of states", "share"),
     ),
     Figure(
         "surprisal", "Surprisal",
         "How unlikely the full model finds the lens's top token, in nats. The dotted line is the "
         "model's surprisal at its own top token; it is not 0.",
-        lambda r: (point(row) for row in main_scores(r, "surprisal")),
-        y=Axis("surprisal (nats)", low=0), marks=floor, size=(5.2, 3.6), narrow=True,
+        lambda r: _points(r, "surprisal"),
+        y=Axis("surprisal (nats)", low=0), marks=curves.floor, size=(5.2, 3.6), narrow=True,
     ),
     Figure(
         "kl", "KL divergence",
-        "How far the lens's distribution is from the model's, in nats. Lower is better; 0 is the "
-        "same distribution.",
-        lambda r: (point(row) for row in main_scores(r, "kl")),
-        y=Axis("KL divergence (nats)", low=0), size=(5.2, 3.6), narrow=True,
+        "How far the lens's distribution is from the model's, in nats, on a log scale. Lower is "
+        "better. At the last layer it is 0, which a log scale cannot show.",
+        lambda r: _points(r, "kl"),
+        y=Axis("KL divergence (nats)", "log"), size=(5.2, 3.6), narrow=True,
     ),
 )  # fmt: skip
 
-MAPS = ("mat", "tuned", "id")
-SHORT = {"surprisal": "surprisal", "kl": "KL"}
-FORMS = {
-    f"{SHORT.get(metric, metric.replace('precision', 'P'))} {name}":
-        ("{:.1f}", 100.0) if metric in PRECISIONS else ("{:.2f}", 1.0)
-    for metric in METRICS for name in MAPS
-}  # fmt: skip
-
-
-def _agreement_rows(result: StudyResult) -> Iterator[Row]:
-    for row in main_scores(result, "precision@1"):
-        yield {**row, "lens": row["map"]}
+SHORT = {**{metric: metric.replace("precision", "P") for metric in METRICS}, "kl": "KL"}
+IN_PERCENT = ("{:.1f}", 100.0)
 
 
 def _score_rows(result: StudyResult) -> Iterator[Row]:
     for metric in METRICS[1:]:
-        for row in main_scores(result, metric):
-            name = SHORT.get(metric, metric.replace("precision", "P"))
-            yield {**row, "column": f"{name} {row['map']}"}
+        for row in curves.main_scores(result, metric):
+            yield {**row, "column": f"{SHORT[metric]} {row['map']}"}
     for row in result.rows("r2", dst=result.model["n_layers"]):
         yield {**row, "layer": row["src"], "value": row["r2"], "column": f"R\u00b2 {row['map']}"}
 
 
 TABLES = (
     Table(
-        "agreement-table", "Agreement with the model (%) by layer", _agreement_rows,
-        (Column("layer"),), across="lens", cells=(estimate("value", "", "{:.1f}", 100),),
-        terminal=True,
+        "agreement-table", "Agreement with the model (%) by layer",
+        lambda r: curves.main_scores(r, "precision@1"), (Column("layer"),), across="map",
+        cells=(estimate("value", "", "{:.1f}", 100),), terminal=True,
     ),
     Table(
         "scores-table",
         "More scores by layer: P@k in %, surprisal and KL in nats, R\u00b2 of predicting the last "
         "layer; small print: 95 % intervals",
-        _score_rows, (Column("layer"),), across="column", cells=(estimate("value"),), forms=FORMS,
-        dense=True,
+        _score_rows, (Column("layer"),), across="column", cells=(estimate("value"),), dense=True,
+        forms={f"{SHORT[m]} {name}": IN_PERCENT for m in PRECISIONS for name in curves.MAPS},
     ),
 )  # fmt: skip

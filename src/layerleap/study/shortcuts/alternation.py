@@ -1,14 +1,11 @@
-"""Section "alternation": blocks and jumps in turn, against a single jump at the end.
-
-In: a bank of all pairs of layers. Out: tables "schedules", "schedule_leads" and "schedule_means".
-"""
+"""Section "alternation": blocks and jumps in turn, against a single jump at the end."""
 
 from collections.abc import Iterator
 
 import torch
 
 from layerleap.act.edits.schedule import Schedule, best_schedules, round_robins, single_jump
-from layerleap.act.edits.schedule_scores import ScheduleScores
+from layerleap.act.edits.scores import ScheduleScores
 from layerleap.errors import BadText
 from layerleap.maps.bank import ShortcutBank
 from layerleap.study.claims import Claim, Verdict, above, all_of, below, share_of, untested
@@ -16,7 +13,7 @@ from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.shortcuts.context import ShortcutContext
-from layerleap.study.shortcuts.curves import PRECISIONS, SAMPLE, estimates
+from layerleap.study.shortcuts.curves import PRECISIONS, estimates, point
 from layerleap.study.tables import Column, Table, estimate, percent
 
 NAMES = {"round robin": "round-robins", "best R2": "schedules with the best R2"}
@@ -31,14 +28,10 @@ def run(context: ShortcutContext) -> Tables:
         context.note(f"{ALL_PAIRS[:1].upper()}{ALL_PAIRS[1:]}, so none were run.")
         return {}
     scores = ScheduleScores(context.model, bank, _schedules(bank))
-    context.run_again(context.settings.schedule_texts, "running schedules", scores)
+    context.run_again(context.settings.schedule_texts, "running schedules", scores.add)
     if not scores.has_rows:
         raise BadText("no held-out text was drawn to run schedules on; raise schedule_texts")
-    keys = ("schedule", "name", "kind", "blocks", "metric", *SAMPLE)
-    return {
-        "schedules": [{key: row[key] for key in keys} for row in scores.table()],
-        **_compared(scores),
-    }
+    return {"schedules": scores.table(), **_compared(scores)}
 
 
 def _schedules(bank: ShortcutBank) -> dict[str, list[Schedule]]:
@@ -61,8 +54,7 @@ def _compared(scores: ScheduleScores) -> Tables:
     documents, agrees = scores.agreement()
     kinds = [scores.kind[schedule] for schedule in scores.schedules]
     single = {s.blocks: n for n, s in enumerate(scores.schedules) if kinds[n] == "single jump"}
-    leads, means = [], []
-    columns = {}
+    leads, means, columns = [], [], {}
     for number, schedule in enumerate(scores.schedules):
         if kinds[number] != "single jump" and schedule.blocks in single:
             other = agrees[:, single[schedule.blocks]]
@@ -141,10 +133,7 @@ CLAIMS = (
 
 def _points(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("schedules", metric="precision@1"):
-        yield {
-            "x": row["blocks"], "y": row["value"], "line": row["kind"],
-            **{key: row[key] for key in ("low", "high", "rows", "documents")},
-        }  # fmt: skip
+        yield point(row, x=row["blocks"], line=row["kind"])
 
 
 FIGURES = (

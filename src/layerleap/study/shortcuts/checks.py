@@ -1,7 +1,4 @@
-"""How well the maps are determined, and checks that any correct run must pass.
-
-In: the bank of the main text and the readings. Out: tables "fits", "tail" and "laws".
-"""
+"""How well the maps are determined, and checks that any correct run must pass."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -27,8 +24,7 @@ def tables(context: ShortcutContext) -> Tables:
     return {
         "fits": [fit.to_dict() for fit in bank.fits.values()],
         "tail": [
-            {"text": text, **reading.scores.check.to_dict()}
-            for text, reading in context.readings.items()
+            {"text": text, **read.scores.check.to_dict()} for text, read in context.readings.items()
         ],
     }
 
@@ -48,23 +44,16 @@ def laws(tables: Tables) -> list[Row]:
     fits = tables["fits"]
     behind = [f for f in fits if f["train_r2"] < f["train_r2_id"] - 1e-9 and not f["ridge"]]
     tail = tables["tail"]
-    return [
-        {
-            "law": "the tail applied to the last state gives the model's own output on real text",
-            "holds": all(row["rows"] > 0 and row["agreement"] >= LEAST_AGREEMENT for row in tail),
-            "detail": "; ".join(_checked(row) for row in tail),
-        },
-        {
-            "law": "Precision@1 <= Precision@5 <= Precision@10",
-            "holds": ordered,
-            "detail": "at every layer, for every lens and text",
-        },
-        {
-            "law": "on the rows it was fitted on, a shortcut is never worse than the identity",
-            "holds": not behind,
-            "detail": f"{len(fits) - len(behind)} of {len(fits)} fits",
-        },
-    ]
+    tail_holds = all(row["rows"] > 0 and row["agreement"] >= LEAST_AGREEMENT for row in tail)
+    laws = (
+        ("the tail applied to the last state gives the model's own output on real text",
+         tail_holds, "; ".join(_checked(row) for row in tail)),
+        ("Precision@1 <= Precision@5 <= Precision@10", ordered,
+         "at every layer, for every lens and text"),
+        ("on the rows it was fitted on, a shortcut is never worse than the identity", not behind,
+         f"{len(fits) - len(behind)} of {len(fits)} fits"),
+    )  # fmt: skip
+    return [dict(zip(("law", "holds", "detail"), law, strict=True)) for law in laws]
 
 
 def _checked(row: Row) -> str:
@@ -81,14 +70,10 @@ def _finals(result: StudyResult) -> list[Row]:
     return sorted(result.rows("fits", dst=result.model["n_layers"]), key=lambda row: row["src"])
 
 
-def _is_deficient(row: Row) -> bool:
-    return bool(row["rank"] < row["width"])
-
-
 def findings(result: StudyResult) -> Iterator[Finding]:
     """Whether the rows determine the maps."""
     finals = _finals(result)
-    deficient = [row for row in finals if _is_deficient(row)]
+    deficient = [row for row in finals if row["rank"] < row["width"]]
     if deficient:
         yield Finding(
             f"{len(deficient)} of {len(finals)} fits to the last layer are rank-deficient: "
@@ -109,11 +94,10 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 
 def _conditions(result: StudyResult) -> Iterator[Row]:
     for row in _finals(result):
-        if (row["condition"] or 0) > 0:
-            point = {"x": row["src"], "y": row["condition"], "rows": row["rows"]}
-            yield {**point, "line": "condition"}
-            if _is_deficient(row):
-                yield {**point, "line": "deficient"}
+        point = {"x": row["src"], "y": row["condition"], "rows": row["rows"]}
+        yield {**point, "line": "condition"}
+        if row["rank"] < row["width"]:
+            yield {**point, "line": "deficient"}
 
 
 FIGURES = (

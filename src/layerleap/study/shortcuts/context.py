@@ -1,18 +1,17 @@
 """What the sections of the shortcuts study share: banks, their scores, and recorded texts.
 
-In: a model and settings. Out: a context whose parts are made when first used, and saved in the
-folder of the run.
-
-There is one pass over the fitting side of each text and one over its held-out side. If the texts
-differ in size, a second bank is fitted on as many rows of the larger one, so that transfer compares
-fits of equal size. Maps are also trained on the rows that the pass has saved.
+Its parts are made when first used, and saved in the folder of the run. There is one pass over the
+fitting side of each text and one over its held-out side. If the texts differ in size, a second bank
+is fitted on as many rows of the larger one, so that transfer compares fits of equal size. Maps are
+also trained on the rows that the pass has saved.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -42,13 +41,6 @@ class Reading(NamedTuple):
     scores: Scores
     r2: list[Row]  # of the main bank on the main text, otherwise empty
     r2_lead: list[Row]  # R2 of mat minus R2 of id
-
-
-class Scorer(Protocol):
-    """Something that scores recorded batches."""
-
-    def add(self, recording: Recording, batch: Batch) -> None:
-        """Take in one recorded batch."""
 
 
 class ShortcutContext(FitContext[ShortcutSettings]):
@@ -117,7 +109,7 @@ class ShortcutContext(FitContext[ShortcutSettings]):
         n_rows = min(one.bank.data["rows_fitted"] for one in self.fitted.values())
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(s.seed))
         chosen = order[:n_rows]
-        bank = bank_of(rows, chosen, intercept=s.intercept, ridge=s.ridge)
+        bank = bank_of(rows, chosen, s)
         documents = len(rows.documents[chosen].unique())
         counts = {"documents": documents, "texts": len(chosen), "rows": len(chosen)}
         seconds = round(time.monotonic() - started, 2)
@@ -131,25 +123,20 @@ class ShortcutContext(FitContext[ShortcutSettings]):
         checkpoint = self.file(
             "tuning", self.text, rows.fingerprint(), s.intercept, s.ridge, s.tuned_rows, s.seed
         )
-        return train(
-            self.model, rows, intercept=s.intercept, ridge=s.ridge, most_rows=s.tuned_rows,
-            seed=s.seed, checkpoint=checkpoint, progress=self.progress,
-        )  # fmt: skip
+        return train(self.model, rows, s, checkpoint, self.progress)
 
     @cached_property
     def readings(self) -> dict[str, Reading]:
         """Every held-out text, read through the logit lens and all banks."""
-        readings = {}
-        for text in self.fitted:
-            readings[text] = self._saved_reading(text) or self._read(text)
-        return readings
+        return {text: self._saved_reading(text) or self._read(text) for text in self.fitted}
 
     def _read(self, text: str) -> Reading:
         errors = MapErrors(self.bank) if text == self.text else None
         scores = self.scores(text, self.banks, errors)
-        r2 = {"r2": [], "r2_lead": []} if errors is None else {
-            "r2": errors.table(), "r2_lead": errors.leads()
-        }  # fmt: skip
+        r2 = {
+            "r2": [] if errors is None else errors.table(),
+            "r2_lead": [] if errors is None else errors.leads(),
+        }
         path = self._reading_file(text)
         scores.save(path.with_suffix(".safetensors"))  # first: the other says that all is there
         write_json(path.with_suffix(".json"), {"data": self.counts("read", text), **r2})
@@ -176,19 +163,13 @@ class ShortcutContext(FitContext[ShortcutSettings]):
         )  # fmt: skip
 
     @torch.no_grad()
-    def run_again(self, n_texts: int, phase: str, *scorers: Scorer) -> Tensor:
-        """Record about `n_texts` held-out texts and hand them to `scorers`.
+    def run_again(
+        self, n_texts: int, phase: str, *uses: Callable[[Recording, Batch], None]
+    ) -> Tensor:
+        """Record about `n_texts` held-out texts and hand every recording to `uses`.
 
-        Batches are sorted by length, and short texts are many to a batch. So every text has the
-        same chance of being drawn.
-
-        Args:
-            n_texts: how many texts, on average.
-            phase: what progress calls it.
-            scorers: each is given every recording.
-
-        Returns:
-            Which rows of the reading of the main text these are, as a mask.
+        Batches are sorted by length, so texts are drawn one by one: each has the same chance.
+        Returns which rows of the reading of the main text these are, as a mask.
         """
         assert self.settings.n_read is not None
         share, texts, rows = n_texts / self.settings.n_read, 0, []
@@ -199,8 +180,8 @@ class ShortcutContext(FitContext[ShortcutSettings]):
             if drawn.any():
                 some = batch if share >= 1 else batch.texts(drawn)
                 recording = record(self.model, some.inputs)
-                for scorer in scorers:
-                    scorer.add(recording, some)
+                for use in uses:
+                    use(recording, some)
                 texts += some.n_texts
             if number % TRIM_EVERY == 0:
                 give_back()
@@ -209,39 +190,28 @@ class ShortcutContext(FitContext[ShortcutSettings]):
 
     def beginning(self, n_tokens: int) -> list[int]:
         """The first tokens of a held-out text that is longer; none if all are shorter."""
-        source, sampling = self.source()
-        examples = iter_examples(
-            self.model, source, sampling, side="held-out", n_texts=self.settings.n_read
-        )
+        n_read = self.settings.n_read
+        examples = iter_examples(self.model, *self.source(), side="held-out", n_texts=n_read)
         return next((list(one.ids[:n_tokens]) for one in examples if len(one.ids) > n_tokens), [])
 
     def artifacts(self) -> dict[str, Any]:
         """The maps of the main text to the last layer, with held-out scores on their card."""
         bank, last = self.bank, self.model.n_layers
-        return {
-            "bank": ShortcutBank(
-                [shortcut for (_, dst), shortcut in bank.maps.items() if dst == last],
-                fits=[fit for fit in bank.fits.values() if fit.dst == last],
-                model=bank.model, n_layers=last, d_model=bank.d_model, settings=bank.settings,
-                data=bank.data, quality=self._quality(),
-            )
-        }  # fmt: skip
+        maps = [shortcut for (_, dst), shortcut in bank.maps.items() if dst == last]
+        fits = [fit for fit in bank.fits.values() if fit.dst == last]
+        return {"bank": bank.changed(maps=maps, fits=fits, parts={}, quality=self._quality())}
 
     def _quality(self) -> list[Row]:
         """One row per layer for the card of the bank."""
-        ends = {"precision@1": ("", " low", " high"), "surprisal": ("",), "kl": ("",)}
-        scores = {
-            (row["layer"], row["metric"], row["map"]): row
-            for row in self.tables["scores"]
-            if row["read"] == self.text and row["fit"] in ("-", self.text)
-        }
-        quality = []
-        for layer in range(self.model.n_layers + 1):
-            first = scores[layer, "precision@1", "mat"]
-            line = {"layer": layer, "rows": first["rows"], "documents": first["documents"]}
-            for metric, suffixes in ends.items():
-                for name in ("mat", "id"):
-                    row = scores[layer, metric, name]
-                    line |= {f"{metric} {name}{s}": row[s.strip() or "value"] for s in suffixes}
-            quality.append(line)
-        return quality
+        quality: dict[int, Row] = {}
+        for metric in ("precision@1", "surprisal", "kl"):
+            for fit in (self.text, "-"):
+                for row in self.tables["scores"]:
+                    if (row["read"], row["fit"], row["metric"]) == (self.text, fit, metric):
+                        name = f"{metric} {row['map']}"
+                        shared = {key: row[key] for key in ("layer", "rows", "documents")}
+                        line = quality.setdefault(row["layer"], shared)
+                        line[name] = row["value"]
+                        if metric == "precision@1":
+                            line |= {f"{name} low": row["low"], f"{name} high": row["high"]}
+        return list(quality.values())

@@ -1,7 +1,4 @@
-"""Curves of the readings: which rows of the tables, and how they become points of a figure.
-
-In: a finished study. Out: rows of the main text, by lens and metric.
-"""
+"""Curves of the readings: which rows of the tables, and how they become points of a figure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -16,8 +13,8 @@ from layerleap.study.result import Row, StudyResult
 
 PRECISIONS = ("precision@1", "precision@5", "precision@10")
 METRICS = (*PRECISIONS, "surprisal", "kl")
+MAPS = ("mat", "tuned", "id")  # in the order of figures and tables
 LENS_OF = {"-": "id", "tuned": "tuned"}  # by label of the fit; all other fits are mat
-SAMPLE = ("value", "low", "high", "rows", "documents")
 
 
 def estimates(documents: Tensor, values: Tensor) -> list[Row]:
@@ -32,10 +29,9 @@ def score_rows(scores: Scores, read: str, labels: Iterable[str]) -> list[Row]:
         for name in ("rank", "surprisal", "kl")
     }
     return [
-        {"fit": row["map"], "read": read, "map": LENS_OF.get(row["map"], "mat"),
-         **{key: row[key] for key in ("layer", "metric", *SAMPLE)}}
+        {"fit": row["map"], "read": read, **row, "map": LENS_OF.get(row["map"], "mat")}
         for row in score_table(scores.documents, columns, {})
-    ]  # fmt: skip
+    ]
 
 
 def main_scores(result: StudyResult, metric: str) -> list[Row]:
@@ -46,8 +42,7 @@ def main_scores(result: StudyResult, metric: str) -> list[Row]:
         *result.rows("tuned_scores", read=text, metric=metric),
         *result.rows("scores", read=text, fit="-", metric=metric),
     ]
-    order = {"mat": 0, "tuned": 1, "id": 2}
-    return sorted(rows, key=lambda row: (order[row["map"]], row["layer"]))
+    return sorted(rows, key=lambda row: (MAPS.index(row["map"]), row["layer"]))
 
 
 def curve(result: StudyResult, lens: str, metric: str) -> list[Row]:
@@ -58,6 +53,11 @@ def curve(result: StudyResult, lens: str, metric: str) -> list[Row]:
 def values(rows: Iterable[Row]) -> list[float]:
     """The values of a curve."""
     return [row["value"] for row in rows]
+
+
+def both(result: StudyResult, metric: str) -> tuple[list[float], list[float]]:
+    """The values of mat and of id on the main text, from layer 0 to the last."""
+    return values(curve(result, "mat", metric)), values(curve(result, "id", metric))
 
 
 def below_last(result: StudyResult, rows: Iterable[Row]) -> list[Row]:
@@ -74,17 +74,15 @@ def lasting(shares: Sequence[float | None], least: float) -> int | None:
 
 def half_layers(result: StudyResult) -> dict[str, int | None]:
     """By lens, the layer from which on it agrees with the model at least half of the time."""
-    return {
-        name: lasting(values(curve(result, name, "precision@1")), 0.5) for name in ("mat", "id")
-    }
+    mat, plain = both(result, "precision@1")
+    return {"mat": lasting(mat, 0.5), "id": lasting(plain, 0.5)}
 
 
 def point(row: Row, **more: Any) -> Row:
-    """A point of a figure over layers."""
-    return {
-        "x": row["layer"], "y": row["value"], "line": row["map"],
-        **{key: row[key] for key in ("low", "high", "rows", "documents")}, **more,
-    }  # fmt: skip
+    """A point of a figure with its interval and sample; over layers, a line per map, by default."""
+    sample = {key: row[key] for key in ("low", "high", "rows", "documents")}
+    named = {"x": row.get("layer"), "y": row.get("value"), "line": row.get("map", "")}
+    return {**named, **sample, **more}
 
 
 def floor(result: StudyResult) -> Iterator[Mark]:
@@ -94,16 +92,16 @@ def floor(result: StudyResult) -> Iterator[Mark]:
             yield Mark("y", row["value"], f"the model's own top token, {row['value']:.2f}")
 
 
-def token_of(result: StudyResult) -> str:
-    """What the model predicts."""
-    return "masked token" if result.model["kind"] == "masked-token" else "next token"
-
-
 def is_masked(result: StudyResult) -> bool:
-    """Whether the model predicts masked tokens."""
+    """Whether the model predicts masked tokens, not next ones."""
     return bool(result.model["kind"] == "masked-token")
 
 
 def is_next(result: StudyResult) -> bool:
     """Whether the model predicts next tokens."""
     return not is_masked(result)
+
+
+def token_of(result: StudyResult) -> str:
+    """What the model predicts."""
+    return "masked token" if is_masked(result) else "next token"

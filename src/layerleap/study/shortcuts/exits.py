@@ -1,42 +1,20 @@
-"""Section "exits": how many layers early exit saves, through each lens.
-
-In: scores of both texts through id, mat and, if it was trained, tuned.
-Out: tables "exits", "exits_saved", "exits_lead", "exits_cost", "same_rows", "calibrated" and
-"texts", and what they show.
-"""
+"""Section "exits": how many layers early exit saves, through each lens."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from layerleap.act.exits.cost import Cost, measure
-from layerleap.study.claims import Claim, Verdict, above, at_every, difference
-from layerleap.study.early_texts import early_texts
+from layerleap.study import exits as replayed
+from layerleap.study.claims import Claim, Verdict, above, at_every, difference, untested
 from layerleap.study.engine import Section
-from layerleap.study.exits import (
-    CLOSE_UP,
-    CLOSE_UP_PANEL,
-    FLOPS_MARKS,
-    RULE_LINES,
-    Lensed,
-    calibrated_figure,
-    calibrated_rows,
-    calibrated_table,
-    calibrated_tables,
-    exit_rows,
-    exit_tables,
-    leads_over_fixed,
-    lensed,
-    same_rows,
-    saved_table,
-)
+from layerleap.study.exits import CLOSE_UP, CLOSE_UP_PANEL, RULE_LINES, Lensed, exit_rows
 from layerleap.study.figures import LENSES, Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.shortcuts.context import ShortcutContext
+from layerleap.study.shortcuts.curves import MAPS, point
 from layerleap.study.tables import Column, Table, estimate, percent
 
 TARGET = 0.95  # the paper's agreement, also that of the rules that generate texts
 PROMPT = 12  # tokens that generated texts continue
-MAPS = ("mat", "tuned", "id")
 
 
 def run(context: ShortcutContext) -> Tables:
@@ -45,21 +23,22 @@ def run(context: ShortcutContext) -> Tables:
     scores = {name: reading.scores for name, reading in context.readings.items()}
     labels = {"mat": text, "tuned": "tuned", "id": "-"}
     lenses = {
-        name: lensed(scores, text, label, _cost(context, label), seed=s.seed)
+        name: replayed.lensed(scores, text, label, _cost(context, label), seed=s.seed)
         for name, label in labels.items()
         if label in scores[text].top
     }
-    exits = exit_tables(lenses)
+    exits = replayed.exit_tables(lenses)
     if lenses["id"].train is None:
         context.note("No rule was learned: there are too few documents to train on some of them.")
     calibrated = context.attempt(
-        "Calibrated exits", lambda: calibrated_tables(lenses, text, s.tolerance, s.delta)
+        "Calibrated exits", lambda: replayed.calibrated_rows(lenses, text, s.tolerance, s.delta)
     )
     texts = context.attempt("Generated texts", lambda: _texts(context, lenses, exits["saved"]))
     return {
         "exits": exits["curves"], "exits_saved": exits["saved"], "exits_cost": [exits["cost"]],
-        "exits_lead": leads_over_fixed(lenses), "same_rows": same_rows(lenses, TARGET),
-        "calibrated": [] if calibrated is None else calibrated_rows(calibrated),
+        "exits_lead": replayed.leads_over_fixed(lenses),
+        "same_rows": replayed.same_rows(lenses, TARGET),
+        "calibrated": calibrated or [],
         "texts": texts or [],
     }  # fmt: skip
 
@@ -69,24 +48,22 @@ def _cost(context: ShortcutContext, label: str) -> Cost:
     read = context.counts("read", context.text)
     tokens = max(1, round(read["tokens"] / read["texts"]))
     cost = measure(context.model, tokens=tokens, bank=context.banks.get(label))
-    if context.model.kind == "masked-token":  # one prediction runs the whole text
-        cost = replace(cost, blocks=tuple(tokens * block for block in cost.blocks))
-    return cost
+    return cost.per_text() if context.model.kind == "masked-token" else cost
 
 
 def _texts(context: ShortcutContext, lenses: Mapping[str, Lensed], saved: list[Row]) -> list[Row]:
     """A text by the rule that saves most through each lens."""
     rules = {}
-    for name, lens in lenses.items():
-        own = [
-            row for row in saved
-            if (row["map"], row["target"]) == (name, TARGET) and row["knob"] is not None
-        ]  # fmt: skip
-        if own:
-            best = max(own, key=lambda row: row["saved"])
-            rules[name, best["rule"]] = lens.families[best["rule"]].at(best["knob"])
+    exiting = [row for row in saved if row["target"] == TARGET and row["knob"] is not None]
+    for name in dict.fromkeys(row["map"] for row in exiting):
+        best = _best([row for row in exiting if row["map"] == name])
+        rules[name, best["rule"]] = lenses[name].families[best["rule"]].at(best["knob"])
     banks = {"id": None, "mat": context.bank, "tuned": context.banks.get("tuned")}
-    return early_texts(context.model, banks, rules, context.beginning(PROMPT))
+    return replayed.early_texts(context.model, banks, rules, context.beginning(PROMPT))
+
+
+def _best(rows: list[Row], key: str = "saved") -> Row:
+    return max(rows, key=lambda row: row[key])
 
 
 # --- findings ----------------------------------------------------------------------------------
@@ -112,21 +89,22 @@ def _cost_in_words(result: StudyResult) -> Finding:
     )
 
 
-def _interval(row: Row, form: str) -> str:
+def _interval(row: Row, digits: int, before: str = "") -> str:
     if row["low"] is None:
         return ""
-    return f"{row['low']:{form}} to {row['high']:{form}}"
+    return f"{before}{row['low']:.{digits}f} to {row['high']:.{digits}f}"
 
 
 def _saved_by_gap(result: StudyResult) -> Iterator[Finding]:
     rows = result.rows("exits_saved", rule="gap", target=TARGET)
-    parts = []
-    for row in rows:
-        ends = f"; 95 % interval {_interval(row, '.1f')}" if row["low"] is not None else ""
-        parts.append(f"{row['map']} {row['saved']:.1f} ({percent(row['share'], 1)}{ends})")
+    listed = ", ".join(
+        f"{row['map']} {row['saved']:.1f} ({percent(row['share'], 1)}"
+        f"{_interval(row, 1, '; 95 % interval ')})"
+        for row in rows
+    )
     yield Finding(
         f"At {percent(TARGET)} agreement, the paper's rule saves, of {result.model['n_layers']} "
-        f"layers: {', '.join(parts)} (n = {rows[0]['rows']:,} rows of {rows[0]['documents']:,} "
+        f"layers: {listed} (n = {rows[0]['rows']:,} rows of {rows[0]['documents']:,} "
         "documents).",
         under="exit",
     )
@@ -143,9 +121,8 @@ def _on_same_rows(result: StudyResult) -> Iterator[Finding]:
     base, rows = result.row("same_rows", map="mat", rule="gap"), result.rows("same_rows")
     if base is None:
         return
-    best = max(rows, key=lambda row: row["saved"])
-    ends = f" ({_interval(base, '.2f')})" if base["low"] is not None else ""
-    more = f" ({_interval(best, '.2f')})" if best["low"] is not None else ""
+    best = _best(rows)
+    ends, more = (f" ({ends})" if (ends := _interval(row, 2)) else "" for row in (base, best))
     times = f", {best['saved'] / base['saved']:.2f} times as many" if base["saved"] else ""
     yield Finding(
         f"On the same {base['rows']:,} rows, which no rule was trained on, at {percent(TARGET)} "
@@ -162,7 +139,7 @@ def _flops(result: StudyResult) -> Finding:
     if not rows:
         text = f"At {percent(TARGET)} agreement no rule exits, so none saves FLOPs."
         return Finding(text, under="exit_flops")
-    best = max(rows, key=lambda row: row["flops"])
+    best = _best(rows, "flops")
     change = (
         f"saves {percent(best['flops'], 1)} of the FLOPs" if best["flops"] > 0
         else f"costs {percent(-best['flops'])} more FLOPs than not exiting"
@@ -180,8 +157,7 @@ def _calibrated(result: StudyResult) -> Iterator[Finding]:
     rows = result.rows("calibrated")
     if not rows:
         return
-    first = rows[0]
-    tolerance = first["tolerance"]
+    first, tolerance = rows[0], rows[0]["tolerance"]
     promised = [row for row in rows if row["promised"]]
     fresh = [row for row in promised if row["knob"] is not None]
     never = len(promised) - len(fresh)
@@ -204,7 +180,7 @@ def _calibrated(result: StudyResult) -> Iterator[Finding]:
     )
     tested = [row for row in fresh if row["method"] == "learn-then-test"]
     if tested:
-        best = max(tested, key=lambda row: row["saved"])
+        best = _best(tested)
         yield Finding(
             f"Of {len(tested)} promises by learn-then-test, each with its own confidence of "
             f"{percent(1 - first['delta'])}, the rule {best['rule']!r} through {best['map']} saves "
@@ -239,13 +215,13 @@ def _saves_more(result: StudyResult) -> Verdict:
 
 
 def _beats_fixed(result: StudyResult) -> Verdict:
-    rows = [row for row in result.rows("exits_lead", rule="gap") if row["map"] != "tuned"]
-    answers = [above(row) for row in rows]
-    if not rows:
-        return Verdict("not tested", "no threshold of the paper's grid exits anywhere in between")
+    leads = result.rows("exits_lead", rule="gap")
+    answers = [above(row) for row in leads if row["map"] != "tuned"]
+    if not answers:
+        return untested("no threshold of the paper's grid exits anywhere in between")
     return Verdict(
         at_every(answers),
-        f"clearly at {answers.count('yes')} of {len(rows)} thresholds, through id and mat",
+        f"clearly at {answers.count('yes')} of {len(answers)} thresholds, through id and mat",
         "yes if the interval of the lead is above 0 at all thresholds, partly if at most; fixed "
         "exits are interpolated to the same mean number of layers",
     )
@@ -268,11 +244,8 @@ def _gap_rows(result: StudyResult) -> Iterator[Row]:
     for panel in (ALL, CLOSE):
         for row in result.rows("exits"):
             if row["rule"] in ("gap", "fixed", "oracle"):
-                yield {
-                    "x": row["layers"], "y": row["agreement"], "panel": panel,
-                    "line": f"{row['map']}, {row['rule']}",
-                    **{key: row[key] for key in ("low", "high", "rows", "documents")},
-                }  # fmt: skip
+                line = f"{row['map']}, {row['rule']}"
+                yield point(row, x=row["layers"], y=row["agreement"], line=line, panel=panel)
 
 
 def _gap_lines() -> dict[str, Line]:
@@ -317,9 +290,9 @@ FIGURES = (
         "step. Right of the line, exiting early costs more than running the whole model.",
         lambda r: exit_rows(r, "flops", maps=_maps(r)),
         x=Axis("FLOPs, relative to the full model", "times"), y=AGREEMENT, lines=RULE_LINES,
-        marks=lambda _: FLOPS_MARKS, columns=2, size=(5.0, 4.5),
+        marks=lambda _: replayed.FLOPS_MARKS, columns=2, size=(5.0, 4.5),
     ),
-    calibrated_figure(),
+    replayed.calibrated_figure(),
 )  # fmt: skip
 
 
@@ -345,6 +318,7 @@ SECTION = Section(
     "consecutive layers agree. Rules are replayed on the scores of the held-out text.",
     short="Early exit", help="early exit, replayed and calibrated", findings=findings,
     claims=CLAIMS, figures=FIGURES,
-    tables=(saved_table("saved-table"), SAME_ROWS, calibrated_table()), texts="texts",
+    tables=(replayed.saved_table("saved-table"), SAME_ROWS, replayed.calibrated_table()),
+    texts="texts",
     needs=("readings",), after=("tuned",),
 )  # fmt: skip

@@ -1,16 +1,14 @@
-"""The top of the page: what the study is about, its few numbers, and the summary picture.
-
-In: a finished study. Out: paragraphs, boxes, tiles and a picture.
-"""
+"""The top of the page: what the study is about, its few numbers, and the summary picture."""
 
 from collections.abc import Iterator
 
 from layerleap.study.engine import Box, Picture, Tile
 from layerleap.study.figures import LENSES
 from layerleap.study.result import StudyResult
-from layerleap.study.shortcuts.agreement import LENSES as COMPARED
-from layerleap.study.shortcuts.curves import curve, half_layers, token_of, values
+from layerleap.study.shortcuts.curves import both, half_layers, token_of
 from layerleap.study.tables import percent
+
+COMPARED = ("mat", "id")
 
 
 def about(result: StudyResult) -> Iterator[str]:
@@ -54,10 +52,10 @@ def tiles(result: StudyResult) -> Iterator[Tile]:
     """Agreement and R2 half-way, and from where on half of the predictions agree."""
     last = result.model["n_layers"]
     middle = last // 2
-    shares = {name: values(curve(result, name, "precision@1")) for name in COMPARED}
+    shares = [own[middle] for own in both(result, "precision@1")]
     yield Tile(
         f"Agreement after {middle} of {last} layers",
-        tuple((name, percent(own[middle], 1), own[middle]) for name, own in shares.items()),
+        tuple((name, percent(s, 1), s) for name, s in zip(COMPARED, shares, strict=True)),
     )
     half = {name: layer for name, layer in half_layers(result).items() if layer is not None}
     if len(half) == len(COMPARED):
@@ -79,7 +77,7 @@ def tiles(result: StudyResult) -> Iterator[Tile]:
 def _title(result: StudyResult) -> str:
     name, last = result.model["name"], result.model["n_layers"]
     name = name if len(name) <= 40 else f"{name[:39]}\u2026"
-    mat, plain = (values(curve(result, lens, "precision@1"))[last // 2] for lens in COMPARED)
+    mat, plain = (own[last // 2] for own in both(result, "precision@1"))
     return (
         f"After {last // 2} of {last} layers, a linear shortcut predicts {name}'s "
         f"{token_of(result)}\n{percent(mat)} of the time, the logit lens {percent(plain)} of the "
@@ -97,9 +95,6 @@ def _arrow(result: StudyResult) -> tuple[float, float, float, str] | None:
 
 
 PICTURE = Picture(
-    _title,
-    ("precision", "r2"),
-    panels=("Precision@1", LENSES["mat"].label),
-    lines=COMPARED,
+    _title, ("precision", "r2"), panels=("Precision@1", LENSES["mat"].label), lines=COMPARED,
     arrow=_arrow,
-)
+)  # fmt: skip

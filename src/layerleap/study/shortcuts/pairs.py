@@ -1,10 +1,8 @@
-"""R2 between all pairs of layers: how well a later state can be predicted from an earlier one.
-
-In: the reading of the main text. Out: tables "r2" and "r2_lead", and what they show.
-"""
+"""R2 between all pairs of layers: how well a later state can be predicted from an earlier one."""
 
 from collections.abc import Iterator
 
+from layerleap.read.map_errors import GROUPS
 from layerleap.study.claims import Claim, Verdict, above, at_every, below, share_of, untested
 from layerleap.study.figures import LENSES, Axis, Figure
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -25,6 +23,9 @@ def _by_pair(result: StudyResult) -> dict[str, dict[tuple[int, int], float]]:
         if row["r2"] is not None:
             by[row["map"]][row["src"], row["dst"]] = row["r2"]
     return by
+
+
+NO_R2 = "no pair of layers has an R2 here: too few rows were read"
 
 
 def findings(result: StudyResult) -> Iterator[Finding]:
@@ -49,13 +50,9 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             under="r2",
         )
     keys = ("r2", "weighted", "no_first")
-    known = [
-        row
-        for row in result.rows("r2", map="mat", dst=last)
-        if None not in [row[key] for key in keys]
-    ]
-    if known:
-        plain, weighted, later = (sum(row[key] for row in known) / len(known) for key in keys)
+    finals = [[row[key] for key in keys] for row in result.rows("r2", map="mat", dst=last)]
+    if known := [own for own in finals if None not in own]:
+        plain, weighted, later = (sum(column) / len(known) for column in zip(*known, strict=True))
         yield Finding(
             f"To the last layer, the mean over sources is {plain:.2f}. It is {weighted:.2f} if "
             f"coordinates are weighted by their variance, and {later:.2f} without first positions, "
@@ -65,10 +62,9 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 
 
 def _explains_more(result: StudyResult) -> Verdict:
-    leads = [row for row in result.rows("r2_lead") if row["value"] is not None]
-    if not leads:
-        return untested("no pair of layers has an R2 here: too few rows were read")
-    answers = [above(row) for row in leads]
+    answers = [above(row) for row in result.rows("r2_lead") if row["value"] is not None]
+    if not answers:
+        return untested(NO_R2)
     failing = sum(value <= 0 for value in _by_pair(result)["id"].values())
     return Verdict(
         at_every(answers),
@@ -79,13 +75,12 @@ def _explains_more(result: StudyResult) -> Verdict:
 
 
 def _id_fails(result: StudyResult) -> Verdict:
-    rows = [row for row in result.rows("r2", map="id") if row["r2"] is not None]
-    if not rows:
-        return untested("no pair of layers has an R2 here: too few rows were read")
-    answers = [below(row) for row in rows]
+    answers = [below(row) for row in result.rows("r2", map="id") if row["r2"] is not None]
+    if not answers:
+        return untested(NO_R2)
     return Verdict(
         share_of(answers, 0.5),
-        f"R2 is clearly below 0 in {answers.count('yes')} of {len(rows)} pairs",
+        f"R2 is clearly below 0 in {answers.count('yes')} of {len(answers)} pairs",
         "yes if the interval says so in half of the pairs or more",
     )
 
@@ -104,10 +99,8 @@ def _cells(result: StudyResult) -> Iterator[Row]:
         below_zero = sum(row["r2"] < 0 for row in rows)
         note = f"{below_zero:,} of {len(rows):,} pairs\nbelow 0, shown as 0" if below_zero else ""
         for row in rows:
-            yield {
-                **row, "x": row["src"], "y": row["dst"], "value": row["r2"],
-                "panel": LENSES[name].label, "note": note,
-            }  # fmt: skip
+            place = {"x": row["src"], "y": row["dst"], "value": row["r2"]}
+            yield {**row, **place, "panel": LENSES[name].label, "note": note}
 
 
 FIGURES = (
@@ -117,6 +110,7 @@ FIGURES = (
         "perfect prediction, 0 is no better than the mean. Values below 0 are shown as 0.",
         _cells, "heatmap", x=Axis("from layer"), y=Axis("to layer"),
         value=Axis("R\u00b2 (below 0 shown as 0)", low=0, high=1), size=(4.4, 4.4),
-        sample="95 % intervals, bootstrap over documents, are in r2.csv",
+        sample=f"95 % intervals are in r2.csv: bootstrap over documents, or over {GROUPS} groups "
+        f"of them if there are more than {GROUPS}",
     ),
 )  # fmt: skip

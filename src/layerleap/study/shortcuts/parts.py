@@ -1,7 +1,6 @@
 """Section "parts": which part of a block can be replaced by a matrix?
 
-In: maps of attention, feed-forward networks and norms, fitted in the same pass as the shortcuts.
-Out: tables "parts", "part_leads", "part_steps" and "part_fits", and what they show.
+Maps of attention, feed-forward networks and norms are fitted in the same pass as the shortcuts.
 """
 
 from collections.abc import Iterator
@@ -9,23 +8,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from layerleap.act.edits.part_scores import PartScores
+from layerleap.act.edits.scores import PartScores
 from layerleap.errors import BadText, ModelRefused
 from layerleap.study.claims import Claim, Verdict, above, all_of, below, share_of, untested
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.shortcuts import curves
 from layerleap.study.shortcuts.context import ShortcutContext
-from layerleap.study.shortcuts.curves import (
-    SAMPLE,
-    below_last,
-    curve,
-    estimates,
-    floor,
-    main_scores,
-    point,
-    values,
-)
+from layerleap.study.shortcuts.curves import below_last, both, estimates, values
 from layerleap.study.tables import Column, Table, estimate, percent
 
 NAMES = {"attn": "attention", "ffn": "the FFN", "norms": "the norms"}
@@ -44,21 +35,21 @@ def run(context: ShortcutContext) -> Tables:
     starts = sorted({round(n * last / BIASED_STARTS) for n in range(BIASED_STARTS)})
     plain = PartScores(context.model, fitted.bank)
     biased = PartScores(context.model, fitted.biased, starts=starts)
-    rows = context.run_again(context.settings.part_texts, "replacing parts", plain, biased)
+    rows = context.run_again(context.settings.part_texts, "replacing parts", plain.add, biased.add)
     if not plain.has_rows:
         raise BadText("no held-out text was drawn to replace parts in; raise part_texts")
     documents, agrees = plain.agreement()
     jump = context.readings[context.text].scores.rank[context.text][rows] == 0
     return {
         "parts": [
-            {"map": row["map"], "bias": bias, "layer": row["layer"], "metric": row["metric"],
-             **{key: row[key] for key in SAMPLE}}
-            for bias, scores in ((False, plain), (True, biased)) for row in scores.table()
+            row
+            for bias, scores in ((False, plain), (True, biased))
+            for row in scores.table(bias=bias)
         ],
         "part_leads": _leads(documents, agrees, jump),
         "part_steps": _steps(documents, agrees),
         "part_fits": [fit.to_dict() for fit in fitted.bank.part_fits.values()],
-    }  # fmt: skip
+    }
 
 
 def _leads(documents: Tensor, agrees: dict[str, Tensor], jump: Tensor) -> list[Row]:
@@ -90,39 +81,36 @@ def _steps(documents: Tensor, agrees: dict[str, Tensor]) -> list[Row]:
 def _agreement(result: StudyResult, kind: str, start: int = 0, *, bias: bool = False) -> list[Row]:
     """Agreement with one kind of part replaced, by start layer."""
     rows = result.rows("parts", map=kind, metric="precision@1", bias=bias)
-    return sorted(
-        (row for row in below_last(result, rows) if row["layer"] >= start),
-        key=lambda row: row["layer"],
-    )
+    return [row for row in below_last(result, rows) if row["layer"] >= start]
 
 
 def _means(result: StudyResult, start: int = 0) -> dict[str, float]:
     """Mean agreement over start layers, by kind of part."""
-    curves = {kind: values(_agreement(result, kind, start)) for kind in NAMES}
-    return {kind: sum(own) / len(own) for kind, own in curves.items() if own}
+    shares = {kind: values(_agreement(result, kind, start)) for kind in NAMES}
+    return {kind: sum(own) / len(own) for kind, own in shares.items() if own}
+
+
+def _in_words(means: dict[str, float]) -> str:
+    return ", ".join(f"{kind} {percent(mean)}" for kind, mean in means.items())
 
 
 def findings(result: StudyResult) -> Iterator[Finding]:
     """What is left of agreement."""
-    means, rows = _means(result), result.rows("parts", metric="precision@1")
+    means, (first, *_) = _means(result), result.rows("parts", metric="precision@1")
     order = sorted(means, key=means.__getitem__, reverse=True)
     listed = ", ".join(f"{NAMES[kind]} {percent(means[kind])}" for kind in order)
     yield Finding(
         f"Remaining agreement, averaged over the layers from which on a part is replaced: {listed} "
-        f"(n = {rows[0]['rows']:,} texts of {rows[0]['documents']:,} documents).",
+        f"(n = {first['rows']:,} states of {first['documents']:,} documents)."
     )
     for kind in order:
-        failed = [
-            row
-            for row in result.rows("parts", map=kind, metric="answered", bias=False)
-            if row["value"] < 1
-        ]
-        if failed:
-            worst = min(failed, key=lambda row: row["value"])
+        answered = result.rows("parts", map=kind, metric="answered", bias=False)
+        worst = min(answered, key=lambda row: row["value"], default=None)
+        if worst is not None and worst["value"] < 1:
             yield Finding(
                 f"With {NAMES[kind]} replaced from layer {worst['layer']} on, the model's output "
-                f"is NaN or infinite in {percent(1 - worst['value'])} of texts. Such texts count "
-                "as wrong, and surprisal has no mean there.",
+                f"is NaN or infinite in {percent(1 - worst['value'])} of states. Such states count "
+                "as wrong, and surprisal has no mean there."
             )
     for kind in NAMES:
         plain = {row["layer"]: row["value"] for row in _agreement(result, kind)}
@@ -132,7 +120,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             yield Finding(
                 f"Fitting the maps of {NAMES[kind]} with an intercept changes the remaining "
                 f"agreement by {100 * sum(changes) / len(changes):+.1f} points on average over "
-                f"{len(changes)} start layers.",
+                f"{len(changes)} start layers."
             )
 
 
@@ -140,10 +128,9 @@ def _attention(result: StudyResult) -> Verdict:
     rows = [row for row in result.rows("part_leads", part="attn") if row["against"] != "jump"]
     if not rows:
         return untested("attention and another kind of part could not both be replaced")
-    means = ", ".join(f"{kind} {percent(mean)}" for kind, mean in _means(result).items())
     return Verdict(
         share_of((above(row) for row in rows), 1.0),
-        f"mean remaining agreement: {means}",
+        f"mean remaining agreement: {_in_words(_means(result))}",
         "yes if the intervals of attention's lead over the other kinds are above 0; averaged over "
         "all start layers",
     )
@@ -152,11 +139,10 @@ def _attention(result: StudyResult) -> Verdict:
 def _parts_beat_jumps(result: StudyResult) -> Verdict:
     rows = result.rows("part_leads", against="jump")
     start = rows[0]["start"]
-    means = ", ".join(f"{kind} {percent(mean)}" for kind, mean in _means(result, start).items())
-    jump = values(below_last(result, curve(result, "mat", "precision@1"))[start:])
+    jump = both(result, "precision@1")[0][start:-1]
     return Verdict(
         all_of(above(row) for row in rows),
-        f"from layer {start} on: {means}; whole blocks jumped over "
+        f"from layer {start} on: {_in_words(_means(result, start))}; whole blocks jumped over "
         f"{percent(sum(jump) / len(jump))}",
         "yes if the intervals of the differences are above 0 for all kinds, partly if for some; "
         "paired by text, averaged over start layers",
@@ -196,18 +182,20 @@ CLAIMS = (
 LINES = {
     "attn": Line("attention replaced", "green"), "ffn": Line("feed-forward replaced", "pink"),
     "norms": Line("norms replaced", "olive"),
-    **{f"{kind} +b": Line("same, intercept", colour, "", "dashed", 0, 1.0)
-       for kind, colour in (("attn", "green"), ("ffn", "pink"), ("norms", "olive"))},
 }  # fmt: skip
+LINES |= {
+    f"{kind} +b": Line("same, intercept", line.colour, "", "dashed", 0, 1.0)
+    for kind, line in LINES.items()
+}
 
 
 def _points(result: StudyResult, metric: str) -> Iterator[Row]:
     rows = result.rows("parts", metric=metric)
     for row in rows:
-        yield point(row, line=f"{row['map']} +b" if row["bias"] else row["map"])
-    for row in main_scores(result, metric) if rows else ():
+        yield curves.point(row, line=f"{row['map']} +b" if row["bias"] else row["map"])
+    for row in curves.main_scores(result, metric) if rows else ():
         if row["map"] != "tuned":
-            yield point(row)
+            yield curves.point(row)
 
 
 X = Axis("layer from which on parts are replaced", "layer")
@@ -224,16 +212,13 @@ FIGURES = (
         "parts_surprisal", "Parts of a block replaced: surprisal",
         "The same runs, measured by how unlikely the full model finds the top token.",
         lambda r: _points(r, "surprisal"), x=X, y=Axis("surprisal (nats)", low=0), lines=LINES,
-        marks=floor, size=(5.2, 4.3), narrow=True,
+        marks=curves.floor, size=(5.2, 4.3), narrow=True,
     ),
 )  # fmt: skip
 
-KINDS = ("attn", "ffn", "norms")
-SHORT = {"precision@1": "P@1", "surprisal": "nats"}
-
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for metric, name in SHORT.items():
+    for metric, name in {"precision@1": "P@1", "surprisal": "nats"}.items():
         for bias in (False, True):
             for row in result.rows("parts", metric=metric, bias=bias):
                 yield {**row, "column": f"{name} {row['map']}{' +b' if bias else ''}"}
@@ -245,7 +230,7 @@ TABLES = (
         "Parts replaced, by start layer: Precision@1 in %, surprisal in nats; +b: fitted with an "
         "intercept",
         _table_rows, (Column("layer", "from layer"),), across="column", cells=(estimate("value"),),
-        forms={f"P@1 {kind}{bias}": ("{:.1f}", 100.0) for kind in KINDS for bias in ("", " +b")},
+        forms={f"P@1 {line}": ("{:.1f}", 100.0) for line in LINES},
         dense=True,
     ),
 )  # fmt: skip

@@ -1,14 +1,11 @@
-"""Settings of the shortcuts study; the default sizes are the paper's.
-
-In: plain values. Out: `ShortcutSettings`, checked.
-"""
+"""Settings of the shortcuts study; the default sizes are the paper's."""
 
 from dataclasses import dataclass, replace
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.linear import check_solving
 from layerleap.models.transformer import Transformer
-from layerleap.stream.examples import require_text
+from layerleap.stream.examples import DENSEST_MASKS, require_text
 from layerleap.study.engine import option
 from layerleap.study.fits import FitSettings
 from layerleap.study.result import Row
@@ -28,7 +25,11 @@ class ShortcutSettings(FitSettings):
     )
     n_fit: int | None = option(9000, "Texts to fit on.", flags=("--fit-texts",))
     n_read: int | None = option(3000, "Held-out texts to read.", flags=("--read-texts",))
-    positions: str | None = option("one", "'one' random position per text, 'all', or 'every:N'.")
+    positions: str | None = option(
+        "one",
+        "'one' random position per text, 'all', or 'every:N'. With --quick every 4th, or every "
+        f"{DENSEST_MASKS}th of a masked model.",
+    )
     other: str | None = option(
         DEFAULT_OTHER,
         "A second text, for transfer; 'none' leaves it out.",
@@ -48,8 +49,7 @@ class ShortcutSettings(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pairs not in ("final", "all"):
-            raise BadSettings(f"pairs is {self.pairs!r}; expected 'final' or 'all'")
+        check_choice(self.pairs, ("final", "all"), "pairs")
         if "tuned" in (self.text, self.other):
             raise BadSettings("a text cannot be called 'tuned', like the lens; write ./tuned")
         for name in ("part_texts", "schedule_texts", "tuned_rows"):
@@ -65,12 +65,13 @@ class ShortcutSettings(FitSettings):
         return () if self.other is None else (self.other,)
 
     def quickened(self) -> "ShortcutSettings":
-        """Far fewer texts to fit on and to read."""
+        """Far fewer texts, with several rows of each: passes take most of the time."""
         assert self.n_fit is not None
         assert self.n_read is not None
         return replace(
-            self, n_fit=min(self.n_fit, 1500), n_read=min(self.n_read, 300),
-            part_texts=min(self.part_texts, 30), schedule_texts=min(self.schedule_texts, 30),
+            self, n_fit=min(self.n_fit, 250), n_read=min(self.n_read, 40),
+            positions=None if self.positions == "one" else self.positions,
+            part_texts=min(self.part_texts, 15), schedule_texts=min(self.schedule_texts, 12),
             tuned_rows=min(self.tuned_rows, 1024),
         )  # fmt: skip
 
@@ -84,7 +85,8 @@ class ShortcutSettings(FitSettings):
         # A model that reads generated texts seldom speaks the language of the news.
         if other == main or (main == "generated" and other == DEFAULT_OTHER):
             other = None
-        return replace(self, text=main, other=other)
+        some = f"every:{DENSEST_MASKS}" if model.kind == "masked-token" else "every:4"
+        return replace(self, text=main, other=other, positions=self.positions or some)
 
     def to_dict(self) -> Row:
         """Plain JSON values; models are named."""

@@ -1,21 +1,21 @@
-"""Section "sizes": the same curves for several models, by relative depth.
-
-In: models to compare with. Out: table "sizes", and what it shows.
-"""
+"""Section "sizes": the same curves for several models, by relative depth."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations
+
+import numpy
 
 from layerleap.errors import BadSettings
 from layerleap.models.load import load
+from layerleap.read.metrics import finite
 from layerleap.stream.source import default_text
-from layerleap.study.claims import Answer, Claim, Verdict, between, difference, opposite, share_of
+from layerleap.study.claims import Claim, Verdict, between, difference, opposite, share_of
 from layerleap.study.engine import Section
 from layerleap.study.figures import LENSES, Axis, Figure, short
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.shortcuts.context import ShortcutContext
-from layerleap.study.shortcuts.curves import METRICS, SAMPLE, is_masked, is_next, score_rows
+from layerleap.study.shortcuts.curves import is_masked, is_next, point, score_rows
 from layerleap.study.tables import Column, Table, estimate, percent
 
 CLOSE = 0.1  # curves that are less apart count as the same
@@ -54,11 +54,10 @@ def _curves(context: ShortcutContext, scores: Sequence[Row]) -> list[Row]:
         "model": model.identity.name, "n_layers": model.n_layers, "d_model": model.d_model,
         "parameters": model.identity.parameters, "read": text,
     }  # fmt: skip
-    keys = ("map", "layer", "metric", *SAMPLE)
     return [
-        {**about, **{key: row[key] for key in keys}}
+        {**about, **{key: value for key, value in row.items() if key != "fit"}}
         for row in scores
-        if row["read"] == text and row["fit"] in ("-", text) and row["metric"] in METRICS
+        if row["read"] == text and row["fit"] in ("-", text)
     ]
 
 
@@ -82,40 +81,30 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 
 def _at(rows: Sequence[Row], depth: float) -> Row:
     """Value and interval at a relative depth, interpolated between layers."""
-    ordered = sorted(rows, key=lambda row: row["layer"])
-    for a, b in pairwise(ordered):
-        first, second = (row["layer"] / row["n_layers"] for row in (a, b))
-        if first <= depth <= second:
-            part = (depth - first) / (second - first)
-            keys = ("value", "low", "high")
-            if None in [row[key] for row in (a, b) for key in keys]:
-                return {"value": a["value"], "low": None, "high": None}
-            return {key: a[key] + (b[key] - a[key]) * part for key in keys}
-    return {"value": 0.0, "low": None, "high": None}
-
-
-def _same(result: StudyResult) -> tuple[Answer, str]:
-    """Whether all curves are close to each other, and how far they are apart."""
-    answers: list[Answer] = []
-    apart = 0.0
-    for first, second in combinations(_by_model(result).values(), 2):
-        for tenth in range(10):
-            gap = difference(_at(first, tenth / 10), _at(second, tenth / 10))
-            apart = max(apart, abs(gap["value"] or 0.0))
-            answers.append(between(gap, -CLOSE, CLOSE))
-    seen = f"the curves of {len(_by_model(result))} models are up to {100 * apart:.0f} points apart"
-    return share_of(answers, 1.0), seen
-
-
-WHY = (
-    "the same: the interval of every difference between two models, at every tenth of the depth, "
-    "is below 10 points; whether the models are one family is for the reader to say"
-)
+    layers = [row["layer"] / row["n_layers"] for row in rows]
+    at = {}
+    for key in ("value", "low", "high"):
+        known = numpy.array([row[key] for row in rows], dtype=float)  # nan for None
+        at[key] = finite(float(numpy.interp(depth, layers, known)))
+    return at
 
 
 def _verdict(result: StudyResult) -> Verdict:
-    answer, seen = _same(result)
-    return Verdict(opposite(answer) if is_masked(result) else answer, seen, WHY)
+    """Whether all curves are close to each other, and how far they are apart."""
+    models = _by_model(result).values()
+    gaps = [
+        difference(_at(first, tenth / 10), _at(second, tenth / 10))
+        for first, second in combinations(models, 2)
+        for tenth in range(10)
+    ]
+    same = share_of((between(gap, -CLOSE, CLOSE) for gap in gaps), 1.0)
+    apart = max((abs(gap["value"] or 0.0) for gap in gaps), default=0.0)
+    return Verdict(
+        opposite(same) if is_masked(result) else same,
+        f"the curves of {len(models)} models are up to {100 * apart:.0f} points apart",
+        "the same: the interval of every difference between two models, at every tenth of the "
+        "depth, is below 10 points; whether the models are one family is for the reader to say",
+    )
 
 
 CLAIMS = (
@@ -129,12 +118,9 @@ CLAIMS = (
 def _points(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("sizes", metric="precision@1"):
         millions = f", {row['parameters'] / 1e6:,.0f} M parameters" if row["parameters"] else ""
-        yield {
-            "x": row["layer"] / row["n_layers"], "y": row["value"],
-            "line": f"{short(row['model'])}, {row['n_layers']} layers{millions}",
-            "panel": LENSES[row["map"]].label,
-            **{key: row[key] for key in ("low", "high", "rows", "documents")},
-        }  # fmt: skip
+        line = f"{short(row['model'])}, {row['n_layers']} layers{millions}"
+        depth = row["layer"] / row["n_layers"]
+        yield point(row, x=depth, line=line, panel=LENSES[row["map"]].label)
 
 
 FIGURES = (

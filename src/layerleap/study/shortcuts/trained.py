@@ -1,12 +1,8 @@
-"""Maps made from saved rows, without another pass over the text.
-
-In: the rows that a fit has saved. Out: a bank fitted on some of them; a bank trained against the
-model's output (a tuned lens), with the progress of its training.
-"""
+"""Maps made from rows that a fit has saved, without another pass over the text."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -17,24 +13,26 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.stats.moments import Moments
 from layerleap.stats.saved_states import SavedStates
-from layerleap.study.fits import named
+from layerleap.study.fits import FitSettings, named
 from layerleap.study.result import Row
+from layerleap.study.shortcuts.settings import ShortcutSettings
 
-HELD_OUT = 0.1  # share of the documents fitted on that decides when training stops
+STOPPING = 0.1  # share of the documents fitted on that decides when training stops
 IDENTITY_SHARE = 0.5  # of the training rows, for the comparison that starts from the identity
 
 
 class Trained(NamedTuple):
-    """Trained maps, how training went, and how many rows decided when it stopped."""
+    """Trained maps, how training went, and the rows that decided when it stopped.
+
+    Those rows were not trained on, but they are not held out either: they chose the maps.
+    """
 
     bank: ShortcutBank
     progress: list[Row]
-    held_out: dict[str, int]
+    stopping: dict[str, int]  # number of rows, and of their documents
 
 
-def bank_of(
-    rows: SavedStates, chosen: torch.Tensor, *, intercept: bool, ridge: float | str
-) -> ShortcutBank:
+def bank_of(rows: SavedStates, chosen: torch.Tensor, settings: FitSettings) -> ShortcutBank:
     """Maps to the last layer, fitted on some saved rows.
 
     An automatic ridge, which needs rows held back, counts as none.
@@ -42,60 +40,45 @@ def bank_of(
     moments = Moments(rows.n_layers, rows.d_model, "final")
     for part in chosen.split(256):
         moments.add(list(rows.states(part).unbind(1)))
-    penalty = 0.0 if ridge == "auto" else ridge
-    solved = [
-        next(iter(solve(moments, src, intercept=intercept, ridge=penalty)))
-        for src in range(rows.n_layers)
-    ]
+    options: dict[str, Any] = {
+        "intercept": settings.intercept,
+        "ridge": 0.0 if settings.ridge == "auto" else settings.ridge,
+    }
+    solved = [next(iter(solve(moments, src, **options))) for src in range(rows.n_layers)]
     return ShortcutBank(
         [shortcut for shortcut, _ in solved], fits=[fit for _, fit in solved], model=rows.model,
-        n_layers=rows.n_layers, d_model=rows.d_model,
-        settings={"intercept": intercept, "ridge": penalty},
+        n_layers=rows.n_layers, d_model=rows.d_model, settings=options,
     )  # fmt: skip
 
 
 def train(
     model: Transformer,
     rows: SavedStates,
-    *,
-    intercept: bool,
-    ridge: float | str,
-    most_rows: int,
-    seed: int,
+    settings: ShortcutSettings,
     checkpoint: Path,
     progress: Progress,
 ) -> Trained:
     """Train maps from the closed form, and for comparison from the identity, on fewer rows.
 
-    The closed form that training starts from, and is compared with, is fitted on the training rows
-    alone, so that the held-out rows are new to both.
-
-    Args:
-        model: the model.
-        rows: to train on; a tenth of the documents is held out.
-        intercept: of the closed form.
-        ridge: of the closed form.
-        most_rows: that training sees, at most.
-        seed: of the split and of the order of rows.
-        checkpoint: where both trainings save their state, under this name and their own.
-        progress: told about every step.
+    A tenth of the documents decides when training stops. The closed form that training starts from,
+    and is compared with, is fitted on the other rows alone, so that these rows are new to both.
+    Both trainings save their state beside `checkpoint`.
     """
-    own, held = rows.split(HELD_OUT, seed)
-    start = bank_of(own, torch.arange(len(own)), intercept=intercept, ridge=ridge)
-    tuning = Tuning(max_rows=most_rows, seed=seed)
+    own, stopping = rows.split(STOPPING, settings.seed)
+    start = bank_of(own, torch.arange(len(own)), settings)
+    tuning = Tuning(max_rows=settings.tuned_rows, seed=settings.seed)
     tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
     record: list[Row] = []
-    ways: tuple[tuple[Literal["identity", "mat"], float], ...]
-    ways = (("identity", IDENTITY_SHARE), ("mat", 1.0))
-    for way, share in ways:
+    ways: dict[Literal["identity", "mat"], float] = {"identity": IDENTITY_SHARE, "mat": 1.0}
+    for way, share in ways.items():
         # A whole number of checks, so that both are checked after the same numbers of rows.
         checks = max(1, round(share * tuning.steps / tuning.check_every))
-        most = min(most_rows, checks * tuning.check_every * tuning.rows_per_step)
+        most = min(tuning.max_rows, checks * tuning.check_every * tuning.rows_per_step)
         bank, lines = tune_maps(
-            model, start, own, held, replace(tuning, start=way, max_rows=most),
+            model, start, own, stopping, replace(tuning, start=way, max_rows=most),
             checkpoint=checkpoint.with_name(f"{checkpoint.name}-{way}.safetensors"),
             progress=named(progress, f"training from {way}"),
         )  # fmt: skip
         record += [line for line in lines if line not in record]
-    held_out = {"rows": len(held), "documents": len(held.documents.unique())}
-    return Trained(bank, record, held_out)
+    counts = {"rows": len(stopping), "documents": len(stopping.documents.unique())}
+    return Trained(bank, record, counts)

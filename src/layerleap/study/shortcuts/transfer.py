@@ -1,7 +1,4 @@
-"""Transfer: how well shortcuts fitted on one text read another.
-
-In: the readings of both texts. Out: table "transfer", and what it shows.
-"""
+"""Transfer: how well shortcuts fitted on one text read another."""
 
 from collections.abc import Iterator
 
@@ -27,11 +24,11 @@ def tables(context: ShortcutContext) -> Tables:
         agrees = [(scores.rank[fit][:, :-1] == 0).double() for fit in (home, guest)]
         change = (agrees[1] - agrees[0]).mean(1, keepdim=True)
         (row,) = estimates(scores.documents, change)
-        sizes = {"fit_rows": context.counts("fit", guest)["rows"],
-                 "own_rows": context.counts("fit", home)["rows"]}  # fmt: skip
-        rows.append(
-            {"read": read, "fitted_on": away, "fit": guest, "own_fit": home, **row, **sizes}
-        )
+        rows.append({
+            "read": read, "fitted_on": away, "fit": guest, "own_fit": home, **row,
+            "fit_rows": context.counts("fit", guest)["rows"],
+            "own_rows": context.counts("fit", home)["rows"],
+        })  # fmt: skip
     return {"transfer": rows}
 
 

@@ -1,8 +1,4 @@
-"""Section "tuned": does training a lens add to fitting it in closed form?
-
-In: maps trained on the rows of the main text. Out: tables "tuned", "tuned_progress" and
-"tuned_scores", and what they show.
-"""
+"""Section "tuned": does training a lens add to fitting it in closed form?"""
 
 from collections.abc import Iterator
 
@@ -21,7 +17,7 @@ def run(context: ShortcutContext) -> Tables:
     """How training went, and the scores of the trained lens on held-out text."""
     trained = context.trained
     return {
-        "tuned": [{**row, **trained.held_out} for row in summary(trained.progress)],
+        "tuned": [{**row, **trained.stopping} for row in summary(trained.progress)],
         "tuned_progress": trained.progress,
         "tuned_scores": [
             row
@@ -40,12 +36,11 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         known = [row for row in rows if None not in (row["kl_tuned"], row["kl_closed"])]
         ahead = [row for row in known if row["kl_tuned"] < row["kl_closed"]]
         needed = sorted({row["rows_needed"] for row in ahead if row["rows_needed"] is not None})
-        ends = (
-            " to ".join(f"{n:,}" for n in dict.fromkeys((needed[0], needed[-1]))) if needed else ""
-        )
+        ends = " to ".join(f"{n:,}" for n in dict.fromkeys((*needed[:1], *needed[-1:])))
         yield Finding(
             f"Trained from {name}, {len(ahead)} of {len(rows)} layers end with a lower KL than the "
-            f"closed form{f', which they reach after {ends} rows' if ends else ''}.",
+            f"closed form{f', which they reach after {ends} rows' if ends else ''}, measured on "
+            "the rows that decided when training stops."
         )
 
 
@@ -68,9 +63,7 @@ def _points(result: StudyResult, measure: str) -> Iterator[Row]:
 
 def _needed(result: StudyResult) -> Iterator[Row]:
     """Rows until training was ahead; where it never was, all rows that it saw, in grey."""
-    never = (
-        "grey: never ahead" if any(r["rows_needed"] is None for r in result.rows("tuned")) else ""
-    )
+    never = "grey: never ahead" if result.rows("tuned", rows_needed=None) else ""
     for row in result.rows("tuned"):
         own = result.rows("tuned_progress", layer=row["layer"], start=row["start"])
         most = max((line["rows_seen"] for line in own), default=0)
@@ -83,15 +76,15 @@ def _needed(result: StudyResult) -> Iterator[Row]:
 
 
 SAMPLE = (
-    "not trained on, but used to decide when training stops, which flatters it a little; single "
-    "runs, so without interval"
+    "of documents set aside to decide when training stops: not trained on, but not held out "
+    "either, which flatters training a little; single runs, so without interval"
 )
 FIGURES = (
     Figure(
         "tuned", "Closed form against training: KL divergence",
-        "Lower is better. With intervals, the tuned lens is in the figures of agreement, surprisal "
-        "and KL above.",
-        lambda r: _points(r, "kl"), y=Axis("KL divergence (nats)", low=0), lines=LINES,
+        "On a log scale; lower is better. With intervals and on held-out text, the tuned lens is "
+        "in the figures of agreement, surprisal and KL above.",
+        lambda r: _points(r, "kl"), y=Axis("KL divergence (nats)", "log"), lines=LINES,
         size=(5.2, 3.9), narrow=True, sample=SAMPLE,
     ),
     Figure(
@@ -111,7 +104,9 @@ FIGURES = (
 
 TABLES = (
     Table(
-        "tuned-table", "Training against the closed form", lambda r: r.rows("tuned"),
+        "tuned-table",
+        "Training against the closed form, on the rows that decided when training stops",
+        lambda r: r.rows("tuned"),
         (
             Column("layer"), Column("start", "started from"),
             Column("rows_needed", "rows until ahead", "{:,.0f}", words={None: "never"}),
@@ -127,6 +122,6 @@ SECTION = Section(
     "tuned", "Fitted or trained?", run,
     lead="A shortcut is fitted in one step, to states. A tuned lens is trained in many steps, to "
     "match the model's output. What does training add, and how much text does it take?",
-    short="Training", help="trained maps", findings=findings, figures=FIGURES, tables=TABLES,
-    needs=("readings",),
+    short="Training", help="trained maps; with --quick only if named", findings=findings,
+    figures=FIGURES, tables=TABLES, needs=("readings",), quick=False,
 )  # fmt: skip

@@ -1,8 +1,5 @@
 """Candidate exit plans: which rule, through which map, checked at which layers; and the fastest.
 
-In: `Evidence` of both maps over the same held-out rows, costs in seconds and FLOPs, a tolerance.
-Out: how calibrated rules do on fresh rows, and the candidate with the shortest expected time.
-
 A head may cost as much as many blocks, so where to check matters as much as when to stop. Held-out
 documents are split: a third trains learned rules and chooses the candidate (half of it each), and
 the rest is split by row into rows that calibrate and rows that verify. The candidate is chosen
@@ -24,7 +21,7 @@ from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import Entropy, Gap, Oracle
 from layerleap.act.exits.timing import Timing
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, check_choice
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import Bootstrap, Estimate
 
@@ -44,6 +41,9 @@ class Candidate:
     layers: tuple[int, ...]  # where the rule is checked
     where: str  # the layers in words
 
+    def __post_init__(self) -> None:
+        check_choice((self.map, self.rule), RULES, "map and rule of a candidate")
+
     def __str__(self) -> str:
         return f"{RULE_NAMES[self.rule]} through {self.map}, checked at {self.where}"
 
@@ -62,8 +62,8 @@ class DryRun:
     saved: float  # mean layers
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        own = {"exits": self.exits, "time": self.time, "saved": self.saved}
+        """Plain JSON types, with those of the candidate among them."""
+        own = {key: value for key, value in vars(self).items() if key != "candidate"}
         return {**self.candidate.to_dict(), **own}
 
 
@@ -104,6 +104,15 @@ class Outcome:
             "break_even": None if self.break_even is None else asdict(self.break_even),
         }  # fmt: skip
 
+    def flat(self) -> dict[str, Any]:
+        """One row of a table: the candidate, and how it did on fresh rows."""
+        verified, time = self.verified, self.time
+        return {
+            **self.candidate.to_dict(), "exits": self.exits, "saved": verified.saved,
+            "disagreement": verified.disagreement, "flops": self.flops, "time": time.value,
+            "time_low": time.low, "time_high": time.high,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Ceiling:
@@ -119,9 +128,7 @@ class SplitRows:
     """Held-out rows by use; each part by map, for the same rows."""
 
     train: Mapping[str, Evidence]  # trains learned rules once the candidate is chosen
-    train_half: Mapping[
-        str, Evidence
-    ]  # the half of `train` that trains the rules to choose between
+    train_half: Mapping[str, Evidence]  # half of `train`, for the rules to choose between
     choose: Mapping[str, Evidence]  # the other half, which chooses
     calibrate: Mapping[str, Evidence]
     verify: Mapping[str, Evidence]
@@ -150,18 +157,13 @@ def divide(
     """The held-out rows by use; refuses too few rows with the number that is needed."""
     any_map = next(iter(evidence.values()))
     require_enough(len(any_map), len(any_map.document.unique()), tolerance, delta)
-    parts: dict[str, dict[str, Evidence]] = {}
-    for name, rows in evidence.items():  # splits depend on documents alone: the same for each map
+    by_map = []
+    for rows in evidence.values():  # splits depend on documents alone: the same for each map
         train, rest = split(rows, (TRAIN, 1 - TRAIN), seed=seed)
-        half, choose = split(train, (0.5, 0.5), seed=seed)
-        to_calibrate, to_verify = split(rest, (0.5, 0.5), seed=seed, by="row")
-        used = {
-            "train": train, "train_half": half, "choose": choose,
-            "calibrate": to_calibrate, "verify": to_verify,
-        }  # fmt: skip
-        for part, value in used.items():
-            parts.setdefault(part, {})[name] = value
-    rows_by_use = SplitRows(**parts)
+        halves = split(train, (0.5, 0.5), seed=seed)
+        by_map.append((train, *halves, *split(rest, (0.5, 0.5), seed=seed, by="row")))
+    by_use = zip(*by_map, strict=True)
+    rows_by_use = SplitRows(*(dict(zip(evidence, own, strict=True)) for own in by_use))
     counts = {part: count["rows"] for part, count in rows_by_use.counts().items()}
     if any(counts[part] < needed for part, needed in _needs(tolerance, delta).items()):
         _refuse(len(any_map), tolerance, delta)
@@ -206,11 +208,9 @@ def layer_sets(n_layers: int) -> dict[str, tuple[int, ...]]:
         )
     every = tuple(range(FIRST_EXIT, n_layers))
     named = {"all layers": every, "last half": every[len(every) // 2 :]}
-    step = 2
-    while step < n_layers:
-        ending = "nd" if step == 2 else "th"
-        named[f"every {step}{ending} layer"] = tuple(range(step, n_layers, step))
-        step *= 2
+    for step in (2**n for n in range(1, (n_layers - 1).bit_length())):
+        ordinal = f"{step}{'nd' if step == 2 else 'th'}"
+        named[f"every {ordinal} layer"] = tuple(range(step, n_layers, step))
     named |= {f"layer {layer}": (layer,) for layer in every}
     first: dict[tuple[int, ...], str] = {}
     for name, layers in named.items():
@@ -278,29 +278,23 @@ def fastest(runs: Sequence[DryRun]) -> Candidate | None:
 
 
 def outcome(
-    candidate: Candidate,
-    rows: SplitRows,
-    prices: Prices,
-    tolerance: float,
-    delta: float,
-    *,
-    seed: int = 0,
+    candidate: Candidate, rows: SplitRows, prices: Prices, tolerance: float, delta: float
 ) -> Outcome:
     """Calibrate the candidate and test it on fresh rows: savings, disagreement, time."""
     rules = family_of(candidate, rows.train[candidate.map])
     to_calibrate = rows.calibrate[candidate.map].at(candidate.layers)
     calibrated = calibrate(rules, to_calibrate, tolerance, delta=delta)
     fresh = rows.verify[candidate.map].at(candidate.layers)
-    verified = verify(calibrated, fresh, seed=seed)
+    verified = verify(calibrated, fresh)
     if calibrated.rule is None:
-        full = Estimate(1.0, 1.0, 1.0, len(fresh), len(fresh.document.unique()))
+        full = Estimate(1.0, 1.0, 1.0, verified.rows, verified.documents)
         return Outcome(candidate, calibrated, verified, full, 1.0, None)
     exits = replay(calibrated.rule, fresh)
     time = prices.seconds(candidate, exits.layer) / prices.timing.full
     cost = prices.flops[candidate.map]
     return Outcome(
         candidate, calibrated, verified,
-        Bootstrap(fresh.document, seed=seed).estimates(time[:, None])[0],
+        Bootstrap(fresh.document).estimates(time[:, None])[0],
         cost.of(exits, calibrated.rule, candidate.layers) / cost.full,
         break_even(candidate, prices.timing, exits.layer),
     )  # fmt: skip
@@ -313,19 +307,21 @@ def break_even(candidate: Candidate, timing: Timing, exits: Tensor) -> BreakEven
     the heads beyond the one that the full model reads too.
     """
     carried = candidate.map == "mat"
-    without = timing.by_layer(candidate.layers, carried=carried, head=0.0)[exits].mean().item()
-    with_one = timing.by_layer(candidate.layers, carried=carried, head=1.0)[exits].mean().item()
+    without, with_one = (
+        timing.by_layer(candidate.layers, carried=carried, head=head)[exits].mean().item()
+        for head in (0.0, 1.0)
+    )
     heads = with_one - without
-    blocks = torch.tensor([0.0, *timing.blocks], dtype=torch.float64).cumsum(0)
-    saved = sum(timing.blocks) - blocks[exits].mean().item()
-    checks = without - blocks[exits].mean().item()
+    by_layer = torch.tensor([0.0, *timing.blocks], dtype=torch.float64).cumsum(0)
+    blocks = by_layer[exits].mean().item()
+    saved, checks = sum(timing.blocks) - blocks, without - blocks
     extra = heads - 1
     most = None if extra < 1e-9 else max(0.0, (saved - checks) / extra) / timing.block
     needed = (checks + extra * timing.head) / timing.block
     return BreakEven(heads, most, saved / timing.block, needed)
 
 
-def ceilings(evidence: Mapping[str, Evidence], timing: Timing, *, seed: int = 0) -> list[Ceiling]:
+def ceilings(evidence: Mapping[str, Evidence], timing: Timing) -> list[Ceiling]:
     """By map: the layers and time of an oracle whose checks are free."""
     bounds = []
     for name, rows in evidence.items():
@@ -334,5 +330,5 @@ def ceilings(evidence: Mapping[str, Evidence], timing: Timing, *, seed: int = 0)
         # The oracle also knows when an early exit does not pay off.
         time = (seconds / timing.full).clamp_max(1.0)
         both = torch.stack([exits.n_layers - exits.layer.double(), time], 1)
-        bounds.append(Ceiling(name, *Bootstrap(rows.document, seed=seed).estimates(both)))
+        bounds.append(Ceiling(name, *Bootstrap(rows.document).estimates(both)))
     return bounds

@@ -1,25 +1,25 @@
-"""`Suitability`: the answer to "does early exit pay off?", its reasons, and all numbers behind it.
+"""`Suitability`: the answer to "does early exit pay off?", its reasons, and the numbers behind."""
 
-In: the measurements of a suitability study. Out: an answer, computed sentences with their numbers
-and sample sizes, tables, a notebook view, and an exit plan to decode with.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.timing import Timing
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.read.metrics import Estimate
+from layerleap.study.shortcuts.curves import lasting
 from layerleap.study.suitability.candidates import Ceiling, DryRun, Outcome
+from layerleap.study.tables import percent
 
 Answer = Literal["worth it", "not worth it", "cannot tell"]
 Table = Literal["rules", "plans", "agreement"]
 FORMAT = 1
+_percent = partial(percent, digits=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +69,11 @@ class Suitability:
         """Agreement by layer, and every rule checked at all layers, in sentences."""
         return [*_agreement(self), *(_rule(row, self.n_layers) for row in self.rules)]
 
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Every rule checked at all layers, then the fastest plan, if there is one."""
+        return self.rules if self.chosen is None else [*self.rules, self.chosen]
+
     def __repr__(self) -> str:
         return f"Suitability({self.model['name']}: early exit is {self.answer!r})"
 
@@ -104,20 +109,12 @@ class Suitability:
         import pandas
 
         tables = {
+            "rules": [{**one.flat(), "chosen": one is self.chosen} for one in self.outcomes],
             "plans": [run.to_dict() for run in self.plans],
             "agreement": self._agreement_rows(),
         }
-        if table in tables:
-            return pandas.DataFrame(tables[table])
-        rows = []
-        for one in (*self.rules, *([] if self.chosen is None else [self.chosen])):
-            verified, time = one.verified, one.time
-            rows.append({
-                **one.candidate.to_dict(), "exits": one.exits, "saved": verified.saved,
-                "disagreement": verified.disagreement, "flops": one.flops, "time": time.value,
-                "time_low": time.low, "time_high": time.high, "chosen": one is self.chosen,
-            })  # fmt: skip
-        return pandas.DataFrame(rows)
+        check_choice(table, tables, "table")
+        return pandas.DataFrame(tables[table])
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.suitability import suitability_html
@@ -150,11 +147,7 @@ class Suitability:
 
 
 def answer_of(chosen: Outcome | None) -> Answer:
-    """Worth it only if the whole interval of the time is below the full model's.
-
-    Args:
-        chosen: the outcome of the fastest candidate; None if no candidate lets any row exit.
-    """
+    """Worth it only if the whole interval of the fastest plan's time is below the full model's."""
     if chosen is None or not chosen.exits:
         return "not worth it"
     time, verified = chosen.time, chosen.verified
@@ -283,19 +276,14 @@ def _agreement(s: Suitability) -> Iterator[str]:
     target = 1 - s.settings["tolerance"]
     for name, estimates in s.agreement.items():
         layer = s.n_layers // 2
-        middle, first = estimates[layer], _lasting(estimates, target)
-        where = f"from layer {first} on" if first < s.n_layers else "only at the last layer"
+        middle, first = estimates[layer], lasting([each.value for each in estimates], target)
+        is_early = first is not None and first < s.n_layers
+        where = f"from layer {first} on" if is_early else "only at the last layer"
         yield (
             f"Through {name}, {_percent(middle.value)} of answers can be read at layer {layer} of "
             f"{s.n_layers}{_interval(middle, 2)}; at least {_percent(target)} {where} "
             f"({_size(middle)})."
         )
-
-
-def _lasting(estimates: Sequence[Estimate], least: float) -> int:
-    """The first layer from which on no value is below `least`, or the last layer."""
-    below = [layer for layer, estimate in enumerate(estimates) if estimate.value < least]
-    return min(below[-1] + 1 if below else 0, len(estimates) - 1)
 
 
 def _rule(row: Outcome, n_layers: int) -> str:
@@ -309,10 +297,6 @@ def _rule(row: Outcome, n_layers: int) -> str:
         f"the time{_interval(row.time, 2)} and {row.flops:.2f} of the FLOPs "
         f"({_size(row.verified)})."
     )
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
 
 
 def _ms(seconds: float) -> str:

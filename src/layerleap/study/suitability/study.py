@@ -1,9 +1,5 @@
 """Does early exit pay off for this model, on this text, on this machine?
 
-In: a model, a text, and a tolerance: the fraction of answers that may differ from the full model's.
-Out: `Suitability`: an answer with its reasons; agreement by layer, the upper bound for any rule,
-what calibrated rules save in layers, FLOPs and seconds, and where it is best to check.
-
 One pass over the fitting side of the text gives the maps, one over its held-out side all the rest:
 rules are replayed, and their time is added up from measured blocks, heads and maps.
 """
@@ -12,13 +8,12 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import layerleap
-from layerleap.act.exits.cost import Cost, measure
+from layerleap.act.exits.cost import measure
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.timing import measure_timing
 from layerleap.errors import BadSettings
@@ -26,23 +21,13 @@ from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.read.metrics import Estimate
+from layerleap.read.metrics import Bootstrap, Estimate
 from layerleap.read.scores import Scores
 from layerleap.stream.examples import Sampling, longest_input, require_text
 from layerleap.stream.source import default_text
-from layerleap.study.engine import work_folder
+from layerleap.study.engine import describe, now, work_folder
 from layerleap.study.fits import FitContext, FitSettings
-from layerleap.study.suitability.candidates import (
-    Prices,
-    all_candidates,
-    ceilings,
-    checked_everywhere,
-    divide,
-    dry_run,
-    fastest,
-    outcome,
-    require_enough,
-)
+from layerleap.study.suitability import candidates
 from layerleap.study.suitability.result import Suitability
 
 LENSES = {"id": "-", "mat": "mat"}  # by map, the name of the lens in the scores
@@ -119,33 +104,38 @@ def suitability(
 def _measured(
     run: FitContext[FitSettings], settings: SuitabilitySettings, given: ShortcutBank | None
 ) -> Suitability:
-    """Run all measurements."""
-    transformer, progress = run.model, run.progress
-    candidates = all_candidates(transformer.n_layers)
-    assert settings.text is not None
-    if settings.text != "-":  # standard input can be read only once
-        held_out = run.census(text=settings.text)
-        require_enough(held_out.rows, held_out.documents, settings.tolerance, settings.delta)
-    bank = run.fit(settings.text).bank if given is None else given
-    scores = run.scores(settings.text, {"mat": bank})
+    model, s, limits = run.model, settings, (settings.tolerance, settings.delta)
+    plans = candidates.all_candidates(model.n_layers)
+    assert s.text is not None
+    if s.text != "-":  # standard input can be read only once
+        held_out = run.census(text=s.text)
+        candidates.require_enough(held_out.rows, held_out.documents, *limits)
+    bank = run.fit(s.text).bank if given is None else given
+    scores = run.scores(s.text, {"mat": bank})
     evidence = {name: Evidence.from_scores(scores, lens) for name, lens in LENSES.items()}
-    rows = divide(evidence, settings.tolerance, settings.delta, seed=settings.sampling.seed)
-    progress("timing", 0, settings.repeats, "passes")
-    timing = measure_timing(
-        transformer, tokens=settings.context, bank=bank, repeats=settings.repeats
-    )
-    prices = Prices(timing, _flops(transformer, bank, settings.context, timing.mode == "whole"))
-    limits = settings.tolerance, settings.delta
-    runs = dry_run(candidates, rows, prices, settings.tolerance, progress)
-    best = fastest(runs)
+    rows = candidates.divide(evidence, *limits, seed=s.sampling.seed)
+    run.progress("timing", 0, s.repeats, "passes")
+    timing = measure_timing(model, tokens=s.context, bank=bank, repeats=s.repeats)
+    costs = {
+        name: measure(model, tokens=s.context, bank=maps)
+        for name, maps in (("id", None), ("mat", bank))
+    }
+    if timing.mode == "whole":
+        costs = {name: cost.per_text() for name, cost in costs.items()}
+    prices = candidates.Prices(timing, costs)
+    runs = candidates.dry_run(plans, rows, prices, s.tolerance, run.progress)
+    best = candidates.fastest(runs)
     return Suitability(
-        model=_model(transformer), settings=settings.to_dict(), data=run.data, made_by=_made_by(),
-        notes=[*run.notes, *_bank_notes(given, settings)],
-        splits=rows.counts(), agreement=_agreement(scores), ceilings=ceilings(evidence, timing),
-        timing=timing, costs=dict(prices.flops),
-        rules=[outcome(each, rows, prices, *limits) for each in checked_everywhere(candidates)],
-        plans=runs, chosen=None if best is None else outcome(best, rows, prices, *limits),
-        bank=bank,
+        model=describe(model), settings=s.to_dict(), data=run.data,
+        made_by={"version": layerleap.__version__, "created": now()},
+        notes=[*run.notes, *_bank_notes(given, s)], splits=rows.counts(),
+        agreement=_agreement(scores), ceilings=candidates.ceilings(evidence, timing),
+        timing=timing, costs=costs, plans=runs, bank=bank,
+        rules=[
+            candidates.outcome(plan, rows, prices, *limits)
+            for plan in candidates.checked_everywhere(plans)
+        ],
+        chosen=None if best is None else candidates.outcome(best, rows, prices, *limits),
     )  # fmt: skip
 
 
@@ -181,13 +171,10 @@ def _resolved(
     return replace(settings, text=text)
 
 
-def _folder(
-    work: Path | None, transformer: Transformer, settings: SuitabilitySettings
-) -> Path | None:
+def _folder(work: Path | None, transformer: Transformer, s: SuitabilitySettings) -> Path | None:
     """A folder for the checkpoints of this fit alone."""
     if work is None:
         return None
-    s = settings
     read = s.n_read if s.text == "generated" else None  # one file is generated for both sides
     fit = [transformer.identity.fingerprint, s.text, s.n_fit, s.starts, s.sampling.to_dict(), read]
     return work / blake2b(json.dumps(fit).encode(), digest_size=8).hexdigest()
@@ -202,50 +189,24 @@ def _run_settings(settings: SuitabilitySettings) -> FitSettings:
     )  # fmt: skip
 
 
-def _flops(
-    transformer: Transformer, maps: ShortcutBank, tokens: int, whole: bool
-) -> dict[str, Cost]:
-    """FLOPs by map. Without a cache, all tokens of a text go through the blocks for one answer."""
-    costs = {}
-    for name, bank in (("id", None), ("mat", maps)):
-        cost = measure(transformer, tokens=tokens, bank=bank)
-        times = cost.context if whole else 1
-        costs[name] = replace(cost, blocks=tuple(times * block for block in cost.blocks))
-    return costs
-
-
 def _agreement(scores: Scores) -> dict[str, list[Estimate]]:
     """By map and layer, the fraction of rows read as the model answers."""
-    estimates: dict[str, list[Estimate]] = {name: [] for name in LENSES}
-    names = {lens: name for name, lens in LENSES.items()}
-    for row in sorted(scores.table(), key=lambda row: int(row["layer"])):
-        if row["metric"] == "precision@1":
-            values = (row[key] for key in Estimate.__dataclass_fields__)
-            estimates[names[row["map"]]].append(Estimate(*values))
-    return estimates
-
-
-def _model(transformer: Transformer) -> dict[str, Any]:
+    bootstrap = Bootstrap(scores.documents)
     return {
-        **transformer.identity.to_dict(), "kind": transformer.kind,
-        "n_layers": transformer.n_layers, "d_model": transformer.d_model,
-        "d_vocab": transformer.d_vocab,
-    }  # fmt: skip
-
-
-def _made_by() -> dict[str, str]:
-    created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"version": layerleap.__version__, "created": created}
+        name: bootstrap.estimates((scores.rank[lens] == 0).double())
+        for name, lens in LENSES.items()
+    }
 
 
 def _bank_notes(bank: ShortcutBank | None, settings: SuitabilitySettings) -> list[str]:
     """A warning if the bank may have been fitted on documents that are read here."""
     if bank is None or bank.data.get("text") != settings.text:
         return []
-    same = all(
-        bank.settings.get(key) == getattr(settings.sampling, key) for key in ("held_out", "seed")
-    )
-    if same:
+    sampling = settings.sampling
+    if (bank.settings.get("held_out"), bank.settings.get("seed")) == (
+        sampling.held_out,
+        sampling.seed,
+    ):
         return []
     return [
         f"The bank was fitted on {settings.text} with different documents held out: it may have "

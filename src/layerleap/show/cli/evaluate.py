@@ -1,0 +1,82 @@
+"""`layerleap evaluate`: how good banks are on a text they were not fitted on."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from layerleap.show.cli.options import Json, Loading, Model, Starts, Text
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+
+
+def evaluate(
+    model: Model,
+    bank: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Folder or hub name of a bank, or 'default'; repeat it to compare several. "
+            "By default, the bank in the cache."
+        ),
+    ] = None,
+    text: Text = None,
+    texts: Annotated[int, typer.Option(help="Read this many texts.")] = 300,
+    unit: Annotated[
+        str | None,
+        typer.Option(help="What one text is: sentence, paragraph or document. Default: as fitted."),
+    ] = None,
+    positions: Annotated[
+        str, typer.Option(help="'one' random position per text, 'all', or 'every:N'.")
+    ] = "one",
+    field: Annotated[
+        str | None, typer.Option(help="The key or column of the text in jsonl and parquet.")
+    ] = None,
+    side: Annotated[
+        str | None,
+        typer.Option(help="'held-out', 'fit' or 'both' sides of the text. Default: held-out."),
+    ] = None,
+    keep_fitted: Annotated[
+        bool, typer.Option("--keep-fitted", help="Also read documents a bank was fitted on.")
+    ] = False,
+    starts: Starts = None,
+    out_folder: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Write page, figure, CSV and JSON into this folder."),
+    ] = None,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """Show how well the shortcuts of MODEL predict its output on a text, layer by layer.
+
+    Compares banks with the logit lens (id): Precision@k, surprisal, KL and R2, with 95 % intervals
+    over documents. Documents that a bank was fitted on are recognised and left out.
+
+    Example: layerleap evaluate smollm2 --bank bank --bank default --text news -o scores
+    """
+    with clean_errors(), TerminalProgress() as progress:
+        from layerleap.maps.fit import find_bank
+        from layerleap.read.evaluate import evaluate, sampling_of
+
+        transformer = loading.load(model)
+        names = bank or ["default"]
+        banks: dict[str, Any] = {}
+        for name in names:
+            label = Path(name).name
+            label = label if label not in banks else name
+            banks[label] = find_bank(transformer, name, tell=tell, progress=progress)
+        given = {"unit": unit, "positions": positions, "field": field}
+        chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        sampling = replace(sampling_of(next(iter(banks.values()))), **chosen)
+        evaluation = evaluate(
+            transformer, banks if len(banks) > 1 else [*banks.values()], text, sampling,
+            side=side, keep_fitted=keep_fitted or None,  # type: ignore[arg-type]  # checked there
+            starts=starts, n_texts=texts, progress=progress,
+        )  # fmt: skip
+    if out_folder is not None:
+        tell(f"page: {evaluation.report(out_folder)}")
+    if json:
+        print_json(evaluation.to_dict())
+        return
+    from layerleap.show.cli.tables import evaluation_table
+
+    out.print(evaluation_table(evaluation))
