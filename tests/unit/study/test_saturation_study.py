@@ -396,6 +396,8 @@ def test_more_ranks_than_outputs_and_a_single_layer_are_refused(tmp_path):
 
 def test_quick_is_smaller_and_never_larger():
     quick = SaturationSettings(n_read=50).quickened().resolved(tiny("llama"))
+    assert quick.text == "wikipedia"
+    assert SaturationSettings().resolved(tiny("llama")).text == "enwik8"
     assert (quick.n_fit, quick.n_read, quick.permutations) == (600, 50, 19)
     assert (quick.cells, quick.pairs, quick.prompts) == (1500, 40, 3)
     whole = SaturationSettings().resolved(tiny("llama"))

@@ -94,9 +94,9 @@ class SaturationSettings(TextSettings):
         kind = modality(model)
         usual = "one" if model.kind == "masked-token" else "every:4"
         n_fit, n_read = SIZES[kind]
+        sized = replace(self, n_fit=self.n_fit or n_fit, n_read=self.n_read or n_read)
         return replace(
-            self, text=self.main_text(model), bank=bank, n_fit=self.n_fit or n_fit,
-            n_read=self.n_read or n_read,
+            sized, text=sized.main_text(model), bank=bank,
             positions=self.positions or ("all" if kind == "sound" else usual),
         )  # fmt: skip
 
@@ -105,7 +105,8 @@ class _Quick(SaturationSettings):
     """Settings whose sizes are capped once the model is known."""
 
     def resolved(self, model: Transformer) -> Self:
-        whole, (n_fit, n_read) = super().resolved(model), QUICK[modality(model)]
-        assert whole.n_fit is not None
-        assert whole.n_read is not None
-        return replace(whole, n_fit=min(whole.n_fit, n_fit), n_read=min(whole.n_read, n_read))
+        n_fit, n_read = QUICK[modality(model)]
+        small = replace(
+            self, n_fit=min(self.n_fit or n_fit, n_fit), n_read=min(self.n_read or n_read, n_read)
+        )
+        return super(_Quick, small).resolved(model)
