@@ -19,6 +19,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from layerleap.arguments import checked
 from layerleap.errors import (
     BadArtifact,
     BadSettings,
@@ -124,6 +125,7 @@ def _moments_for(tally: Tally, ridge: float | str | None) -> tuple[Moments, int]
     return tally.fit.merge(back), 0
 
 
+@checked
 def fit(
     transformer: Transformer,
     text: Any = None,
@@ -205,6 +207,7 @@ def find_bank(
     return found
 
 
+@checked
 def default_bank(
     transformer: Transformer,
     *,

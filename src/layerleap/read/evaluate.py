@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
@@ -147,6 +148,7 @@ def _cell(row: dict[str, Any]) -> str:
     return "{} [{}, {}]".format(*("-" if n is None else f"{n:.3f}" for n in numbers))
 
 
+@checked
 def evaluate(
     transformer: Transformer,
     bank: Bank | Sequence[Bank] | Mapping[str, Bank] = "default",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
@@ -233,6 +234,7 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
     return Track(*(torch.cat(kind, dim=1) for kind in zip(*parts, strict=True)))
 
 
+@checked
 def read_text(
     transformer: Transformer,
     text: str,

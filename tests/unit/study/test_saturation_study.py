@@ -402,6 +402,8 @@ def test_quick_is_smaller_and_never_larger():
     assert (
         SaturationSettings(positions="all").quickened().resolved(tiny("llama")).positions == "all"
     )
+    assert quick.text == "wikipedia"
+    assert SaturationSettings().resolved(tiny("llama")).text == "enwik8"
     whole = SaturationSettings().resolved(tiny("llama"))
     assert (whole.n_fit, whole.n_read) == (3000, 800)
     hearing = (

@@ -98,9 +98,9 @@ class SaturationSettings(TextSettings):
         kind = modality(model)
         usual = "one" if model.kind == "masked-token" else "every:4"
         n_fit, n_read = SIZES[kind]
+        sized = replace(self, n_fit=self.n_fit or n_fit, n_read=self.n_read or n_read)
         return replace(
-            self, text=self.main_text(model), bank=bank, n_fit=self.n_fit or n_fit,
-            n_read=self.n_read or n_read,
+            sized, text=sized.main_text(model), bank=bank,
             positions=self.positions or ("all" if kind == "sound" else usual),
         )  # fmt: skip
 
@@ -109,10 +109,11 @@ class _Quick(SaturationSettings):
     """Settings whose sizes are capped once the model is known."""
 
     def resolved(self, model: Transformer) -> Self:
-        whole, (n_fit, n_read) = super().resolved(model), QUICK[modality(model)]
+        n_fit, n_read = QUICK[modality(model)]
+        small = replace(
+            self, n_fit=min(self.n_fit or n_fit, n_fit), n_read=min(self.n_read or n_read, n_read)
+        )
         if self.positions is None and modality(model) == "text":
             every = DENSEST_MASKS if model.kind == "masked-token" else 2
-            whole = replace(whole, positions=f"every:{every}")
-        assert whole.n_fit is not None
-        assert whole.n_read is not None
-        return replace(whole, n_fit=min(whole.n_fit, n_fit), n_read=min(whole.n_read, n_read))
+            small = replace(small, positions=f"every:{every}")
+        return super(_Quick, small).resolved(model)
