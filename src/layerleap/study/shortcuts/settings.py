@@ -19,8 +19,9 @@ class ShortcutSettings(FitSettings):
 
     text: str | None = option(
         None,
-        "wikipedia, news, 'generated' (sampled from the model), a file (txt, jsonl, parquet, .gz), "
-        "a folder, or a data set of the hub. By default, what suits the model.",
+        "wikipedia, enwik8 (far more articles), news, 'generated' (sampled from the model), a file "
+        "(txt, jsonl, parquet, .gz), a folder, or a data set of the hub. By default, what suits "
+        "the model and the number of texts.",
         flags=("--text", "-t"),
     )
     n_fit: int | None = option(9000, "Texts to fit on.", flags=("--fit-texts",))
