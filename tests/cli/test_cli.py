@@ -12,6 +12,7 @@ import torch
 from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
+from layerleap.errors import BadSettings
 from layerleap.show.cli.app import app
 from layerleap.stats.collect import collect
 
@@ -258,12 +259,16 @@ def test_study_of_two_held_out_rows_prints_json(folder: Path, text: Path, tmp_pa
 
 
 def test_a_study_of_which_a_section_cannot_run_says_so_and_its_exit_code_shows_it(
-    folder: Path, text: Path, tmp_path: Path
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("--text", text, "--other", "none", "--read-texts", 1, "-o", tmp_path / "r")
+    def broken(*_: object) -> None:
+        raise BadSettings("nothing to price")
+
+    monkeypatch.setattr("layerleap.study.shortcuts.exits._cost", broken)
+    words = ("--text", text, "--other", "none", "-o", tmp_path / "r")
     result = run("study", "shortcuts", folder, *words, "--sections", "exits")
     assert result.exit_code == 3, result.output
-    assert "section exits could not run" in said(result)
+    assert "section exits could not run: nothing to price" in said(result)
     assert (tmp_path / "r" / "report.html").exists()
 
 
