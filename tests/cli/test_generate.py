@@ -102,7 +102,7 @@ def test_where_rounding_decides_the_tokens_and_the_remedy_are_named(folders, mon
     assert "2.0 rounding steps" in message
     tokenizer = layerleap.load(model).tokenizer
     assert f"ours {tokenizer.decode([5])!r}, generate's {tokenizer.decode([7])!r}" in message
-    assert "--strict decodes one token at a time" in message
+    assert "--strict keeps the bits of generate" in message
 
 
 def test_the_same_seed_draws_the_same_text(folders):

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from layerleap.act.decode import decoder as decoder_module
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.pass_cost import PassCost
+from layerleap.act.decode.speculative import near_ties
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import (
@@ -222,9 +223,9 @@ def test_bad_input_is_refused_before_anything_is_timed(llama, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"policy": "guess"}, "'recompute' or 'propagate' or 'shortcut'"),
-        ({"drafts": ("oracle",)}, "'table' or 'lookup' or 'early'"),
-        ({"head": "half"}, "'whole' or 'shortlist'"),
+        ({"policy": "guess"}, "'recompute', 'propagate', 'shortcut'"),
+        ({"drafts": ("oracle",)}, "'table', 'lookup', 'early'"),
+        ({"head": "half"}, "'whole', 'shortlist'"),
         ({"rule": Fixed(2), "checks": ["3"]}, "expected 1 to 4"),
     ],
 )
@@ -278,33 +279,65 @@ def narrow_llama():
     return Transformer.wrap(model)
 
 
-def test_in_a_narrow_dtype_strict_is_identical_and_reported_as_exact():
-    transformer = narrow_llama()
-    strict = decoder(None, transformer=transformer, strict=True)
-    assert torch.equal(write(transformer, strict), write(transformer, None))
-    assert (strict.stats[0].exactness, strict.stats[0].drafts) == ("exact", 0)
-
-
-@pytest.mark.parametrize("texts", [1, 3])
-def test_in_a_narrow_dtype_passes_that_keep_the_bits_write_what_generate_writes(texts):
+@pytest.mark.parametrize(("texts", "strict"), [(1, None), (1, True), (3, None)])
+def test_in_a_narrow_dtype_drafts_write_what_generate_writes(texts, strict):
+    """Passes over several tokens are verified to keep the bits of one-token passes."""
     transformer = narrow_llama()
     transformer.model.generation_config.pad_token_id = 0
     some = torch.randint(5, 60, (texts, 5), generator=torch.Generator().manual_seed(3))
     ids = torch.cat([some, some], 1)  # something to look up
-    drafting = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP)
-    written = write(transformer, drafting, ids=ids)
+    made = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP, strict=strict)
+    written = write(transformer, made, ids=ids)
     for own, row in zip(written, ids, strict=True):
         assert torch.equal(own[None], write(transformer, None, ids=row[None]))
-    assert all(one.exactness == "exact" and one.drafts > 0 for one in drafting.stats)
+    assert all(one.exactness == "exact" and one.drafts > 0 for one in made.stats)
 
 
-def test_where_the_bits_are_not_kept_the_text_is_reported_as_rounded(monkeypatch):
+def test_where_bits_are_not_kept_strict_decodes_one_token_at_a_time(monkeypatch):
     monkeypatch.setattr(decoder_module, "keeps_bits", lambda *_: False)
     transformer = narrow_llama()
-    loose = decoder(None, transformer=transformer, cost=CHEAP)
+    strict = decoder(None, transformer=transformer, cost=CHEAP, strict=True)
+    assert torch.equal(write(transformer, strict), write(transformer, None))
+    assert (strict.stats[0].exactness, strict.stats[0].drafts) == ("exact", 0)
+    default = decoder(None, transformer=transformer, cost=CHEAP)
+    write(transformer, default)
+    assert default.stats[0].exactness == "rounded"
+    assert default.stats[0].drafts > 0
+
+
+@pytest.mark.parametrize("texts", [1, 2])
+def test_near_ties_of_a_narrow_dtype_are_decided_by_a_pass_of_their_own(monkeypatch, texts):
+    """If all are near-ties, every token comes from a one-token pass, as with generate."""
+    monkeypatch.setattr(decoder_module, "TIE_STEPS", 1e9)
+    transformer = narrow_llama()
+    transformer.model.generation_config.pad_token_id = 0
+    loose = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP, strict=False)
+    written = write(transformer, loose, ids=PROMPT.repeat(texts, 1))
+    for own, stats in zip(written, loose.stats, strict=True):
+        assert torch.equal(own[None], write(transformer, None))
+        assert stats.exactness == "rounded"
+        assert "near-ties" in str(stats)
+        assert stats.ties > 0
+        assert stats.tokens == len(stats.drafted) == N
+        assert stats.accepted == 0
+        assert stats.to_dict()["ties"] == stats.ties
+
+
+def test_without_near_ties_no_pass_is_spent_on_them(monkeypatch):
+    monkeypatch.setattr(decoder_module, "TIE_STEPS", 1e-9)
+    transformer = narrow_llama()
+    loose = decoder(None, transformer=transformer, cost=CHEAP, packed=False, strict=False)
     write(transformer, loose)
-    assert loose.stats[0].exactness == "rounded"
-    assert "near-ties" in str(loose.stats[0])
+    exact_ties = sum(
+        bool(row.topk(2).values.diff() == 0)
+        for row in write(transformer, None, return_dict_in_generate=True, output_logits=True).logits
+    )
+    assert loose.stats[0].ties <= exact_ties + 2
+
+
+def test_two_logits_one_rounding_step_apart_are_a_near_tie():
+    rows = torch.tensor([[16.0, 16.0, 1.0], [16.0, 15.875, 1.0], [16.0, 15.75, 1.0]]).bfloat16()
+    assert near_ties(rows, 1.0) == [True, True, False]
 
 
 @pytest.mark.parametrize("how", ["autocast", "cast", "mixed"])
@@ -324,7 +357,8 @@ def test_strict_checks_the_precision_at_every_call(how):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
         expected = model.generate(PROMPT, max_new_tokens=N, do_sample=False)
         assert torch.equal(write(transformer, strict), expected)
-    assert (strict.stats[0].exactness, strict.stats[0].drafts) == ("exact", 0)
+    assert strict.stats[0].exactness == "exact"
+    assert (strict.stats[0].drafts > 0) == (how == "cast")  # bfloat16 alone keeps its bits
 
 
 def test_early_drafts_never_try_a_token_that_the_embedding_does_not_know():

@@ -51,7 +51,7 @@ def test_a_row_of_the_table_is_the_reading_of_layer_0(lens):
     ).states[0]
     reading = lens.logits(h, 0).softmax(-1)[0].topk(4)
     assert ids == reading.indices.tolist()
-    assert p == pytest.approx(reading.values.tolist(), rel=1e-5)
+    assert p == pytest.approx(reading.values.tolist(), rel=0.02)  # read in bfloat16
 
 
 def test_rows_are_computed_once(lens, monkeypatch):

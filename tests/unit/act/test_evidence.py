@@ -95,7 +95,7 @@ def test_invalid_fractions_are_refused(fractions):
 def test_too_few_documents_for_a_split_are_refused():
     with pytest.raises(BadSettings, match="too few"):
         split(made(10, documents=1), (0.5, 0.5))
-    with pytest.raises(BadSettings, match="by is 'text'; expected 'document' or 'row'"):
+    with pytest.raises(BadSettings, match="by is 'text'; expected one of 'document', 'row'"):
         split(made(10), (0.5,), by="text")
 
 

@@ -106,7 +106,7 @@ def test_without_a_comparison_no_departure_is_claimed(llama):
 def test_an_unknown_policy_or_streamer_is_refused_before_a_bank_is_fitted(llama, monkeypatch):
     transformer, _ = llama
     monkeypatch.setattr(fit_module, "default_bank", lambda *_, **__: pytest.fail("fitted a bank"))
-    with pytest.raises(BadSettings, match="'recompute' or 'propagate'"):
+    with pytest.raises(BadSettings, match="'recompute', 'propagate', 'shortcut'"):
         ll.generate(transformer, PROMPT, policy="guess")
     with pytest.raises(BadSettings, match="on_token"):
         ll.generate(transformer, PROMPT, streamer=object())

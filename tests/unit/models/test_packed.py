@@ -157,7 +157,7 @@ def test_bfloat16_rows_have_the_bits_of_products_of_one_row(monkeypatch, d_in):
     (copy,) = packed._copies
     rows = torch.randn(1, 11, d_in // 2).bfloat16().repeat(1, 1, 2)
     alone = torch.cat([linear(rows[:, n : n + 1]) for n in range(11)], 1)
-    assert torch.equal(packing._product(packed.layout, copy, rows, 11), alone)
+    assert torch.equal(packing._product(packed, copy, rows, 11), alone)
 
 
 def test_a_model_cast_to_bfloat16_does_not_use_the_copies_of_before(narrow):

@@ -52,6 +52,7 @@ from layerleap.stream.examples import longest_input
 
 Drafts = Literal["table", "lookup", "early"]
 Head = Literal["whole", "shortlist"]
+TIE_STEPS = 1.0  # two logits next to each other, or equal
 WIDE = (torch.float32, torch.float64)  # passes of any size differ in the last digits only
 
 
@@ -78,7 +79,7 @@ class Decoder:
         drafts: Sequence[Drafts] = ("table", "lookup"),
         draft_layer: int | None = None,
         max_nodes: int = MOST,
-        strict: bool = False,
+        strict: bool | None = None,
         packed: bool = True,
         compare: bool = False,
         transformer: Transformer | None = None,
@@ -104,8 +105,10 @@ class Decoder:
                 "early" alone (what `draft_layer` predicts; its computation is reused).
             draft_layer: the layer for "early" drafts.
             max_nodes: maximum number of tokens per pass, for all texts together.
-            strict: decode one token at a time in dtypes narrower than float32, where passes over
-                several tokens round differently: as `generate` does, and no faster.
+            strict: in dtypes narrower than float32, passes over several tokens round differently
+                from those of `generate`, unless they are made to keep its bits, which costs some
+                speed and has to be verified (bfloat16 on a CPU). None keeps the bits where that
+                works, True decodes one token per pass elsewhere, and False does not keep them.
             packed: hold a second copy of the weights, packed for passes over a few tokens, where
                 that is faster (float32 on CPUs, if memory allows).
             compare: after an early-exit run, compare every token with the full model (one more
@@ -252,7 +255,7 @@ class Decoder:
         """True if texts can share passes: exact decoding of new texts only."""
         has_begun = cache is not None and bool(cache.get_seq_length())
         is_other = self.rule is not None or "early" in self.drafts
-        if has_begun or is_other or self._one_by_one(ready.transformer):
+        if has_begun or is_other or ready.is_one_by_one:
             return False
         return ready.axes.batches and not request.depends_on_place(ready.transformer.model.config)
 
@@ -274,7 +277,7 @@ class Decoder:
             for own in stats:
                 own.start_sharing(len(choosers))
             with batch:
-                speculate_batch(batch, choosers, drafters, stats)
+                speculate_batch(batch, choosers, drafters, stats, ready.tie_steps)
         self.stats += stats
 
     def _write(
@@ -315,18 +318,14 @@ class Decoder:
                 cursor, chooser, checks_at, stats, lens=ready.lens, checks=ready.checks,
                 policy=self.policy, shortlist=ready.shortlist if self.head != "whole" else None,
             )  # fmt: skip
-        elif "early" in self.drafts and not self._one_by_one(ready.transformer):
+        elif "early" in self.drafts and not ready.is_one_by_one:
             assert self.draft_layer is not None
             speculate_early(
                 cursor, chooser, ready.lens, self.draft_layer, stats, most=self.max_nodes - 1
             )
         else:
-            drafter = _no_drafts() if self._one_by_one(ready.transformer) else ready.drafter
-            speculate(cursor, chooser, drafter, stats)
-
-    def _one_by_one(self, transformer: Transformer) -> bool:
-        """Checked at every call: the model may be cast, or autocast entered, in between."""
-        return self.strict and not _is_wide(transformer)
+            drafter = _no_drafts() if ready.is_one_by_one else ready.drafter
+            speculate(cursor, chooser, drafter, stats, ready.tie_steps)
 
     def _exactness(self, ready: "_Prepared") -> Exactness:
         if self.rule is not None and self.rule.name != "never":
@@ -335,11 +334,17 @@ class Decoder:
         return "exact" if is_exact or ready.keeps_bits else "rounded"
 
 
+def _dtypes(transformer: Transformer) -> set[torch.dtype]:
+    """Of the parameters; under autocast none, as products are computed in others."""
+    model = transformer.model
+    if torch.is_autocast_enabled(model.device.type):
+        return {torch.bool}
+    return {p.dtype for p in model.parameters() if p.is_floating_point()}
+
+
 def _is_wide(transformer: Transformer) -> bool:
     """True if passes of any size choose the same tokens, but for ties in the last digits."""
-    model = transformer.model
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return dtypes <= set(WIDE) and not torch.is_autocast_enabled(model.device.type)
+    return _dtypes(transformer) <= set(WIDE)
 
 
 def _no_drafts() -> Drafter:
@@ -372,11 +377,12 @@ class _Prepared:
         ids, ends = decoder.shortlist_ids, request.end_tokens(model)
         self.shortlist = None if ids is None else Shortlist(self.transformer, {*ids, *ends})
         self.decoder = decoder
+        self._keeps_bits: bool | None = None
 
     def cursor(self, text: int, n_prompt: int) -> Cursor:
         """A new cursor over one text of a batch."""
         # Packed weights round differently, and `strict` asks for what `generate` computes.
-        packed = None if self.decoder._one_by_one(self.transformer) else self.packed
+        packed = None if self.is_one_by_one else self.packed
         return Cursor(
             self.transformer, self.axes, packed=packed, rowwise=self.keeps_bits, text=text,
             prompt=n_prompt,
@@ -387,21 +393,34 @@ class _Prepared:
         """The packed weights, if wanted and faster."""
         return Packed.of(self.transformer.model) if self.decoder.packed else None
 
-    @cached_property
+    # The next three are asked at every call: the model may be cast in between.
+
+    @property
     def keeps_bits(self) -> bool:
-        """True if passes over several tokens can be computed to the bits of one-token passes."""
-        decoder, transformer = self.decoder, self.transformer
-        is_early = decoder.rule is not None or "early" in decoder.drafts
-        if is_early or decoder.strict or _is_wide(transformer):
+        """True if, in bfloat16, passes over several tokens have the bits of one-token ones."""
+        decoder, is_bf16 = self.decoder, _dtypes(self.transformer) == {torch.bfloat16}
+        is_other = decoder.rule is not None or "early" in decoder.drafts
+        if decoder.strict is False or not is_bf16 or is_other:
             return False
-        return keeps_bits(transformer, self.axes, self.packed)
+        if self._keeps_bits is None:
+            self._keeps_bits = keeps_bits(self.transformer, self.axes, self.packed)
+        return self._keeps_bits
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """True if `strict` allows no pass over several tokens."""
+        return bool(self.decoder.strict) and not _is_wide(self.transformer) and not self.keeps_bits
+
+    @property
+    def tie_steps(self) -> float:
+        """Logits this many rounding steps apart are decided by a pass of their own; 0 for none."""
+        return 0.0 if _is_wide(self.transformer) or self.keeps_bits else TIE_STEPS
 
     @cached_property
     def drafter(self) -> Drafter:
         """What proposes drafts; none if tokens are decoded one by one."""
         decoder = self.decoder
-        is_single = decoder._one_by_one(self.transformer)
-        if decoder.rule is not None or is_single or decoder.max_nodes == 1:
+        if decoder.rule is not None or self.is_one_by_one or decoder.max_nodes == 1:
             return _no_drafts()
         has_table = "table" in decoder.drafts and decoder.bank is not None
         with unedited(self.transformer.model):  # what a model can do is measured without edits

@@ -17,8 +17,8 @@ EXACTNESS = {
 }
 REPORTED = (
     "tokens", "passes", "tokens_per_second", "tokens_per_pass", "mean_layer", "n_layers", "drafts",
-    "accepted", "acceptance_rate", "agreement", "departs_at", "tokens_in_common", "exactness",
-    "policy", "texts_per_pass", "prompt_seconds", "seconds",
+    "accepted", "acceptance_rate", "ties", "agreement", "departs_at", "tokens_in_common",
+    "exactness", "policy", "texts_per_pass", "prompt_seconds", "seconds",
 )  # fmt: skip
 
 
@@ -35,6 +35,7 @@ class DecodingStats:
     passes: int = 0  # forward passes after the prompt
     drafts: int = 0  # draft tokens that the full model judged
     accepted: int = 0
+    ties: int = 0  # near-ties that a pass of its own decided
     compared: int = 0  # tokens that were compared with the full model's choice after the same text
     agreed: int = 0  # those that were its choice
     departs_at: int | None = None  # the first that was not, from 0: there the two texts part
@@ -62,9 +63,14 @@ class DecodingStats:
             self.passes += 1
             self.seconds = now - self._started
         self.drafts += drafts
-        self.accepted += tokens - 1
+        self.accepted += max(0, tokens - 1)
         self.layers += [layer] * tokens
-        self.drafted += [False] + [True] * (tokens - 1)
+        self.drafted += [n > 0 for n in range(tokens)]
+
+    def record_tie(self, layer: int) -> None:
+        """Record a near-tie, and the pass of its own that decided it."""
+        self.ties += 1
+        self.record_pass(tokens=1, layer=layer)
 
     def start_sharing(self, texts: int) -> None:
         """All prompts have been read: from now on each pass serves this many texts."""

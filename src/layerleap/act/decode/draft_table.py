@@ -16,11 +16,13 @@ from torch import Tensor
 
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.cursor.packed import LAYOUTS
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 
+ONEDNN = LAYOUTS["onednn"]
 PLACE = 8  # the position that tokens are read at if positions matter
 
 
@@ -80,16 +82,31 @@ class DraftTable:
         self.known[tokens] = True
 
 
-def _narrow_head(transformer: Transformer, size: int) -> Shortlist | None:
-    """A copy of the head in bfloat16, if that is faster: drafts need no more precision."""
+class _NarrowHead(Shortlist):
+    """A copy of the head of a float32 model, in bfloat16: drafts need no more precision."""
+
+    def __init__(self, transformer: Transformer, size: int) -> None:
+        super().__init__(transformer, range(size))
+        self.weight = self.weight.bfloat16()
+        self.bias = None if self.bias is None else self.bias.bfloat16()
+        self._packed = ONEDNN.pack(self.weight)
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        narrow = rows.reshape(1, -1, rows.shape[-1]).bfloat16()
+        product = ONEDNN.multiply(self._packed, self.weight, self.bias, narrow, narrow.shape[1])
+        return product.view(*rows.shape[:-1], -1)
+
+
+def _narrow_head(transformer: Transformer, size: int) -> _NarrowHead | None:
+    """None if it would not be faster, or cannot be made."""
     model = transformer.model
     is_float = model.dtype == torch.float32 and model.device.type == "cpu"
-    if not is_float or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return None
     try:
-        return Shortlist(transformer, range(size), torch.bfloat16)
+        if is_float and ONEDNN.is_available(torch.bfloat16):
+            return _NarrowHead(transformer, size)
     except ModelRefused:  # a head that is not a plain linear layer
-        return None
+        pass
+    return None
 
 
 def _ignores_positions(transformer: Transformer) -> bool:

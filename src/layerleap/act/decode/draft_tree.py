@@ -27,6 +27,8 @@ DEEPEST = 10  # maximum length of a lookup draft
 LOOKUP_PRIOR = {2: 0.35, 3: 0.5, 4: 0.6}  # prior chance by number of matched tokens
 ANSWERS_AT_MOST = 200_000  # remembered answers: some tens of megabytes
 ANSWER_PRIOR = {1: 0.3, 2: 0.5}  # prior chance of the model's earlier answer, by context length
+WORTH_A_ROW = 0.3  # chance of a node from which on its row of the table is computed
+MORE_ROWS = 7  # rows that are computed along with one that is needed
 LONGEST = 4  # longest run of tokens to look up; longer matches add little
 SHORTEST = 2  # a single token is what the draft table is for
 
@@ -233,8 +235,10 @@ class Drafter:
         if self.table is None:
             return
         if token < self.table.size and not self.table.known[token]:
-            # Together with tokens that may come next: these cost hardly more.
-            self.table.need([token, *(other.token for other in waiting[: self.most])])
+            if nodes[parent].chance < WORTH_A_ROW:
+                return
+            # Together with the likeliest of those that may come next: these cost hardly more.
+            self.table.need([token, *(other.token for other in waiting[:MORE_ROWS])])
         for follower, p in zip(*self.table.of(token), strict=True):
             kind = ("table", _level(p))
             heapq.heappush(waiting, self._candidate(nodes, parent, follower, kind, p))

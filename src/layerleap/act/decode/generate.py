@@ -18,6 +18,7 @@ from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.early import Policy
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
+from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.forward import hooks_of
@@ -141,6 +142,7 @@ class Pieces:
             self.report(rest)
 
 
+@checked
 def generate(
     transformer: Transformer,
     prompt: str,
@@ -150,7 +152,7 @@ def generate(
     checks: Collection[int] | None = None,
     plan: ExitPlan | str | Path | None = None,
     policy: Policy = "recompute",
-    strict: bool = False,
+    strict: bool | None = None,
     compare: bool = True,
     decoder: Decoder | Literal["transformers"] | None = None,
     max_new_tokens: int = 60,
@@ -176,7 +178,8 @@ def generate(
         checks: layers at which the rule is checked; None is all layers below the last.
         plan: an exit plan or its file: rule, checks and bank in one.
         policy: how keys and values of skipped layers are made: recompute, propagate, shortcut.
-        strict: decode one token at a time in dtypes narrower than float32.
+        strict: in dtypes narrower than float32, compute every token to the bits of `generate`: None
+            does so where several tokens per pass allow it, True always, False never (the fastest).
         compare: after an early exit run, measure the agreement with the full model, and where the
             text departs from the one that it would write.
         decoder: an `ll.decoder` with further settings, instead of all arguments from `bank` on;

@@ -18,15 +18,12 @@ from layerleap.models.transformer import Transformer
 class Shortlist:
     """Some rows of the unembedding, with the rest of the tail unchanged."""
 
-    def __init__(
-        self, transformer: Transformer, ids: Iterable[int], dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, transformer: Transformer, ids: Iterable[int]) -> None:
         """Copies the rows, so that they are contiguous in memory.
 
         Args:
             transformer: the model.
             ids: tokens; stored in ascending order, so that ties are broken as in the whole head.
-            dtype: of the copy; that of the head when None.
         """
         self.transformer = transformer
         self.ids = torch.tensor(sorted(set(ids)), dtype=torch.long)
@@ -39,8 +36,8 @@ class Shortlist:
         head = transformer.model.get_submodule(transformer.tail[self._head].path)
         assert isinstance(head, nn.Linear)
         rows = self.ids.to(head.weight.device)
-        self.weight = head.weight.detach()[rows].to(dtype or head.weight.dtype)
-        self.bias = None if head.bias is None else head.bias.detach()[rows].to(self.weight.dtype)
+        self.weight = head.weight.detach()[rows].contiguous()
+        self.bias = None if head.bias is None else head.bias.detach()[rows]
 
     def _find_head(self) -> int:
         """Index of the step of the tail that outputs one number per token."""
@@ -64,10 +61,13 @@ class Shortlist:
         value = h.unsqueeze(1)
         for at, step in enumerate(self.transformer.tail):
             if at == self._head:
-                value = nn.functional.linear(value.to(self.weight), self.weight, self.bias)
+                value = self._multiply(value.to(self.weight.device))
             else:
                 value = self.transformer.apply(step, value)
         return value.reshape(len(h), len(self.ids))
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        return nn.functional.linear(rows, self.weight, self.bias)
 
     def expand(self, logits: Tensor) -> Tensor:
         """Logits of the whole vocabulary, with -inf outside the list.

@@ -34,18 +34,24 @@ KEYS = 2048  # at most, in one cache: skipping over the keys of other texts take
 
 @torch.no_grad()
 def speculate(
-    cursor: Cursor, chooser: TokenChooser, drafter: Drafter, stats: DecodingStats
+    cursor: Cursor,
+    chooser: TokenChooser,
+    drafter: Drafter,
+    stats: DecodingStats,
+    tie_steps: float = 0.0,
 ) -> None:
     """Generate until the chooser is finished.
 
-    The cursor is inside its `with` and lacks at least one token of the chooser's text.
+    The cursor is inside its `with` and lacks at least one token of the chooser's text. Where the
+    two best logits are at most `tie_steps` rounding steps apart, a pass of its own decides.
     """
     begin(cursor, chooser, drafter, stats)
     while not chooser.is_finished:
+        n_before = len(chooser.chosen)
         draft = drafter.draw(chooser.chosen[-1], stats.draft_room)
         ran = cursor.run(draft.tree)
-        path, answers = verify(cursor, chooser, ran, draft.tree, stats)
-        drafter.learn(draft, path, answers, chooser.chosen[-len(path) :])
+        path, answers = verify(cursor, chooser, ran, draft.tree, stats, tie_steps)
+        drafter.learn(draft, path, answers, chooser.chosen[n_before:])
 
 
 def begin(cursor: Cursor, chooser: TokenChooser, drafter: Drafter, stats: DecodingStats) -> None:
@@ -56,7 +62,12 @@ def begin(cursor: Cursor, chooser: TokenChooser, drafter: Drafter, stats: Decodi
 
 
 def verify(
-    cursor: Cursor, chooser: TokenChooser, ran: PassEnd, tree: Tree, stats: DecodingStats
+    cursor: Cursor,
+    chooser: TokenChooser,
+    ran: PassEnd,
+    tree: Tree,
+    stats: DecodingStats,
+    tie_steps: float = 0.0,
 ) -> tuple[list[int], list[int]]:
     """Accept drafts along the tree as long as they are right, and cut the rest from the cache.
 
@@ -64,21 +75,45 @@ def verify(
         The accepted nodes, and for every node the most likely token after it.
     """
     logits = cursor.transformer.logits(ran.h[len(ran.h) - len(tree) :])
-    path = follow(chooser, logits, tree)
-    cursor.keep(path, tree)
-    stats.record_pass(tokens=len(path), drafts=len(tree) - 1, layer=ran.layer)
+    path, is_tied = follow(chooser, logits, tree, tie_steps)
+    decided = path[:-1] if is_tied else path
+    cursor.keep(decided, tree)
+    stats.record_pass(tokens=len(decided), drafts=len(tree) - 1, layer=ran.layer)
+    if is_tied:
+        alone = cursor.run(chooser.chosen[-1:])
+        chooser(cursor.transformer.logits(alone.h[-1:])[0])
+        stats.record_tie(layer=alone.layer)
     return path, logits.argmax(-1).tolist()
 
 
-def follow(chooser: TokenChooser, logits: Tensor, tree: Tree) -> list[int]:
-    """Choose a token after node after node, as long as the chosen token is itself a node."""
+def follow(
+    chooser: TokenChooser, logits: Tensor, tree: Tree, tie_steps: float = 0.0
+) -> tuple[list[int], bool]:
+    """Choose a token after node after node, as long as the chosen token is itself a node.
+
+    Returns:
+        The nodes, and whether the token after the last one is left undecided: in a pass over
+        several tokens rounding may have changed which of two logits is larger.
+    """
+    has_ties = tie_steps > 0 and len(tree) > 1 and not chooser.sample
+    tied = near_ties(logits, tie_steps) if has_ties else [False] * len(tree)
     path = [0]
-    while True:
+    while not tied[path[-1]]:
         token = chooser(logits[path[-1]])
         child = tree.children(path[-1]).get(token)
         if chooser.is_finished or child is None:
-            return path
+            return path, False
         path.append(child)
+    return path, True
+
+
+def near_ties(logits: Tensor, steps: float) -> list[bool]:
+    """For each row: are the two best logits at most this many rounding steps apart?"""
+    best, second = logits.topk(2).values.float().unbind(-1)
+    close: list[bool] = (
+        best - second <= steps * torch.finfo(logits.dtype).eps * best.abs()
+    ).tolist()
+    return close
 
 
 def _choose(cursor: Cursor, chooser: TokenChooser, ran: PassEnd, stats: DecodingStats) -> int:
@@ -147,6 +182,7 @@ def speculate_batch(
     choosers: Sequence[TokenChooser],
     drafters: Sequence[Drafter],
     stats: Sequence[DecodingStats],
+    tie_steps: float = 0.0,
 ) -> None:
     """Generate until all texts are finished.
 
@@ -165,13 +201,22 @@ def speculate_batch(
         h = cursor.run_all({n: draft.tree for n, draft in drafts.items()})
         logits = cursor.transformer.logits(torch.cat(list(h.values())))
         rows = logits.split([len(draft.tree) for draft in drafts.values()])
-        paths = dict[int, list[int]]()
+        paths, tied = dict[int, list[int]](), list[int]()
         for (n, draft), own in zip(drafts.items(), rows, strict=True):
-            paths[n] = path = follow(choosers[n], own, draft.tree)
-            stats[n].record_pass(tokens=len(path), drafts=len(draft.tree) - 1, layer=last)
-            answers = own.argmax(-1).tolist()
-            drafters[n].learn(draft, path, answers, choosers[n].chosen[-len(path) :])
+            n_before = len(choosers[n].chosen)
+            path, is_tied = follow(choosers[n], own, draft.tree, tie_steps)
+            paths[n] = path[:-1] if is_tied else path
+            stats[n].record_pass(tokens=len(paths[n]), drafts=len(draft.tree) - 1, layer=last)
+            answers, new = own.argmax(-1).tolist(), choosers[n].chosen[n_before:]
+            drafters[n].learn(draft, path, answers, new)
+            if is_tied:
+                tied.append(n)
         cursor.keep_all(paths)
+        for n in tied:
+            h = cursor.run_all({n: Tree.chain(choosers[n].chosen[-1:])})
+            drafters[n].add(choosers[n](cursor.transformer.logits(h[n])[0]))
+            stats[n].record_tie(layer=last)
+            cursor.keep_all({n: [0]})
         now = time.perf_counter()
         drafters[0].record_time(len(logits), now - started)
         started = now

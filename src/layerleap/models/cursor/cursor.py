@@ -73,7 +73,8 @@ class Cursor:
             transformer: a decoder.
             axes: from `verify.find_axes`; without them nothing can wait or branch.
             packed: weights packed for passes over a few tokens.
-            rowwise: each node of a `Tree` attends as in a pass of its own (see `rowwise`).
+            rowwise: each node of a `Tree` gets the bits of a pass of its own, if the model allows
+                it (see `verify.keeps_bits`).
             text: which text of a batch this is, for edits that name one.
             prompt: how many tokens its prompt has, for edits of what is generated.
         """
@@ -142,6 +143,7 @@ class Cursor:
         is_rowwise = self._rowwise and isinstance(new, Tree) and len(new) > 1
         if self._packed is not None:  # a prompt is computed as `generate` computes it
             self._packed.is_paused = not isinstance(new, Tree) and len(new) > 1
+            self._packed.keeps_bits = self._rowwise
         try:
             with attention_wrapped_by(RowByRow()) if is_rowwise else nullcontext():
                 self._call_model(tree)

@@ -8,7 +8,7 @@ for many rows or for one; in between, packing the weights first can take a third
 layout is best differs by processor, so layouts are timed. The copies take as much memory as the
 weights, so they are made only where there is plenty.
 
-In bfloat16 another order of summation shows, so every row gets the bits that a product of one row
+In bfloat16 another order of summation shows. Every row can get the bits that a product of one row
 gives: where a kernel sums in another order for more rows, they are multiplied a few at a time.
 """
 
@@ -87,6 +87,7 @@ class Packed:
     def __init__(self, layout: Layout, modules: Sequence[nn.Linear]) -> None:
         self.layout, self.dtype = layout, modules[0].weight.dtype
         self.is_paused = False  # products are those of the weights themselves
+        self.keeps_bits = True  # rows have the bits of products of one row, in bfloat16
         shapes = {one.weight.shape for one in modules} if self.dtype == torch.bfloat16 else ()
         steps = {shape: _steps(layout, *shape, self.dtype) for shape in shapes}
         self._copies = [
@@ -171,7 +172,7 @@ class Packed:
                 if plain:
                     nn.functional.linear(x, module.weight, module.bias)
                 else:
-                    _product(self.layout, one, x, n)
+                    _product(self, one, x, n)
             best = min(best, time.perf_counter() - started)
         return best
 
@@ -234,8 +235,9 @@ def _is_plain(module: nn.Linear) -> bool:
 
 def _checksum(module: nn.Linear) -> Tensor:
     """The product of the weights with a fixed vector, which changes whenever they change."""
-    n = module.in_features
-    return torch.mv(module.weight.float(), torch.arange(1, n + 1, dtype=torch.float32).sin())
+    fixed = torch.arange(1, module.in_features + 1, dtype=torch.float32).sin()
+    # In parts that fit into caches, should they have to be cast.
+    return torch.cat([torch.mv(part.float(), fixed) for part in module.weight.split(256)])
 
 
 def _is_correct(packed: Packed, one: _Copy, n: int) -> bool:
@@ -255,12 +257,12 @@ def _forward(packed: Packed, one: _Copy, sizes: frozenset[int], thread: int, x: 
     is_ours = thread == get_ident() and not torch.is_grad_enabled() and not packed.is_paused
     if n not in sizes or not is_ours or x.dtype != weight.dtype:
         return nn.functional.linear(x, weight, bias)
-    return _product(packed.layout, one, x, n)
+    return _product(packed, one, x, n)
 
 
-def _product(layout: Layout, one: _Copy, x: Tensor, n: int) -> Tensor:
-    weight, bias = one.module.weight, one.module.bias
-    if not one.steps or n in one.steps:
+def _product(packed: Packed, one: _Copy, x: Tensor, n: int) -> Tensor:
+    weight, bias, layout = one.module.weight, one.module.bias, packed.layout
+    if not (packed.keeps_bits and one.steps) or n in one.steps:
         return layout.multiply(one.packed, weight, bias, x, n)
     sizes, left = [], n
     while left:

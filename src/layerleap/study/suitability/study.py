@@ -16,6 +16,7 @@ import layerleap
 from layerleap.act.exits.cost import measure
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.timing import measure_timing
+from layerleap.arguments import checked
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
@@ -65,6 +66,7 @@ class SuitabilitySettings:
         return {**{k: v for k, v in flat.items() if k != "sampling"}, **flat["sampling"]}
 
 
+@checked
 def suitability(
     transformer: Transformer,
     settings: SuitabilitySettings | None = None,
