@@ -53,8 +53,9 @@ def _annotations(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[
 def _check(value: Any, hint: Any, name: str) -> None:
     if _fits(value, hint):
         return
-    if get_origin(hint) is Literal:
-        check_choice(value, hint, name)
+    wanted = [one for one in _alternatives(hint) if one is not types.NoneType]
+    if len(wanted) == 1 and get_origin(wanted[0]) is Literal:
+        check_choice(value, wanted[0], name)
     shown = reprlib.repr(value) if isinstance(value, _PLAIN) else f"a {type(value).__name__}"
     raise BadSettings(f"{name} is {shown}; expected {_described(hint)}")
 
@@ -62,12 +63,16 @@ def _check(value: Any, hint: Any, name: str) -> None:
 _PLAIN = (str, bytes, Real, list, tuple, dict, set, types.NoneType)
 
 
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
 def _fits(value: Any, hint: Any) -> bool:
     """False if the value is certainly not what the annotation says."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
-    if origin in (Union, types.UnionType):
+    if len(_alternatives(hint)) > 1:
         return any(_fits(value, one) for one in inside)
     if origin is Literal:
         return isinstance(value, str) and value in inside
@@ -87,10 +92,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _described(hint: Any) -> str:
     origin, inside = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
+    if len(_alternatives(hint)) > 1:
         return " or ".join(dict.fromkeys(map(_described, inside)))
     if origin is Literal:
-        return " or ".join(map(repr, inside))
+        return f"one of {', '.join(map(repr, inside))}"
     if isinstance(origin, type) and issubclass(origin, Iterable) and inside:
         items = _described(inside[0])
         return f"a list of {items}" if "'" in items else f"a list of {items.removeprefix('a ')}s"

@@ -152,7 +152,7 @@ def test_read_writes_a_page_of_all_positions(folder: Path, bank: Path, tmp_path:
     page = tmp_path / "page.html"
     assert run("read", folder, "the cat sat", "--bank", bank, "--html", page).exit_code == 0
     content = page.read_text(encoding="utf8")
-    assert content.count("<table>") == 2
+    assert content.count("<table") == 2
     assert "http:" not in content
     assert "https:" not in content
 

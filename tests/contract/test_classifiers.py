@@ -110,6 +110,19 @@ def test_suitability_of_a_text_classifier_runs_whole_texts(name, documents):
     assert result.timing.mode == "whole"
 
 
+@pytest.mark.parametrize("name", ["vit", "beit", "dinov2_patches"])
+def test_suitability_of_an_image_classifier_pays_for_every_state_that_is_mapped(name, tmp_path):
+    transformer = seeing(name)
+    result = ll.suitability(
+        transformer, text=str(sets(tmp_path, n=260)), n_fit=150, n_read=100, tolerance=0.3,
+        repeats=3,
+    )  # fmt: skip
+    assert result.answer in ("worth it", "not worth it", "cannot tell")
+    assert result.timing.context == result.costs["mat"].context == 17
+    states = 17 if transformer.row_kind == "sequence" else 1
+    assert result.costs["mat"].maps[0] == states * 2 * transformer.d_model**2
+
+
 def test_averaging_states_and_mapping_them_commute():
     """Maps are affine, so the map of the mean that BEiT pools is the mean of the maps."""
     transformer = seeing("beit")

@@ -22,6 +22,7 @@ def verb(
     n: int | None = None,
     share: float = 0.5,
     side: Literal["fit", "both"] = "fit",
+    choice: Literal["raw", "unit"] | None = None,
     positions: Literal["all", "last"] | Sequence[int] = "all",
     layers: Sequence[int] | None = None,
     live: bool = False,
@@ -46,10 +47,14 @@ def verb(
         ({"n": True}, "n is True; expected a whole number"),
         ({"share": "0.5"}, "share is '0.5'; expected a number"),
         ({"share": None}, "share is None; expected a number"),
-        ({"side": "Fit"}, "side is 'Fit'; expected 'fit' or 'both'; did you mean 'fit'"),
-        ({"side": 3}, "side is 3; expected 'fit' or 'both'"),
-        ({"positions": "first"}, "positions is 'first'; expected 'all' or 'last' or a list"),
-        ({"positions": 3}, "positions is 3; expected 'all' or 'last' or a list of whole numbers"),
+        ({"side": "Fit"}, "side is 'Fit'; expected one of 'fit', 'both'; did you mean 'fit'"),
+        ({"side": 3}, "side is 3; expected one of 'fit', 'both'"),
+        ({"choice": "row"}, "choice is 'row'; expected one of 'raw', 'unit'; did you mean 'raw'"),
+        ({"positions": "first"}, "positions is 'first'; expected one of 'all', 'last' or a list"),
+        (
+            {"positions": 3},
+            "positions is 3; expected one of 'all', 'last' or a list of whole numbers",
+        ),
         ({"layers": ["3"]}, r"layers is \['3'\]; expected a list of whole numbers"),
         ({"layers": 3}, "layers is 3; expected a list"),
         ({"layers": "123"}, "layers is '123'; expected a list"),
@@ -71,7 +76,6 @@ def test_a_wrong_type_is_refused_in_one_line(arguments, message):
         {"layers": np.array([1])}, {"layers": {1, 2}}, {"layers": []}, {"anything": object()},
         {"tell": print}, {"more": 3},
     ],
-    ids=str,
 )  # fmt: skip
 def test_what_would_work_is_accepted(arguments):
     assert verb(**arguments) == "done"

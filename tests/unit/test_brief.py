@@ -26,3 +26,12 @@ def test_tables_print_their_size_and_few_entries_are_listed():
     )
     assert brief({key: 1 for key in range(9)}) == "<9 entries>"
     assert brief((1, "a")) == "[1, 'a']"
+
+
+def test_what_a_pass_captured_prints_its_shapes():
+    from tiny_models import tiny
+
+    model = tiny("llama")
+    captured = model.capture(model.tokenizer("the cat", return_tensors="pt"))
+    assert repr(captured).startswith("Capture(states={0: <1 x 2 x 24 float32>, 1: ")
+    assert len(repr(captured)) < 200

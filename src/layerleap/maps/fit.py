@@ -19,6 +19,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from layerleap.arguments import checked
 from layerleap.errors import (
     BadArtifact,
     BadSettings,
@@ -33,6 +34,7 @@ from layerleap.maps.linear import LinearMap, check_solving, solve, solve_parts
 from layerleap.maps.ridge import RidgeChooser, without_rows
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting, silent
+from layerleap.stats.collect import METHOD as COLLECTED
 from layerleap.stats.collect import collect, finish, own_checkpoint
 from layerleap.stats.moments import Moments
 from layerleap.stats.tally import Tally, world
@@ -123,6 +125,7 @@ def _moments_for(tally: Tally, ridge: float | str | None) -> tuple[Moments, int]
     return tally.fit.merge(back), 0
 
 
+@checked
 def fit(
     transformer: Transformer,
     text: Any = None,
@@ -204,6 +207,7 @@ def find_bank(
     return found
 
 
+@checked
 def default_bank(
     transformer: Transformer,
     *,
@@ -212,7 +216,7 @@ def default_bank(
 ) -> ShortcutBank:
     """The cached bank for exactly these weights; fitted now if there is none."""
     text, plan = default_text(transformer), _default_plan(transformer)
-    key = json.dumps([METHOD, text, plan["sampling"].to_dict(), plan["n_texts"]])
+    key = json.dumps([METHOD, COLLECTED, text, plan["sampling"].to_dict(), plan["n_texts"]])
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]  # other defaults give another bank
     folder = cache_root() / "banks" / f"{transformer.identity.fingerprint}-{digest}"
     if folder.is_dir():

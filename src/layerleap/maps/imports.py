@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.arguments import checked
 from layerleap.errors import BadArtifact, first_line
 from layerleap.files import read_json
 from layerleap.maps.bank import ShortcutBank
@@ -25,6 +26,7 @@ from layerleap.maps.linear import LinearMap
 from layerleap.models.transformer import Transformer
 
 
+@checked
 def import_mat(folder: str | Path, transformer: Transformer) -> ShortcutBank:
     """A bank of the matrices of "Jump to Conclusions": `i_j.pickle` holds A with h[j] ~ A h[i]."""
     if not Path(folder).is_dir():
@@ -47,6 +49,7 @@ def import_mat(folder: str | Path, transformer: Transformer) -> ShortcutBank:
     return _bank(maps, transformer, f"mat, {folder}")
 
 
+@checked
 def import_tuned_lens(folder: str | Path, transformer: Transformer) -> ShortcutBank:
     """A bank of a tuned lens (`config.json`, `params.pt`): translator l maps h to h + W h + b."""
     folder = Path(folder)

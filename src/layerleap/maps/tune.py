@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from layerleap.arguments import checked
 from layerleap.brief import Brief
 from layerleap.extras import report_library
 from layerleap.maps.bank import ShortcutBank
@@ -48,6 +49,7 @@ class Tuned(Brief):
         return frame
 
 
+@checked
 def tune(
     transformer: Transformer,
     bank: ShortcutBank,

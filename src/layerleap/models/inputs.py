@@ -116,7 +116,8 @@ def several(transformer: "Transformer", given: Any) -> list[Any] | None:
         return [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
     if isinstance(given, Tensor):
         return None if given.dim() < 2 else list(given)
-    return None if isinstance(given, str) or _is_ids(given) else list(given)
+    is_one = isinstance(given, str) or not given or _is_ids(given)
+    return None if is_one else list(given)
 
 
 def _is_ids(given: Any) -> bool:
@@ -243,8 +244,8 @@ def right_padded(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Order | Non
         return arranged, None
     orders = {mask: _order(inputs.get(mask)) for mask in MASKED}
     for mask, order in orders.items():
-        for name in (mask, *MASKED[mask]) if order is not None else ():
-            if isinstance(value := inputs.get(name), Tensor):
+        for name in (mask, *MASKED[mask]):
+            if order is not None and isinstance(value := inputs.get(name), Tensor):
                 arranged[name] = order.arrange(value)
     is_decoder = any(inputs.get(name) is not None for name in DECODER_INPUTS)
     return arranged, orders["decoder_attention_mask" if is_decoder else "attention_mask"]

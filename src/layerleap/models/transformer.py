@@ -205,6 +205,10 @@ class Transformer:
         weights = keep[texts].to(value.dtype)[..., None]
         return (value[texts] * weights).sum(1) / weights.sum(1)
 
+    def any_row(self, h: Tensor) -> Tensor:
+        """A row made of the states of one input, (1, pos, d_model), for measurements."""
+        return h if self.row_kind == "sequence" else h[:, -1]
+
     def need_tokenizer(self) -> Any:
         """The tokenizer; `BadText` with the reason if there is none."""
         if self.tokenizer is None:

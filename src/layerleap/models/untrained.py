@@ -11,10 +11,12 @@ import itertools
 
 import torch
 
+from layerleap.arguments import checked
 from layerleap.models.discovery.probe import entry_device
 from layerleap.models.transformer import Transformer
 
 
+@checked
 def untrained(transformer: Transformer, *, seed: int = 0) -> Transformer:
     """A randomly initialised model of the same class and configuration.
 

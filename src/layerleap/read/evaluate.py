@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
@@ -117,9 +118,11 @@ class Evaluation:
 
     def headline(self) -> str:
         """What was evaluated, and on how much."""
+        is_unseen = self.side == "both" and not (self.fitted_on or self.unknown)
+        kind = "unseen " if is_unseen else SIDES[self.side]
         return (
             f"{self.model['name']} on {self.text}: {self.n_rows} rows from {self.n_documents} "
-            f"{SIDES[self.side]}documents, 95 % intervals over documents"
+            f"{kind}documents, 95 % intervals over documents"
         )
 
     def _lines(self) -> Iterator[str]:
@@ -145,6 +148,7 @@ def _cell(row: dict[str, Any]) -> str:
     return "{} [{}, {}]".format(*("-" if n is None else f"{n:.3f}" for n in numbers))
 
 
+@checked
 def evaluate(
     transformer: Transformer,
     bank: Bank | Sequence[Bank] | Mapping[str, Bank] = "default",
@@ -174,7 +178,8 @@ def evaluate(
             (first) bank was fitted, with one position per text: more of them are hardly
             independent, and each is read at every layer.
         side: "held-out" documents, "fit" for those the bank may be fitted on, or "both". By
-            default the held-out ones, or both if the sampling holds none out.
+            default both, because documents that were fitted on are left out; but the held-out ones
+            if a bank does not know its documents.
         keep_fitted: also read documents that a bank was fitted on; only for side "fit" by default.
         starts: a text of real sequences from which a masked model draws its texts.
         n_texts: stop after this many texts; all by default.
@@ -185,7 +190,8 @@ def evaluate(
         to_last = {name: _to_last(one) for name, one in banks.items()}
         first = next(iter(banks.values()))
         sampling = sampling or replace(sampling_of(first), positions="one")
-        side = side or ("held-out" if sampling.held_out else "both")
+        unknown = tuple(label for label, one in banks.items() if one.documents is None)
+        side = side or ("held-out" if unknown and sampling.held_out else "both")
         name, source, sampling = _source(transformer, text, sampling, side, starts, n_texts, report)
         keep = side == "fit" if keep_fitted is None else keep_fitted
         fitted = frozenset[int]().union(*(one.documents or () for one in banks.values()))
@@ -216,8 +222,7 @@ def evaluate(
         raise _too_little(name, n_rows, n_documents, census.left_out)
     return Evaluation(
         first.model, name, side, bool(census.used & fitted), census.left_out,
-        tuple(label for label, one in banks.items() if one.documents is None),
-        first.n_layers, n_rows, n_documents, [*scores.table(), *_r2_rows(errors)],
+        unknown, first.n_layers, n_rows, n_documents, [*scores.table(), *_r2_rows(errors)],
     )  # fmt: skip
 
 

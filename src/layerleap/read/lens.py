@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.maps.linear import IdentityMap, LinearMap
 from layerleap.models.inputs import as_pair, encode, encode_pair, several, without_padding
 from layerleap.models.transformer import Transformer
-from layerleap.progress import Progress, silent
+from layerleap.progress import Progress
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
 from layerleap.read.top import top_k
@@ -68,7 +69,7 @@ class Lens:
         return self.transformer.logits(self.map(layer)(h))
 
     @overload
-    def read(  # type: ignore[overload-overlap]  # a string is a sequence of strings
+    def read(  # type: ignore[overload-overlap]  # a string is a sequence of strings, too
         self,
         text: str | Sequence[int] | Tensor,
         *,
@@ -233,6 +234,7 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
     return Track(*(torch.cat(kind, dim=1) for kind in zip(*parts, strict=True)))
 
 
+@checked
 def read_text(
     transformer: Transformer,
     text: str,
@@ -241,7 +243,7 @@ def read_text(
     positions: Sequence[int] | None = None,
     top_k: int = 5,
     tell: Callable[[str], None] = lambda _: None,
-    progress: Progress = silent,
+    progress: Progress | bool = True,
 ) -> Readings:
     """What every layer would say at every position of a text: logit lens and shortcuts.
 

@@ -8,6 +8,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+from layerleap.arguments import checked
 from layerleap.errors import BadArtifact, BadSettings, NothingToFit, WrongModel, check_choice
 from layerleap.models.discovery.parts import KINDS, block_parts
 from layerleap.models.transformer import Transformer
@@ -25,6 +26,7 @@ TOKENS_PER_BATCH = 1024
 RIDGE_SHARE = 0.1  # share of the fitting documents held back to choose a ridge
 
 
+@checked
 def collect(
     transformer: Transformer,
     text: Any = None,

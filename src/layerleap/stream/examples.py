@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from layerleap.arguments import check_fields
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.inputs import encode_pair, padded, without_padding
@@ -82,8 +83,8 @@ class Example:
     source: tuple[int, ...] = ()  # what the encoder reads, if `ids` are those of a decoder
 
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, repr=False)
+class Batch(Brief):
     """Right-padded inputs and, in row-major order, where each kept row comes from."""
 
     index: int

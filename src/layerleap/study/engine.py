@@ -21,7 +21,7 @@ from typing import Any, Generic, Self, TypeVar
 import layerleap
 from layerleap.errors import BadSettings, BadText, CannotWrite, LayerleapError, WrongModel
 from layerleap.files import whole_file
-from layerleap.memory import peak_memory
+from layerleap.memory import give_back, peak_memory
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stream.batches import modality
@@ -357,6 +357,7 @@ class _Run:
         """The tables of a section as JSON gives them back, and what it noted along the way."""
         notes, data = len(self.context.notes), len(self.context.data)
         tables = section.run(self.context)
+        give_back()
         if taken := set(tables) & set(self.context.tables):
             raise BadSettings(f"table {min(taken)!r} of section {section.key!r} exists already")
         # JSON has neither NaN nor infinity: both become None.

@@ -25,10 +25,11 @@ class TextSettings(Settings):
 
     text: str | None = option(
         None,
-        "wikipedia, news, 'generated' (sampled from the model), a file (txt, jsonl, parquet, .gz), "
-        "a folder, or a data set of the hub. For image classifiers: mnist, digits, a folder of "
-        "images, .npz or .csv. For speech: beckett, spoken (by espeak-ng), a .wav file with its "
-        "transcript as .txt beside it, or a folder of these. By default, what suits the model.",
+        "wikipedia, enwik8 (far more articles), news, 'generated' (sampled from the model), a file "
+        "(txt, jsonl, parquet, .gz), a folder, or a data set of the hub. For image classifiers: "
+        "mnist, digits, a folder of images, .npz or .csv. For speech: beckett, spoken (by "
+        "espeak-ng), a .wav file with its transcript as .txt beside it, or a folder of these. By "
+        "default, what suits the model and the number of texts.",
         flags=("--text", "-t"),
     )
     n_fit: int | None = option(None, "Texts to fit on.", flags=("--fit-texts",))
@@ -68,7 +69,7 @@ class TextSettings(Settings):
         """The text asked for, or what suits the model."""
         if self.text is None and self.starts is not None:
             return "generated"
-        return self.text or default_text(model)
+        return self.text or default_text(model, (self.n_fit or 0) + (self.n_read or 0))
 
     @property
     def other_texts(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class BertSettings:
     max_tokens: int = 64  # length of the position table; longer texts are truncated
     epochs: int = 3
     batch: int = 64
-    rate: float = 2e-3  # peak learning rate; warmed up, then a cosine decay
+    rate: float = 5e-4  # peak learning rate; warmed up, then a cosine decay
     decay: float = 0.05  # weight decay
     dropout: float = 0.1
     seed: int = 0

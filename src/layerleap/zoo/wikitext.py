@@ -14,10 +14,9 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from xml.parsers.expat import errors
 
-SHORTEST_ARTICLE = 300  # characters; the remains of a disambiguation page are shorter
 HOLE, LISTED = "\ue000", "\ue001"  # private-use characters that no article contains
 
 SKIPPED_SECTIONS = re.compile(
@@ -60,12 +59,13 @@ UNITS = {
 RANGES = {"to": "to", "-": "to", "\u2013": "to", "and": "and", "or": "or", "x": "by", "by": "by"}
 
 
-def iter_articles(dump: Path, shortest: int = SHORTEST_ARTICLE) -> Iterator[tuple[str, str]]:
+def iter_articles(dump: Path, shortest: int) -> Iterator[tuple[str, str]]:
     """Title and prose of each article in the dump; redirects and very short ones are left out.
 
     Args:
         dump: a .bz2 or .gz file. One that ends in the middle of a page ends with the page before.
-        shortest: fewest characters of an article's prose.
+        shortest: fewest characters of an article's prose. What is left of a disambiguation page
+            has less than 300, a stub less than 1000.
     """
     with (bz2.open if dump.suffix == ".bz2" else gzip.open)(dump) as stream:
         for title, markup in _iter_pages(stream):
@@ -73,7 +73,7 @@ def iter_articles(dump: Path, shortest: int = SHORTEST_ARTICLE) -> Iterator[tupl
                 yield title, text
 
 
-def _iter_pages(stream: IO[bytes]) -> Iterator[tuple[str, str]]:
+def _iter_pages(stream: Any) -> Iterator[tuple[str, str]]:
     """Title and markup of each page that is an article; one page at a time is in memory."""
     other_spaces: set[str] = set()  # dumps of 2006 do not state a page's namespace
     events = ElementTree.iterparse(stream, events=("start", "end"))
@@ -198,7 +198,8 @@ def _clean(paragraph: str) -> str:
     text = re.sub(r"\s+", " ", paragraph.replace("\u200b", "")).strip()
     text = re.sub(r"''+", "", text)
     sentences = re.split(r"(?<=[.!?])\s+(?=[A-Z\"(])|(?<=[.!?]\")\s+(?=[A-Z\"(])", text)
-    text = " ".join(s for s in sentences if HOLE not in s and not s.endswith(":"))
+    not_prose = (HOLE, "://")
+    text = " ".join(s for s in sentences if not any(x in s for x in not_prose) and s[-1:] != ":")
     text = re.sub(r"\((?:\s*[;,:])*\s*", "(", text)
     text = re.sub(r"(?:\s*[;,:])*\s*\)", ")", text)
     text = re.sub(r"\((?:or|and|/|\u2013|-)?\)", "", text)

@@ -115,9 +115,9 @@ def test_settings_without_meaning_are_refused(change, match):
         measure_timing(tiny("llama"), **change)
 
 
-def test_images_and_foreign_banks_are_refused():
+def test_speech_and_foreign_banks_are_refused():
     with pytest.raises(BadSettings, match="images"):
-        measure_timing(Transformer.wrap(build("vit"), name="vit"))
+        measure_timing(Transformer.wrap(build("whisper"), name="whisper"))
     with pytest.raises(WrongModel):
         measure_timing(tiny("llama"), tokens=4, bank=bank_of(tiny("gpt2")))
     with pytest.raises(BadSettings, match="map costs"):

@@ -381,7 +381,7 @@ def test_batches_take_every_row_once_before_any_comes_again():
         ({"max_rows": 100}, "less than one step"),
         ({"check_every": 0}, "check_every 0"),
         ({"patience": 0}, "patience 0"),
-        ({"start": "zero"}, "start 'zero'"),
+        ({"start": "zero"}, "start is 'zero'"),
     ],
 )
 def test_settings_without_meaning_are_refused(change, named):

@@ -7,7 +7,8 @@ import torch
 from families import build
 from tiny_models import tiny, tokenizer
 
-from layerleap.errors import BadSettings, ModelRefused, UnknownModel
+from layerleap.errors import BadSettings, BadText, ModelRefused, UnknownModel
+from layerleap.maps.fit import fit
 from layerleap.models.discovery.laws import check_model
 from layerleap.models.identity import fingerprint, identify
 from layerleap.models.load import load, load_bare
@@ -395,9 +396,16 @@ def test_a_tokenizer_that_cannot_be_loaded_is_reported_and_the_model_still_loads
         '{"tokenizer_class": "PreTrainedTokenizerFast"}'
     )
     messages: list[str] = []
-    assert load(str(tmp_path), tell=messages.append).tokenizer is None
+    model = load(str(tmp_path), tell=messages.append)
+    assert model.tokenizer is None
     assert len(messages) == 1
     assert "cannot be loaded" in messages[0]
+    # Told or not, the reason is given when text is first needed.
+    for use in (model.capture, Lens(model).read, lambda text: list(fit(model, [text]).maps)):
+        with pytest.raises(
+            BadText, match=r"has no tokenizer \(.*JSONDecodeError: Expecting property name"
+        ):
+            use("the cat sat")
 
 
 def test_a_wrapped_model_can_be_checked_again():

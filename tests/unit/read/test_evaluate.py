@@ -147,7 +147,7 @@ def test_neither_batch_size_nor_padding_changes_it(model, evaluation, tokens, si
         }  # fmt: skip
 
 
-def test_only_documents_held_out_of_the_fit_are_read_by_default(model, tmp_path):
+def test_only_documents_that_were_not_fitted_on_are_read_by_default(model, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\n".join(TEXTS))
     sampling = replace(SAMPLING, held_out=0.4, seed=3)
@@ -155,8 +155,12 @@ def test_only_documents_held_out_of_the_fit_are_read_by_default(model, tmp_path)
     actual = evaluate(model, bank, path)  # sampled like the bank
     both = evaluate(model, bank, path, side="both", keep_fitted=True)
     assert actual.n_documents + bank.data["documents"] == both.n_documents == len(TEXTS)
-    assert (actual.side, actual.fitted_on, both.fitted_on) == ("held-out", False, True)
-    assert "held-out documents" in str(actual)
+    assert (actual.side, actual.fitted_on, both.fitted_on) == ("both", False, True)
+    assert actual.left_out == bank.data["documents"]
+    assert "unseen documents" in str(actual)
+    held_out = evaluate(model, bank, path, side="held-out")
+    assert (held_out.scores, held_out.left_out) == (actual.scores, 0)
+    assert "held-out documents" in str(held_out)
     assert "fitted on some of these documents" not in str(actual)
     assert "fitted on some of these documents" in str(both)
     assert evaluate(model, bank, path, side="fit").fitted_on
@@ -192,11 +196,11 @@ def test_several_banks_are_compared_on_the_same_rows(model, tmp_path):
     listed = evaluate(model, [one, tmp_path / "plain", two], TEXTS, SAMPLING)
     assert named.maps == ["id", "mine", "plain"]
     assert listed.maps == ["id", "mat", "plain", "mat 2"]
-    alone = evaluate(model, one, TEXTS, SAMPLING)
+    alone = evaluate(model, one, TEXTS, SAMPLING, side="held-out")
     for metric in METRICS:
         assert values(named, "mine", metric) == pytest.approx(values(alone, "mat", metric))
         assert values(named, "plain", metric) == pytest.approx(values(named, "id", metric))
-    assert one.evaluate(model, TEXTS, SAMPLING).scores == alone.scores
+    assert one.evaluate(model, TEXTS, SAMPLING, side="held-out").scores == alone.scores
 
 
 def test_wrong_choices_are_refused(model):

@@ -214,15 +214,45 @@ def test_what_a_lens_gives_can_be_trained_on(case):
     assert not any(value.is_inference() for value in vars(track).values())
 
 
-@pytest.mark.parametrize("name", ["t5", "vit", "whisper"])
-def test_a_model_that_reads_no_plain_text_is_refused_by_read(name):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("t5", r"other is an encoder-decoder; expected a tuple \(source, target\)"),
+        ("vit", "other reads images, sound or two texts at once"),
+        ("whisper", "other reads images, sound or two texts at once"),
+    ],
+)
+def test_a_model_that_reads_no_plain_text_is_refused_by_read(name, message):
     lens = Lens(Transformer.wrap(build(name), tokenizer(), name="other"))
     for text in ("the cat", [5, 6]):
-        refusal = "other (reads images, sound or two texts at once|is an encoder-decoder)"
-        with pytest.raises((BadSettings, BadText), match=refusal):
+        with pytest.raises(BadSettings, match=message):
             lens.read(text)
-        with pytest.raises((BadSettings, BadText), match=refusal):
+        with pytest.raises(BadSettings, match=message):
             lens.last_position(text)
+
+
+def test_several_texts_tensors_and_tokenizer_batches_are_read(case):
+    _, transformer, bank, *_ = case
+    lens, texts = Lens(transformer, bank), ["the cat sat", "a big dog ran"]
+    expected = [lens.read(text) for text in texts]
+    batch = transformer.tokenizer(texts, padding=True, padding_side="left", return_tensors="pt")
+    ids = [transformer.tokenizer(text)["input_ids"] for text in texts]
+    for given in (texts, tuple(texts), batch, ids):
+        readings = lens.read(given)
+        assert [r.tokens for r in readings] == [r.tokens for r in expected]
+        for ours, theirs in zip(readings, expected, strict=True):
+            kl, same = ours.tracks["mat"].kl, theirs.tracks["mat"].kl
+            assert torch.allclose(kl, same, atol=1e-4)
+    assert lens.read(torch.tensor(ids[0])).tokens == expected[0].tokens
+    for wrong in ([["a"], 3], [None], {"pixel_values": 1}):
+        with pytest.raises(BadText, match="expected"):
+            lens.read(wrong)
+
+
+def test_a_model_that_is_not_wrapped_is_refused_with_what_to_do(case):
+    _, transformer, bank, *_ = case
+    with pytest.raises(BadSettings, match=r"wrap it with layerleap\.load\(model\)"):
+        bank.lens(transformer.model)
 
 
 def test_half_a_surrogate_pair_is_refused_with_its_place(case):

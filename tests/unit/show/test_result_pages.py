@@ -96,3 +96,12 @@ def test_rows_that_decide_when_training_stops_are_not_called_held_out():
     assert "not held out" in sample
     (finding, *_) = [row["text"] for row in result.findings if row["section"] == "tuned"]
     assert "rows that decided when training stops" in finding
+
+
+def test_a_study_of_a_classifier_speaks_of_classes_and_lists_no_claims_about_tokens():
+    result = make_study(12, kind="text-class")
+    assert "predicts the model's class" in result.headlines[0]
+    claims = " ".join(row["claim"] for row in result.claims)
+    assert claims
+    assert "next-token model's" not in claims
+    assert "a masked model" not in claims

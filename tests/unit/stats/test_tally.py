@@ -241,7 +241,7 @@ def test_rows_are_held_back_only_when_a_ridge_is_to_be_chosen(tmp_path):
     assert Tally.load(path).held_back is None
     finish(path)
     assert run(checkpoint=path).held_back.n > 0
-    assert {name.split("/")[0] for name in load_file(path)} == {"fit", "held_back"}
+    assert {name.split("/")[0] for name in load_file(path)} == {"fit", "held_back", "rows"}
 
 
 @pytest.mark.parametrize(

@@ -307,9 +307,8 @@ def test_a_text_that_suits_only_the_first_model_is_replaced_for_the_others(
 ):
     (tmp_path / "other.txt").write_text("\n".join(sentences(200, 4)))
     texts = {"tiny-llama": settings.text, "tiny-gpt2": str(tmp_path / "other.txt")}
-    for module in ("texts", "shortcuts.sizes"):
-        name = f"layerleap.study.{module}.default_text"
-        monkeypatch.setattr(name, lambda model: texts[model.identity.name])
+    name = "layerleap.study.texts.default_text"
+    monkeypatch.setattr(name, lambda model, n_texts: texts[model.identity.name])
     compared = STUDY(tiny("llama"), settings, text=None, sections=[], beside=(tiny("gpt2"),))
     assert {(row["model"], row["read"]) for row in compared.rows("sizes")} == set(texts.items())
 

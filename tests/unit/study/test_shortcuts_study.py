@@ -584,6 +584,12 @@ def test_a_quick_study_is_small():
     assert ShortcutSettings(n_fit=5, n_read=5).quickened().n_fit == 5
 
 
+def test_a_full_study_reads_the_large_text_and_a_quick_one_the_small(llama):
+    assert ShortcutSettings().resolved(llama).text == "enwik8"
+    assert ShortcutSettings().quickened().resolved(llama).text == "wikipedia"
+    assert ShortcutSettings(text="news").resolved(llama).text == "news"
+
+
 def test_a_quick_study_reads_several_rows_of_each_text_unless_told_otherwise(llama):
     assert ShortcutSettings().quickened().resolved(llama).positions == "every:4"
     assert ShortcutSettings(positions="all").quickened().resolved(llama).positions == "all"
@@ -605,7 +611,7 @@ def test_a_quick_study_leaves_out_the_slowest_section_unless_it_is_named():
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ((None, "news"), ("wikipedia", "news")),
+        ((None, "news"), ("enwik8", "news")),
         (("news", "news"), ("news", None)),
         (("generated", "news"), ("generated", None)),
         (("a", None), ("a", None)),
@@ -663,7 +669,7 @@ def test_starts_are_what_a_masked_model_draws_from(tmp_path):
 
 
 def test_the_text_that_suits_the_model_is_taken_when_none_is_named(llama, texts, monkeypatch):
-    monkeypatch.setattr("layerleap.study.texts.default_text", lambda _: texts[0])
+    monkeypatch.setattr("layerleap.study.texts.default_text", lambda *_: texts[0])
     study = STUDY(llama, other=None, n_fit=100, n_read=20, sections=[])
     assert study.settings["text"] == texts[0]
 

@@ -204,9 +204,9 @@ def test_unsupported_requests_are_refused_before_any_pass():
         suitability(llama, text="-")
     with pytest.raises(BadSettings, match="context 65 is too long; this model takes at most 64"):
         suitability(llama, context=65)
-    image = Transformer.wrap(build("vit"), name="vit")
+    speech = Transformer.wrap(build("whisper"), name="whisper")
     with pytest.raises(BadSettings, match="reads images"):
-        suitability(image)
+        suitability(speech)
     one = Transformer.wrap(build("llama", num_hidden_layers=1), tokenizer(), name="one")
     with pytest.raises(BadSettings, match="cannot exit early"):
         suitability(one, text=str(Path(__file__)))

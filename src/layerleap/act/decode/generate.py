@@ -18,6 +18,7 @@ from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.early import Policy
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
+from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.forward import hooks_of
@@ -141,6 +142,7 @@ class Pieces:
             self.report(rest)
 
 
+@checked
 def generate(
     transformer: Transformer,
     prompt: str,

@@ -211,7 +211,8 @@ def cascades(
             bit.
         starts: layers in ascending order.
     """
-    if "attn" not in kinds or not maps.is_local:
+    is_pooled = maps.transformer.row_kind != "position"  # a row is then not a position
+    if "attn" not in kinds or is_pooled or not maps.is_local:
         for start in starts:
             yield _together(maps, recording, keep, kinds, start)
         return
@@ -234,7 +235,7 @@ def _together(
     """All positions run, and the kept ones are taken in the end."""
     with maps.transformer.edit(maps.replacing(kinds, start)):
         h = recording.run(recording.states[start], start)
-    return h[keep.to(h.device)]
+    return maps.transformer.rows(h, keep)
 
 
 def _alone(

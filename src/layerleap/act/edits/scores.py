@@ -53,8 +53,8 @@ class _EndScores:
     def add(self, recording: Recording, batch: Batch) -> None:
         """Add one recorded batch."""
         last = self.transformer.n_layers
-        h = recording.states[last]
-        self._reader.add({last: h[batch.keep.to(h.device)], **self._ends(recording, batch.keep)})
+        rows = self.transformer.rows(recording.states[last], batch.keep)
+        self._reader.add({last: rows, **self._ends(recording, batch.keep)})
         self._documents.append(batch.documents)
 
     @property
@@ -200,15 +200,15 @@ def run_schedule(
         bank: with the maps of all jumps.
         keep: boolean (batch, pos), in row-major order.
     """
-    h, has_jumped = recording.states[0], False
+    h, has_jumped, rows = recording.states[0], False, recording.transformer.rows
     last_run = max((s.dst for s in schedule.segments if s.kind == "run"), default=0)
     for segment in schedule.segments:
         if segment.src == last_run:
-            h = h[keep.to(h.device)]
+            h = rows(h, keep)
         if segment.kind == "jump":
             h, has_jumped = bank[segment.src, segment.dst](h), True
         elif has_jumped:
             h = recording.run(h, segment.src, segment.dst)
         else:
             h = recording.states[segment.dst]
-    return h[keep.to(h.device)] if schedule.segments[-1].kind == "run" else h
+    return rows(h, keep) if schedule.segments[-1].kind == "run" else h

@@ -155,9 +155,8 @@ def measure(
     with counter:
         blocks, h = metered_blocks(transformer, inputs, lambda _: counter.get_total_flops())
     context = h.shape[1]
-    row = torch.zeros(1, transformer.d_model, device=transformer.device(transformer.n_layers))
     with _counter() as head, torch.no_grad():
-        transformer.logits(row.to(transformer.model.dtype))
+        transformer.logits(transformer.any_row(h))
     if 0 in blocks or head.get_total_flops() == 0:
         raise ModelRefused(
             f"torch counts no FLOPs in a block or the head of {transformer.identity.name}: its "
@@ -166,7 +165,7 @@ def measure(
     return Cost(
         tuple(count / context for count in blocks),
         float(head.get_total_flops()),
-        _map_costs(transformer, bank),
+        _map_costs(transformer, bank, context if transformer.row_kind == "sequence" else 1),
         transformer.d_model,
         context,
     )
@@ -213,13 +212,15 @@ def metered_blocks(
     return [end - start for start, end in zip(before, after, strict=True)], last[0]
 
 
-def _map_costs(transformer: Transformer, bank: ShortcutBank | None) -> tuple[float, ...]:
-    """Two FLOPs per entry of a map's matrices."""
+def _map_costs(
+    transformer: Transformer, bank: ShortcutBank | None, states: int
+) -> tuple[float, ...]:
+    """Two FLOPs per entry of a map's matrices and state of a row."""
     costs = []
     for layer in range(transformer.n_layers):
         carry = None if bank is None else bank[layer, bank.n_layers]
         tensors = carry.tensors().values() if isinstance(carry, LinearMap) else ()
-        costs.append(float(sum(2 * t.numel() for t in tensors if t.dim() == 2)))
+        costs.append(states * float(sum(2 * t.numel() for t in tensors if t.dim() == 2)))
     return (*costs, 0.0)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from layerleap.arguments import checked
 from layerleap.errors import BadSettings, TooFewRows, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
@@ -200,6 +201,7 @@ class LiveEvidence(Evidence):
         """Skip validation."""
 
 
+@checked
 def evidence(
     transformer: Transformer,
     bank: ShortcutBank | None = None,

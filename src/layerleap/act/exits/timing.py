@@ -23,7 +23,7 @@ from torch import Tensor
 from layerleap.act.exits.cost import LayerPrices, metered_blocks
 from layerleap.errors import BadSettings
 from layerleap.maps.bank import ShortcutBank
-from layerleap.models.discovery.probe import accepts, prepare, probe_ids
+from layerleap.models.discovery.probe import accepts, prepare, probe, probe_ids
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Distribution
@@ -82,13 +82,14 @@ def measure_timing(
     """Time the blocks, head, check and maps of one answer at batch 1; medians over the repeats.
 
     Args:
-        transformer: a model of text.
+        transformer: a model of text, or an image classifier, for which `tokens` is ignored.
         tokens: the context length, the answer's own token included.
         bank: whose maps to the last layer are timed; none for the logit lens.
         repeats: passes that count.
         warm_up: passes before them that do not.
     """
-    require_text(transformer)
+    if transformer.kind != "image-class":
+        require_text(transformer)
     limit = longest_input(transformer)
     if not 2 <= tokens <= limit:
         raise BadSettings(f"tokens {tokens}; expected 2 to {limit}, the most this model takes")
@@ -98,6 +99,8 @@ def measure_timing(
         )
     lens = Lens(transformer, bank)
     inputs, mode = _inputs(transformer, tokens)
+    if transformer.kind == "image-class":  # as many tokens as an image has
+        tokens = transformer.capture(inputs(), layers=[0]).states[0].shape[1]
     passes = [_one_pass(lens, inputs()) for _ in range(warm_up + repeats)][warm_up:]
     seconds = torch.tensor(passes, dtype=torch.float64)
     n = transformer.n_layers
@@ -119,6 +122,9 @@ def _inputs(
     One token comes with its own copy of the cache.
     """
     model = transformer.model
+    if transformer.kind == "image-class":
+        image = probe(model, rows=1)
+        return lambda: image, "whole"
     ids = probe_ids(model, 1, tokens, 0)
     mask = torch.ones_like(ids)
     whole = prepare(model, {"input_ids": ids, "attention_mask": mask})
@@ -137,7 +143,7 @@ def _one_pass(lens: Lens, inputs: dict[str, Any]) -> list[float]:
     """Seconds of each block, the head, the check, and the map of each layer below the last."""
     transformer = lens.transformer
     blocks, h = metered_blocks(transformer, inputs, lambda layer: _now(transformer.device(layer)))
-    row, device = h[:, -1], transformer.device(transformer.n_layers)
+    row, device = transformer.any_row(h), transformer.device(transformer.n_layers)
     head, logits = _timed(lambda: transformer.logits(row), device)
     check, _ = _timed(lambda: Distribution(logits).second(), device)
     maps = []

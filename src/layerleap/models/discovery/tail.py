@@ -111,8 +111,8 @@ def _later_calls(
 
 
 def _pools_inside(call: Call) -> bool:
-    has_both = call.takes is not None and call.gives is not None
-    return has_both and call.takes.dim() == 3 and call.gives.dim() == 2
+    dims = [value.dim() for value in (call.takes, call.gives) if value is not None]
+    return dims == [3, 2]
 
 
 def _operations(value: Tensor, target: Tensor) -> list[Step] | None:

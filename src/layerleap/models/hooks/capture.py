@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.trace import state_given, state_taken
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
 
 
-@dataclass
-class Capture:
+@dataclass(repr=False)
+class Capture(Brief):
     """The values read in one forward pass.
 
     `states[layer]` is h[layer]; `sites[block, name]` is the value at a site of the block that

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from layerleap.brief import Brief
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.trace import required_state, state_given, with_state
@@ -43,8 +44,8 @@ class _Call:
         return state
 
 
-@dataclass(frozen=True, eq=False)
-class Recording:
+@dataclass(frozen=True, eq=False, repr=False)
+class Recording(Brief):
     """One forward pass of one batch.
 
     states[l]  h[l] at all positions: (batch, pos, d_model)

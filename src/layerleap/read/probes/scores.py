@@ -22,7 +22,7 @@ from torch import Tensor
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText
 from layerleap.progress import Progress, silent
-from layerleap.read.metrics import finite, resample
+from layerleap.read.metrics import finite, percentiles, resample_in_parts
 from layerleap.read.probes.cells import By, Cells, CellSampling, ambiguous, cells_of
 from layerleap.read.probes.random_states import RandomStates
 from layerleap.read.probes.softmax import STRENGTH, Softmax, require_strength
@@ -30,7 +30,6 @@ from layerleap.read.probes.task import Space, States, features, require_aligned
 from layerleap.read.saturation import Saturation
 
 Row = dict[str, Any]
-TAIL = 0.025  # of 95 % intervals
 TRIES = 20  # permutations tried until one can be balanced
 
 
@@ -54,10 +53,9 @@ class HeldOut(Brief):
     def intervals(self, resamples: int, seed: int) -> Tensor:
         """The ends of 95 % intervals from resampled documents: (2, 1 + n_tasks)."""
         names, group = self.documents.unique(return_inverse=True)
-        weights = resample(len(names), resamples, seed)
-        measures = torch.cat([_measures(self, chunk[:, group]) for chunk in weights.split(100)])
-        ends = torch.tensor([TAIL, 1 - TAIL], dtype=torch.float64)
-        return torch.nanquantile(measures, ends, dim=0)
+        drawn = resample_in_parts(len(names), resamples, seed)
+        parts = (part[:, group] for weights in drawn for part in weights.split(100))
+        return percentiles(torch.cat([_measures(self, part) for part in parts]), skip_nan=True)
 
     def confusion(self) -> list[list[int]]:
         """Counts by [task][predicted task]."""
@@ -239,10 +237,9 @@ def _table(
     real: HeldOut, control: HeldOut, null: Tensor, resamples: int, seed: int
 ) -> Iterator[Row]:
     value = real.measures()
-    ends = torch.tensor([TAIL, 1 - TAIL], dtype=torch.float64)
     columns = {
         ("value", "low", "high"): [value, *real.intervals(resamples, seed)],
-        ("null", "null_low", "null_high"): [null.mean(0), *torch.quantile(null, ends, dim=0)],
+        ("null", "null_low", "null_high"): [null.mean(0), *percentiles(null)],
         ("control", "control_low", "control_high"): [
             control.measures(), *control.intervals(resamples, seed),
         ],

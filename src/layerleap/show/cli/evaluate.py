@@ -33,7 +33,9 @@ def evaluate(
     ] = None,
     side: Annotated[
         str | None,
-        typer.Option(help="'held-out', 'fit' or 'both' sides of the text. Default: held-out."),
+        typer.Option(
+            help="'held-out', 'fit' or 'both'. Default: all documents no bank was fitted on."
+        ),
     ] = None,
     keep_fitted: Annotated[
         bool, typer.Option("--keep-fitted", help="Also read documents a bank was fitted on.")
@@ -79,4 +81,4 @@ def evaluate(
         return
     from layerleap.show.cli.tables import evaluation_table
 
-    out.print(evaluation_table(evaluation))
+    out.print(evaluation_table(evaluation, out.width))

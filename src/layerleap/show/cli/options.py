@@ -23,11 +23,12 @@ Text = Annotated[
     typer.Option(
         "--text",
         "-t",
-        help="wikipedia, news, 'generated' (sampled from the model), a file (txt, jsonl, parquet, "
-        ".gz), a folder, '-' for standard input, or a data set of the hub. By default wikipedia, "
-        "or generated for bundled models that do not speak English. For image classifiers: mnist, "
-        "digits, a folder of images, .npz or .csv. For speech: beckett, spoken (by espeak-ng), "
-        "a .wav file with its transcript as .txt beside it, or a folder of these.",
+        help="wikipedia, enwik8 (far more articles), news, 'generated' (sampled from the model), "
+        "a file (txt, jsonl, parquet, .gz), a folder, '-' for standard input, or a data set of the "
+        "hub. By default wikipedia, or generated for bundled models that do not speak English. "
+        "For image classifiers: mnist, digits, a folder of images, .npz or .csv. For speech: "
+        "beckett, spoken (by espeak-ng), a .wav file with its transcript as .txt beside it, or a "
+        "folder of these.",
     ),
 ]
 Out = Annotated[

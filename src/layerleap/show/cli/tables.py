@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from layerleap.read.evaluate import METRICS, Evaluation
+from layerleap.read.evaluate import Evaluation
 from layerleap.read.strip import Strip
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
 from layerleap.show.html.page import lens_title
@@ -26,6 +26,10 @@ from layerleap.study.tables import Table as TableSpec
 COLOURS = {"good": "green", "bad": "red", "partly": "yellow", "open": "dim"}
 VERDICTS = {"holds": "green", "fails": "bold red", "not applicable": "dim"}
 VISIBLE = {"\n": "\u23ce", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
+SCORES = {
+    "precision@1": "P@1, %", "precision@5": "P@5, %", "precision@10": "P@10, %",
+    "surprisal": "surprisal", "kl": "KL", "r2": "R2",
+}  # fmt: skip
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")  # Unicode categories without ink
 
 
@@ -216,32 +220,46 @@ def fits_table(rows: list[Row]) -> RenderableType:
     return Group(table, Text(note, style="yellow")) if short else table
 
 
-def evaluation_table(evaluation: Evaluation) -> RenderableType:
-    """The scores of every map at every layer; the best of a layer is bold."""
-    heads = ("P@1", "P@5", "P@10", "surprisal", "KL", "R2")
+def evaluation_table(evaluation: Evaluation, width: int = 80) -> RenderableType:
+    """The scores of every map at every layer; the best of a layer is bold.
+
+    All metrics and intervals need 130 columns. Narrower tables show intervals of Precision@1 and
+    KL only, and leave out Precision@5.
+    """
+    is_wide = width >= 130
+    metrics = {
+        metric: head for metric, head in SCORES.items() if is_wide or metric != "precision@5"
+    }
     table = new_table(Text(evaluation.headline()), "layer")
     table.add_column("map", no_wrap=True, overflow="ellipsis", ratio=1)
-    for name in heads:
-        table.add_column(name, justify="right", no_wrap=True)
+    for head in metrics.values():
+        table.add_column(head, justify="right", no_wrap=True)
     for layer in range(evaluation.n_layers):
-        rows = {(row["map"], row["metric"]): row["value"] for row in evaluation.at(layer)}
+        rows = {(row["map"], row["metric"]): row for row in evaluation.at(layer)}
         for number, name in enumerate(evaluation.maps):
-            cells = [_score(rows, metric, name, evaluation.maps) for metric in METRICS]
+            cells = [
+                _score(rows[name, metric], [rows[one, metric] for one in evaluation.maps],
+                       is_wide or metric in ("precision@1", "kl"))
+                for metric in metrics
+            ]  # fmt: skip
             is_end = number == len(evaluation.maps) - 1
             table.add_row("" if number else str(layer), name, *cells, end_section=is_end)
-    legend = "bold: best of the layer; surprisal and KL in nats; intervals: --json or -o"
+    legend = "bold: best of the layer; surprisal and KL in nats; all numbers: --json or -o"
     notes = [Text(note, style="yellow") for note in evaluation.notes()]
     return Group(table, *notes, Text(legend, style="dim"))
 
 
-def _score(rows: dict[tuple[str, str], float], metric: str, name: str, maps: list[str]) -> Text:
-    value, others = rows[name, metric], [rows[one, metric] for one in maps]
-    if value is None:
-        return Text("-")
-    known = [other for other in others if other is not None]
-    best = (min if metric in ("surprisal", "kl") else max)(known)
-    form = f"{100 * value:.1f} %" if metric.startswith("precision") else f"{value:.2f}"
-    return Text(form, style="bold" if value == best else "")
+def _score(row: Row, rivals: list[Row], with_interval: bool) -> Text:
+    if row["value"] is None:
+        return Text("-", style="dim")
+    values = [rival["value"] for rival in rivals if rival["value"] is not None]
+    best = (min if row["metric"] in ("surprisal", "kl") else max)(values)
+    scale, form = (100, ".0f") if row["metric"].startswith("precision") else (1, ".2f")
+    text = Text(f"{scale * row['value']:{form}}", style="bold" if row["value"] == best else "")
+    if with_interval and row["low"] is not None and row["high"] is not None:
+        ends = f" [{scale * row['low']:{form}},{scale * row['high']:{form}}]"
+        text.append(ends, style="dim")
+    return text
 
 
 def tuned_table(rows: list[Row]) -> RenderableType:

@@ -10,7 +10,7 @@ from layerleap.errors import CannotFetch
 from layerleap.files import whole_file, write_json
 from layerleap.read.evaluate import METRICS, Evaluation
 from layerleap.show.html.page import lens_title, styled, write_page
-from layerleap.study.figures import LENSES, Axis, Figure, Line
+from layerleap.study.figures import LENSES, Axis, Figure, Line, short
 
 TITLES = {
     "precision@1": "Precision@1", "precision@5": "Precision@5", "precision@10": "Precision@10",
@@ -21,7 +21,7 @@ LEAD = (
     "Precision@k: how often a map's top token is among the model's top k. Surprisal: -ln of the "
     "probability that the model gives to the map's top token. KL(model || map): how far the whole "
     "distribution is off. R\u00b2: how much of the last state the map predicts. Intervals: 95 %, "
-    "bootstrap over documents."
+    "bootstrap over documents. What lies off the scale of a figure is in the table."
 )
 
 
@@ -54,7 +54,7 @@ def evaluation_figure(evaluation: Evaluation) -> str:
     # The logit lens is far off in early layers, and would squash everything else.
     worst = max(row["y"] for row in rows if row["panel"] == TITLES["kl"] and row["line"] != "id")
     zoom = {TITLES["kl"]: (0.0, 1.25 * worst), TITLES["r2"]: (-0.5, 1.02)}
-    lines = {name: LENSES.get(name, Line(name)) for name in evaluation.maps}
+    lines = {name: LENSES.get(name, Line(short(name))) for name in evaluation.maps}
     figure = Figure(
         "evaluation", title, LEAD, lambda _: rows, y=Axis(), share_y=False, zoom=zoom, lines=lines
     )
@@ -91,16 +91,16 @@ def _table(evaluation: Evaluation) -> str:
     """A row per layer, a column per metric and map; the best map of a layer is bold."""
     maps = evaluation.maps
     heads = "".join(f'<th colspan="{len(maps)}">{TITLES[metric]}</th>' for metric in METRICS)
-    names = "".join(f"<th>{html.escape(name)}</th>" for name in maps)
+    names = "".join(f"<th>{html.escape(short(name, 16))}</th>" for name in maps)
     body = "".join(
         f"<tr><th>{layer}</th>{_cells(evaluation, layer)}</tr>"
         for layer in range(evaluation.n_layers, -1, -1)
     )
     return (
-        "<table><caption>Every score, last layer first. Hover for the interval; bold where a map "
-        "is best.</caption>"
+        '<div style="overflow-x:auto"><table><caption>Every score, last layer first. Hover for the '
+        "interval; bold where a map is best.</caption>"
         f"<thead><tr><th></th>{heads}</tr><tr><th>layer</th>{names * len(METRICS)}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 

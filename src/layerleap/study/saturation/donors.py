@@ -56,9 +56,12 @@ class PairSettings:
             raise BadSettings(f"limit is {self.limit}; expected 1 pair or more")
 
     @classmethod
-    def of(cls, n_layers: int, *, limit: int = 100, seed: int = 0) -> "PairSettings":
+    def of(
+        cls, n_layers: int, *, reach: int = 5, limit: int = 100, seed: int = 0
+    ) -> "PairSettings":
         """Offsets of up to 5 layers in deep models, as in the paper, and fewer in others."""
-        reach, gap = (5, 10) if n_layers >= 24 else (3, 5) if n_layers >= 12 else (1, 2)
+        farthest, gap = (5, 10) if n_layers >= 24 else (3, 5) if n_layers >= 12 else (1, 2)
+        reach = min(reach, farthest)
         offsets = tuple(range(-reach, reach + 1))
         return cls(offsets, gap, reach + 1, limit=limit, seed=seed)
 

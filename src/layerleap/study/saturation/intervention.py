@@ -160,7 +160,7 @@ def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterato
 def tables_of(context: SaturationContext, data: SaturationData, model: str) -> Tables:
     """The intervention through the logit lens, every row with the name of the model."""
     s = context.settings
-    plan = PairSettings.of(data.transformer.n_layers, limit=s.pairs, seed=s.seed)
+    plan = PairSettings.of(data.transformer.n_layers, reach=s.reach, limit=s.pairs, seed=s.seed)
     tables = intervene(
         data.transformer, data.lenses["id"], data.batches(), data.saturation["id"],
         data.evidence["id"], data.states, plan, progress=context.progress,

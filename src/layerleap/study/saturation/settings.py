@@ -11,6 +11,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.read.saturation import require_ranks
 from layerleap.stream.batches import Modality, modality
+from layerleap.stream.examples import DENSEST_MASKS
 from layerleap.study.engine import option
 from layerleap.study.texts import TextSettings
 
@@ -19,8 +20,10 @@ from layerleap.study.texts import TextSettings
 SIZES: dict[Modality, tuple[int, int]] = {
     "text": (3000, 800), "images": (3000, 800), "sound": (200, 120),
 }  # fmt: skip
+# For a first look of two minutes. Passes over text take most of the time, so several positions of
+# few texts are used.
 QUICK: dict[Modality, tuple[int, int]] = {
-    "text": (600, 120), "images": (600, 120), "sound": (60, 40),
+    "text": (200, 24), "images": (600, 120), "sound": (40, 30),
 }  # fmt: skip
 FEWEST_DRAWS = 19  # with fewer no p-value reaches 0.05
 
@@ -53,13 +56,14 @@ class SaturationSettings(TextSettings):
     permutations: int = option(39, "How often the labels of the probe are permuted.")
     cells: int = option(3000, "(Position, layer) that a probe is trained on, at most.")
     pairs: int = option(100, "Pairs of positions in the intervention, at most.")
+    reach: int = option(5, "Layers around the saturation layer at which states are patched in.")
     prompts: int = option(4, "Prompts that exit rules continue when they are timed.")
     tolerance: float = option(0.05, "Largest disagreement of calibrated exits, as a share.")
     delta: float = option(0.05, "How often calibration may break that promise, as a share.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("permutations", "cells", "pairs", "prompts"):
+        for name in ("permutations", "cells", "pairs", "reach", "prompts"):
             if (value := getattr(self, name)) < 1:
                 raise BadSettings(f"{name} is {value}; expected 1 or more")
         if self.draws < FEWEST_DRAWS:
@@ -80,8 +84,8 @@ class SaturationSettings(TextSettings):
         return _Quick(
             **{
                 **vars(self), "permutations": min(self.permutations, 19),
-                "cells": min(self.cells, 1500), "pairs": min(self.pairs, 40),
-                "prompts": min(self.prompts, 3),
+                "cells": min(self.cells, 600), "pairs": min(self.pairs, 16),
+                "reach": min(self.reach, 1), "prompts": min(self.prompts, 2),
             }
         )  # fmt: skip
 
@@ -94,9 +98,9 @@ class SaturationSettings(TextSettings):
         kind = modality(model)
         usual = "one" if model.kind == "masked-token" else "every:4"
         n_fit, n_read = SIZES[kind]
+        sized = replace(self, n_fit=self.n_fit or n_fit, n_read=self.n_read or n_read)
         return replace(
-            self, text=self.main_text(model), bank=bank, n_fit=self.n_fit or n_fit,
-            n_read=self.n_read or n_read,
+            sized, text=sized.main_text(model), bank=bank,
             positions=self.positions or ("all" if kind == "sound" else usual),
         )  # fmt: skip
 
@@ -105,7 +109,11 @@ class _Quick(SaturationSettings):
     """Settings whose sizes are capped once the model is known."""
 
     def resolved(self, model: Transformer) -> Self:
-        whole, (n_fit, n_read) = super().resolved(model), QUICK[modality(model)]
-        assert whole.n_fit is not None
-        assert whole.n_read is not None
-        return replace(whole, n_fit=min(whole.n_fit, n_fit), n_read=min(whole.n_read, n_read))
+        n_fit, n_read = QUICK[modality(model)]
+        small = replace(
+            self, n_fit=min(self.n_fit or n_fit, n_fit), n_read=min(self.n_read or n_read, n_read)
+        )
+        if self.positions is None and modality(model) == "text":
+            every = DENSEST_MASKS if model.kind == "masked-token" else 2
+            small = replace(small, positions=f"every:{every}")
+        return super(_Quick, small).resolved(model)

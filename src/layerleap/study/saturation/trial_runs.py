@@ -14,6 +14,7 @@ from transformers.utils import ModelOutput
 
 from layerleap.act.edits.patch import PatchState, run_patched
 from layerleap.act.exits.evidence import Evidence
+from layerleap.errors import BadSettings
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens, chunks
@@ -50,6 +51,11 @@ class Runner:
     @torch.no_grad()
     def run(self, batch: Batch, chosen: Tensor, first_row: int) -> None:
         """All trials of the pairs `chosen`, whose recipients are rows of this batch."""
+        if self.transformer.row_kind != "position":
+            raise BadSettings(
+                f"the head of {self.transformer.identity.name} pools positions, so no single "
+                "position can be patched to change its answer"
+            )
         place = batch.keep.nonzero()[self.pairs.recipient[chosen] - first_row]  # (pair, 2)
         texts, slot = place[:, 0].unique(return_inverse=True)
         position = torch.empty(len(self.pairs.donor), dtype=torch.int64)

@@ -176,7 +176,7 @@ class ShortcutContext(FitContext[ShortcutSettings]):
         for number, batch in enumerate(self.batches()):
             draw = torch.Generator().manual_seed(batch.index)
             drawn = torch.rand(batch.n_texts, generator=draw) < share
-            rows.append(drawn[batch.keep.nonzero()[:, 0]])
+            rows.append(drawn[batch.text_of_row])
             if drawn.any():
                 some = batch if share >= 1 else batch.texts(drawn)
                 recording = record(self.model, some.inputs)

@@ -93,15 +93,16 @@ def floor(result: StudyResult) -> Iterator[Mark]:
 
 
 def is_masked(result: StudyResult) -> bool:
-    """Whether the model predicts masked tokens, not next ones."""
+    """Whether the model predicts masked tokens."""
     return bool(result.model["kind"] == "masked-token")
 
 
 def is_next(result: StudyResult) -> bool:
     """Whether the model predicts next tokens."""
-    return not is_masked(result)
+    return bool(result.model["kind"] == "next-token")
 
 
 def token_of(result: StudyResult) -> str:
     """What the model predicts."""
-    return "masked token" if is_masked(result) else "next token"
+    names = {"next-token": "next token", "masked-token": "masked token"}
+    return names.get(result.model["kind"], "class")

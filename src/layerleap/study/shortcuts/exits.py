@@ -48,7 +48,7 @@ def _cost(context: ShortcutContext, label: str) -> Cost:
     read = context.counts("read", context.text)
     tokens = max(1, round(read["tokens"] / read["texts"]))
     cost = measure(context.model, tokens=tokens, bank=context.banks.get(label))
-    return cost.per_text() if context.model.kind == "masked-token" else cost
+    return cost if context.model.kind == "next-token" else cost.per_text()
 
 
 def _texts(context: ShortcutContext, lenses: Mapping[str, Lensed], saved: list[Row]) -> list[Row]:

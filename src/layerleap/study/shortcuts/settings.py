@@ -19,8 +19,9 @@ class ShortcutSettings(FitSettings):
 
     text: str | None = option(
         None,
-        "wikipedia, news, 'generated' (sampled from the model), a file (txt, jsonl, parquet, .gz), "
-        "a folder, or a data set of the hub. By default, what suits the model.",
+        "wikipedia, enwik8 (far more articles), news, 'generated' (sampled from the model), a file "
+        "(txt, jsonl, parquet, .gz), a folder, or a data set of the hub. By default, what suits "
+        "the model and the number of texts.",
         flags=("--text", "-t"),
     )
     n_fit: int | None = option(9000, "Texts to fit on.", flags=("--fit-texts",))
@@ -85,8 +86,9 @@ class ShortcutSettings(FitSettings):
         # A model that reads generated texts seldom speaks the language of the news.
         if other == main or (main == "generated" and other == DEFAULT_OTHER):
             other = None
-        some = f"every:{DENSEST_MASKS}" if model.kind == "masked-token" else "every:4"
-        return replace(self, text=main, other=other, positions=self.positions or some)
+        some = {"next-token": "every:4", "masked-token": f"every:{DENSEST_MASKS}"}
+        positions = self.positions or some.get(model.kind, "one")
+        return replace(self, text=main, other=other, positions=positions)
 
     def to_dict(self) -> Row:
         """Plain JSON values; models are named."""

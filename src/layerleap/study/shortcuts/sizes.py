@@ -9,7 +9,6 @@ import numpy
 from layerleap.errors import BadSettings
 from layerleap.models.load import load
 from layerleap.read.metrics import finite
-from layerleap.stream.source import default_text
 from layerleap.study.claims import Claim, Verdict, between, difference, opposite, share_of
 from layerleap.study.engine import Section
 from layerleap.study.figures import LENSES, Axis, Figure, short
@@ -30,7 +29,7 @@ def run(context: ShortcutContext) -> Tables:
     if not s.beside:
         raise BadSettings("no models to compare with; name some in the setting 'beside'")
     rows = _curves(context, context.tables["scores"])
-    text = None if s.text == default_text(context.model) else s.text
+    text = None if s.text == replace(s, text=None).main_text(context.model) else s.text
     for model in s.beside:
         if isinstance(model, str):  # one after the other: they are not held in memory together
             model = load(model, dtype=context.model.identity.dtype)

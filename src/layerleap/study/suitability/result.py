@@ -108,12 +108,12 @@ class Suitability:
         """
         import pandas
 
+        check_choice(table, Table, "table")
         tables = {
             "rules": [{**one.flat(), "chosen": one is self.chosen} for one in self.outcomes],
             "plans": [run.to_dict() for run in self.plans],
             "agreement": self._agreement_rows(),
         }
-        check_choice(table, tables, "table")
         return pandas.DataFrame(tables[table])
 
     def _repr_html_(self) -> str:

@@ -16,6 +16,7 @@ import layerleap
 from layerleap.act.exits.cost import measure
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.timing import measure_timing
+from layerleap.arguments import checked
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
@@ -65,6 +66,7 @@ class SuitabilitySettings:
         return {**{k: v for k, v in flat.items() if k != "sampling"}, **flat["sampling"]}
 
 
+@checked
 def suitability(
     transformer: Transformer,
     settings: SuitabilitySettings | None = None,
@@ -81,7 +83,7 @@ def suitability(
         result.save_plan("plan.json")  # for ll.generate(model, prompt, plan="plan.json")
 
     Args:
-        transformer: a model that reads plain text.
+        transformer: a model that reads plain text, or an image classifier.
         settings: the settings; None takes the defaults.
         bank: maps to the last layer, or their folder or hub name; None fits them on the text.
         work: a folder for checkpoints, from which an interrupted fit resumes. They are removed
@@ -151,7 +153,8 @@ def _resolved(
     except TypeError as error:
         names = ", ".join(SuitabilitySettings.__dataclass_fields__)
         raise BadSettings(f"unknown setting: {error}; expected some of: {names}") from error
-    require_text(transformer)
+    if transformer.kind != "image-class":
+        require_text(transformer)
     for name in ("scipy.stats", "sklearn.linear_model"):
         learn_library(name)
     if bank is not None:
