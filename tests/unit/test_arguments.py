@@ -76,7 +76,6 @@ def test_a_wrong_type_is_refused_in_one_line(arguments, message):
         {"layers": np.array([1])}, {"layers": {1, 2}}, {"layers": []}, {"anything": object()},
         {"tell": print}, {"more": 3},
     ],
-    ids=str,
 )  # fmt: skip
 def test_what_would_work_is_accepted(arguments):
     assert verb(**arguments) == "done"
