@@ -361,10 +361,17 @@ def test_a_masked_model_needs_a_mask_token():
         next(iter_examples(Transformer.wrap(build("bert"), bare), TEXTS, Sampling()))
 
 
-@pytest.mark.parametrize("name", ["bart", "t5", "whisper", "vit"])
-def test_models_that_read_more_than_one_text_are_refused(name):
+@pytest.mark.parametrize("name", ["whisper", "vit"])
+def test_models_of_images_and_sound_are_refused(name):
     transformer = Transformer.wrap(build(name), tokenizer())
     with pytest.raises(BadSettings, match="images, sound or two texts"):
+        next(iter_examples(transformer, TEXTS, Sampling()))
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_single_texts_are_refused_by_a_model_of_pairs(name):
+    transformer = Transformer.wrap(build(name), tokenizer())
+    with pytest.raises(BadText, match="expected a source text and a target text"):
         next(iter_examples(transformer, TEXTS, Sampling()))
 
 
