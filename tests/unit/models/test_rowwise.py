@@ -51,10 +51,15 @@ def test_a_chain_has_them_too_and_lists_of_tokens_are_run_as_a_whole(narrow):
         assert torch.equal(cursor.run(TEXT).h, expected)
 
 
-def test_bits_that_are_not_kept_are_noticed(narrow, monkeypatch):
-    """As with a family whose attention does not go through the interface."""
+def test_attention_that_does_not_go_through_the_interface_keeps_no_bits():
+    """On a short probe it may look as if it did."""
+    bloom = Transformer.wrap(build("bloom").to(torch.bfloat16))
+    assert not keeps_bits(bloom, find_axes(bloom), None)
 
+
+def test_bits_that_are_not_kept_are_noticed(narrow, monkeypatch):
     def as_a_whole(self, function, *args, **kwargs):
+        self.n_split += 1
         output, weights = function(*args, **kwargs)
         return output * (1 + 2**-7) if args[1].shape[2] > 1 else output, weights
 

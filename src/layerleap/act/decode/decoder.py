@@ -423,7 +423,8 @@ class _Prepared:
         if decoder.rule is not None or self.is_one_by_one or decoder.max_nodes == 1:
             return _no_drafts()
         has_table = "table" in decoder.drafts and decoder.bank is not None
-        with unedited(self.transformer.model):  # what a model can do is measured without edits
+        # What a model can do is measured without edits, and the table serves later calls too.
+        with unedited(self.transformer.model), torch.inference_mode(False):
             table = DraftTable(self.lens) if has_table else None
             cost = decoder._cost or measure_passes(
                 self.transformer, self.packed, rowwise=self.keeps_bits

@@ -84,6 +84,7 @@ class Cursor:
         self.cache = RaggedCache(transformer.n_layers)
         self.ids: list[int] = []  # tokens whose positions were entered
         self.called: list[BlockArguments] = []  # what the blocks of the last pass were called with
+        self.attention = RowByRow()  # of the last pass
         self.block = 0  # the block that is running
         self._waiting: dict[int, Tensor] = {}  # by layer: (1, row, d_model)
         self._shapes: dict[int, Shape] = {}
@@ -141,11 +142,12 @@ class Cursor:
         self._begin_pass(tree, watch, frozenset(checks), carry)
         self._is_running, self.cache.cursor = True, self
         is_rowwise = self._rowwise and isinstance(new, Tree) and len(new) > 1
+        self.attention = RowByRow()
         if self._packed is not None:  # a prompt is computed as `generate` computes it
             self._packed.is_paused = not isinstance(new, Tree) and len(new) > 1
             self._packed.keeps_bits = self._rowwise
         try:
-            with attention_wrapped_by(RowByRow()) if is_rowwise else nullcontext():
+            with attention_wrapped_by(self.attention) if is_rowwise else nullcontext():
                 self._call_model(tree)
         except StopPass:
             pass

@@ -21,6 +21,7 @@ class RowByRow:
     """Goes around attention functions; keeps what rows see, which is the same in many layers."""
 
     def __init__(self) -> None:
+        self.n_split = 0  # calls that were made row by row
         self._mask: Tensor | None = None
         self._keys: list[Keys] | None = None
 
@@ -43,6 +44,7 @@ class RowByRow:
             self._keys = _keys(attention_mask, query.shape[2], key.shape[2])
         if self._keys is None or len(query) > 1:
             return function(module, query, key, value, attention_mask, *args, **kwargs)
+        self.n_split += 1
         rows = [
             function(
                 module, query[:, :, n : n + 1], key[:, :, keys], value[:, :, keys], None,
