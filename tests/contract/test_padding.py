@@ -112,6 +112,8 @@ def test_natural_inputs_are_read_and_others_refused_in_words():
     assert torch.equal(transformer.capture(ids.tolist()).states[3], by_name)
     assert gap(transformer.capture(ids[0]).states[3], by_name[:1]) < 1e-9
     assert gap(transformer.capture(ids[0].tolist()).states[3], by_name[:1]) < 1e-9
+    lists = transformer.capture({"input_ids": [[5, 6, 7], [8, 9]]})  # as tokenizers return them
+    assert gap(lists.states[3][1, :2], transformer.capture([8, 9]).states[3][0]) < 1e-9
     for wrong in (None, 3, [], torch.rand(2, 5), torch.zeros(1, 2, 3, dtype=torch.long)):
         with pytest.raises(BadSettings, match="expected"):
             transformer.capture(wrong)

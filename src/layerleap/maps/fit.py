@@ -244,12 +244,12 @@ def _default_plan(transformer: Transformer) -> dict[str, Any]:
     """How the default bank samples its text.
 
     A masked model is read at its masked positions. Masking many at once would leave little context,
-    so it gets one position per text, and more and shorter texts. An image is one row, so all
-    images that are not held out are used.
+    so it gets one position per text, and more and shorter texts. So does a classifier of texts,
+    for which a text is one row. An image is one row, so all images that are not held out are used.
     """
     if modality(transformer) == "images":
         return {"sampling": Sampling(), "n_texts": None}
-    if transformer.kind == "masked-token":
+    if transformer.kind in ("masked-token", "text-class"):
         return {"sampling": Sampling(positions="one"), "n_texts": 4000}
     # Every position: the forward pass costs far more than its rows.
     sampling = Sampling(unit="paragraph", positions="all")

@@ -37,6 +37,9 @@ def as_inputs(transformer: "Transformer", given: Any) -> dict[str, Any]:
             the arguments themselves, as a tokenizer or processor returns them.
     """
     if isinstance(given, Mapping):
+        is_list = isinstance(given.get("input_ids"), list)  # without return_tensors
+        if is_list and not transformer.model.config.is_encoder_decoder:
+            return padded(transformer, several(transformer, given) or [])
         return dict(given)
     if isinstance(given, Tensor):
         return _from_tensor(transformer, given)
@@ -108,18 +111,23 @@ def several(transformer: "Transformer", given: Any) -> list[Any] | None:
     if transformer.model.config.is_encoder_decoder and isinstance(given, tuple):
         return None  # a pair (source, target) is one text
     if isinstance(given, Mapping):
-        ids, mask = given.get("input_ids"), given.get("attention_mask")
-        if ids is None:
+        if given.get("input_ids") is None:
             raise BadText(f"got {', '.join(map(str, given))}; expected input_ids among them")
-        ids = torch.as_tensor(ids)
-        mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
-        if ids.dim() == 1:
-            ids, mask = ids[None], mask[None]
-        return [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
+        texts = _lists(given["input_ids"])
+        mask = given.get("attention_mask")
+        masks = [[1] * len(text) for text in texts] if mask is None else _lists(mask)
+        pairs = zip(texts, masks, strict=True)
+        return [[id_ for id_, real in zip(*pair, strict=True) if real] for pair in pairs]
     if isinstance(given, Tensor):
         return None if given.dim() < 2 else list(given)
-    is_one = isinstance(given, str) or not given or _is_ids(given)
-    return None if is_one else list(given)
+    is_one = isinstance(given, str) or not isinstance(given, Sequence) or _is_ids(given)
+    return None if is_one or not given else list(given)
+
+
+def _lists(values: Any) -> list[list[int]]:
+    """Values of one text or of several, as lists of several."""
+    rows = values.tolist() if isinstance(values, Tensor) else list(values)
+    return [rows] if _is_ids(rows) else rows
 
 
 def _is_ids(given: Any) -> bool:

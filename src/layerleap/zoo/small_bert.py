@@ -31,7 +31,7 @@ class BertSettings:
     heads: int = 4
     vocabulary: int = 6000
     max_tokens: int = 64  # length of the position table; longer texts are truncated
-    epochs: int = 3
+    epochs: int = 2
     batch: int = 64
     rate: float = 5e-4  # peak learning rate; warmed up, then a cosine decay
     decay: float = 0.05  # weight decay

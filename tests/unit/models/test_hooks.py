@@ -6,6 +6,8 @@ import inspect
 import pickle
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from tiny_models import tiny
 from torch import nn
 
 from layerleap.models.hooks.attention import attention_chosen_by
-from layerleap.models.hooks.forward import Tap, hooks_of, tapped
+from layerleap.models.hooks.forward import Tap, hooks_of, once, tapped
 from layerleap.models.transformer import Transformer
 
 X = torch.ones(1, 3)
@@ -198,3 +200,30 @@ def test_attention_is_chosen_on_this_thread_only_and_the_lookup_is_put_back():
         assert not torch.equal(run(), expected)
     assert AttentionInterface.get_interface is before
     assert torch.equal(run(), expected)
+
+
+def test_a_property_that_needs_the_model_waits_for_it_before_it_takes_a_lock_of_its_own():
+    """With `cached_property` of Python 3.11, these two threads would wait for each other."""
+    transformer = SimpleNamespace(model=nn.Linear(2, 2))
+    lock, asked, runs = hooks_of(transformer.model).lock, threading.Event(), []
+
+    class Owner:
+        def __init__(self):
+            self.transformer = transformer
+
+        @once
+        def value(self):
+            """Something about the model."""
+            with lock:
+                runs.append(1)
+                return 7
+
+    owner, other = Owner(), Owner()
+    with ThreadPoolExecutor(1) as pool:
+        with lock:
+            waiting = pool.submit(lambda: (asked.set(), other.value)[1])
+            assert asked.wait(10)
+            assert owner.value == 7  # while the other thread is already inside the property
+        assert waiting.result(timeout=10) == 7
+    assert (owner.value, other.value) == (7, 7)
+    assert len(runs) == 2

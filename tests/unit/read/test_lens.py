@@ -237,14 +237,14 @@ def test_several_texts_tensors_and_tokenizer_batches_are_read(case):
     expected = [lens.read(text) for text in texts]
     batch = transformer.tokenizer(texts, padding=True, padding_side="left", return_tensors="pt")
     ids = [transformer.tokenizer(text)["input_ids"] for text in texts]
-    for given in (texts, tuple(texts), batch, ids):
+    for given in (texts, tuple(texts), batch, transformer.tokenizer(texts), ids):
         readings = lens.read(given)
         assert [r.tokens for r in readings] == [r.tokens for r in expected]
         for ours, theirs in zip(readings, expected, strict=True):
             kl, same = ours.tracks["mat"].kl, theirs.tracks["mat"].kl
             assert torch.allclose(kl, same, atol=1e-4)
     assert lens.read(torch.tensor(ids[0])).tokens == expected[0].tokens
-    for wrong in ([["a"], 3], [None], {"pixel_values": 1}):
+    for wrong in ([["a"], 3], [None], {"pixel_values": 1}, 3, None):
         with pytest.raises(BadText, match="expected"):
             lens.read(wrong)
 

@@ -11,7 +11,6 @@ which supports generation config, processors, criteria, streamers, masks and see
 import sys
 from collections.abc import Collection, Sequence
 from copy import deepcopy
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +44,7 @@ from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.verify import find_axes, keeps_bits
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
+from layerleap.models.hooks.forward import once
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.probes.task import TaskProbe
@@ -388,7 +388,7 @@ class _Prepared:
             prompt=n_prompt,
         )  # fmt: skip
 
-    @cached_property
+    @once
     def packed(self) -> Packed | None:
         """The packed weights, if wanted and faster."""
         return Packed.of(self.transformer.model) if self.decoder.packed else None
@@ -416,7 +416,7 @@ class _Prepared:
         """Logits this many rounding steps apart are decided by a pass of their own; 0 for none."""
         return 0.0 if _is_wide(self.transformer) or self.keeps_bits else TIE_STEPS
 
-    @cached_property
+    @once
     def drafter(self) -> Drafter:
         """What proposes drafts; none if tokens are decoded one by one."""
         decoder = self.decoder

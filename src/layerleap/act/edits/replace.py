@@ -13,7 +13,7 @@ on the activations of the unedited model; here they get the output of earlier ma
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.trace import Shape, shape_of, state_taken
 from layerleap.models.hooks.capture import check_layer
 from layerleap.models.hooks.edit import Change, Edit, unedited
-from layerleap.models.hooks.forward import Tap, tapped
+from layerleap.models.hooks.forward import Tap, once, tapped
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 
@@ -154,7 +154,7 @@ class PartMaps:
         """The same edit as `ReplaceParts`, with the parts already matched."""
         return _MatchedParts(self, kinds, start)
 
-    @cached_property
+    @once
     def is_local(self) -> bool:
         """True if, with attention replaced, positions do not depend on each other.
 

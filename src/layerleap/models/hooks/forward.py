@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock, RLock, get_ident
-from typing import Any
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -190,6 +190,29 @@ def hooks_of(model: nn.Module) -> ModelHooks:
         if model not in _HOOKS:
             _HOOKS[model] = ModelHooks()
         return _HOOKS[model]
+
+
+T = TypeVar("T")
+
+
+class once(Generic[T]):
+    """A property of an object with a `transformer`, computed once, under the model's lock.
+
+    `cached_property` of Python 3.11 takes a lock of its own first. A thread that holds it and waits
+    for the model would then wait forever for one that holds the model and asks for the property.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute, self.__doc__ = compute, compute.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> T:
+        """The value; from the second time on, Python finds it in the instance."""
+        name = self.compute.__name__
+        with hooks_of(instance.transformer.model).lock:
+            if name not in instance.__dict__:
+                instance.__dict__[name] = self.compute(instance)
+            value: T = instance.__dict__[name]
+            return value
 
 
 @contextmanager
