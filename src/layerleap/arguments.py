@@ -20,6 +20,7 @@ R = TypeVar("R")
 WORDS: dict[Any, str] = {
     int: "a whole number", float: "a number", str: "a string", bool: "True or False",
     types.NoneType: "None", "Transformer": "a model from ll.load",
+    "Rule": "an exit rule such as ll.exits.Similarity(0.98)",
 }  # fmt: skip
 
 
@@ -97,7 +98,7 @@ def _described(hint: Any) -> str:
     if len(_alternatives(hint)) > 1:
         return " or ".join(dict.fromkeys(map(_described, inside)))
     if origin is Literal:
-        return f"one of {', '.join(map(repr, inside))}"
+        return ("one of " if len(inside) > 1 else "") + ", ".join(map(repr, inside))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "a dictionary"
     if isinstance(origin, type) and issubclass(origin, Iterable) and inside:

@@ -84,7 +84,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "an empty prompt": (lambda: generate(""), "the prompt is empty"),
     "several prompts": (lambda: generate(["the", "a"]), "expected a string"),
     "no new token": (lambda: generate(max_new_tokens=0), "max_new_tokens is 0"),
-    "a rule by name": (lambda: generate(rule="patience"), "rule is 'patience'; expected a Rule"),
+    "a rule by name": (lambda: generate(rule="patience"), "rule is 'patience'; expected an exit"),
     "a typo in an option": (lambda: generate(max_tokens=3), "refuses its options.*max_tokens"),
     "a negative temperature": (lambda: generate(do_sample=True, temperature=-1.0), "temperature"),
     "an empty tensor": (lambda: model().capture(IDS[:, :0]), "the tensor is empty"),
