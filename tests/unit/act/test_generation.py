@@ -249,13 +249,8 @@ def test_sampling_follows_the_seed(llama):
     [
         ({"max_new_tokens": 0}, BadSettings, "expected at least 1"),
         ({"chat": True}, BadSettings, "no chat template"),
-<<<<<<< HEAD
-        ({"rule": 0.98}, BadSettings, "rule is 0.98; expected a Rule"),
-        ({"bank": 3}, BadSettings, "bank is 3; expected a ShortcutBank"),
-=======
         ({"rule": 0.98}, BadSettings, "rule is 0.98; expected an exit rule such as"),
         ({"bank": 3}, BadSettings, "bank is 3; expected a ShortcutBank or"),
->>>>>>> stream
         ({"decoder": "transformers", "rule": ll.exits.Never()}, BadSettings, "to the decoder"),
         (
             {"rule": ll.exits.Never(), "plan": ExitPlan(ll.exits.Never(), (), None)},
@@ -263,15 +258,11 @@ def test_sampling_follows_the_seed(llama):
             "a plan has its own rule",
         ),
         ({"plan": ExitPlan(None, (), None)}, BadSettings, "never exit"),
-<<<<<<< HEAD
-        ({"decoder": "greedy"}, BadSettings, "decoder is 'greedy'; expected a Decoder"),
-=======
         (
             {"decoder": "greedy"},
             BadSettings,
             "decoder is 'greedy'; expected a Decoder or 'transformers'",
         ),
->>>>>>> stream
         ({"plan": "nowhere.json"}, BadArtifact, "nowhere.json is missing"),
         ({"bank": "nowhere"}, CannotFetch, "nowhere"),
     ],
