@@ -176,6 +176,7 @@ def _exact_rows(seen: Seen, texts: Texts, suffix: str, bar: float) -> list[Row]:
     peers = {side: rate for side, rate in speed.items() if side not in ("exact", "fast")}
     accounts = [account for by in seen["exact"].values() for _, account in by]
     detail = {
+        "computed_in": "bfloat16" if "bfloat16" in suffix else "float32",
         "speeds": speed,
         "by_set": {s: {n: median(r for r, _ in by) for n, by in sets.items()}
                    for s, sets in seen.items()},

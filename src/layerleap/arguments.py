@@ -9,6 +9,7 @@ import inspect
 import reprlib
 import types
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -28,9 +29,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def with_checks(*args: P.args, **kwargs: P.kwargs) -> R:
         signature, hints = _annotations(function)
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
-            if name in hints:
-                _check(value, hints[name], name)
+        with suppress(TypeError):  # Python itself says best which argument is missing or unknown
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if name in hints:
+                    _check(value, hints[name], name)
         return function(*args, **kwargs)
 
     return with_checks
@@ -96,8 +98,11 @@ def _described(hint: Any) -> str:
         return " or ".join(dict.fromkeys(map(_described, inside)))
     if origin is Literal:
         return f"one of {', '.join(map(repr, inside))}"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "a dictionary"
     if isinstance(origin, type) and issubclass(origin, Iterable) and inside:
         items = _described(inside[0])
-        return f"a list of {items}" if "'" in items else f"a list of {items.removeprefix('a ')}s"
+        is_simple = inside[0] in (int, float, str)
+        return f"a list of {items.removeprefix('a ')}s" if is_simple else f"a list, each {items}"
     name = getattr(hint, "__name__", str(hint))
     return WORDS.get(hint) or WORDS.get(name) or f"a {name}"

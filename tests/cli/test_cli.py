@@ -261,9 +261,9 @@ def test_a_study_of_which_a_section_cannot_run_says_so_and_its_exit_code_shows_i
     folder: Path, text: Path, tmp_path: Path
 ) -> None:
     words = ("--text", text, "--other", "none", "--read-texts", 1, "-o", tmp_path / "r")
-    result = run("study", "shortcuts", folder, *words, "--sections", "exits")
+    result = run("study", "shortcuts", folder, *words, "--sections", "sizes")  # without --beside
     assert result.exit_code == 3, result.output
-    assert "section exits could not run" in said(result)
+    assert "section sizes could not run" in said(result)
     assert (tmp_path / "r" / "report.html").exists()
 
 

@@ -61,6 +61,8 @@ def run(transformer: "Transformer", arguments: Mapping[str, Any]) -> Any:
 
 def _from_tensor(transformer: "Transformer", given: Tensor) -> dict[str, Any]:
     main = transformer.model.main_input_name
+    if not given.numel():
+        raise BadText("the tensor is empty; expected at least one token")
     if not given.is_floating_point() and given.dim() in (1, 2) and main == "input_ids":
         ids = given if given.dim() == 2 else given[None]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -52,6 +52,11 @@ def load(
 
     from layerleap.models.transformer import Transformer
 
+    if isinstance(tokenizer, str | Path):
+        raise BadSettings(
+            f"tokenizer is {str(tokenizer)!r}; expected a tokenizer: "
+            "AutoTokenizer.from_pretrained(name) loads one"
+        )
     how: dict[str, Any] = {"blocks": blocks, "tail": tail, "check": check}
     if isinstance(source, PreTrainedModel):
         if options:
@@ -60,6 +65,11 @@ def load(
                 "pass these options to from_pretrained"
             )
         return Transformer.wrap(source, tokenizer, processor=processor, **how)
+    if not isinstance(source, str | Path) or not str(source):
+        raise UnknownModel(
+            f"a model cannot be loaded from {source!r}; expected a bundled or hub name, a folder, "
+            "a GGUF file, or a model of transformers"
+        )
     folder, name, extra = _locate(str(source), tell)
     options = {**extra, **options}
     model = _load_model(folder, name, options)
@@ -140,6 +150,10 @@ def _load_model(folder: str, name: str, options: dict[str, Any]) -> "PreTrainedM
             )
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise UnknownModel(_why_not(name, folder, error)) from error
+        except (TypeError, AssertionError) as error:  # an option or a device that does not exist
+            raise BadSettings(
+                f"{name} cannot be loaded with {', '.join(options)}: {first_line(error)}"
+            ) from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelRefused(

@@ -138,9 +138,11 @@ class Transformer:
         "sequence", a row is (pos, d_model).
         """
         is_sequence = self.row_kind == "sequence"
-        if h.dim() != (3 if is_sequence else 2):
+        fits = isinstance(h, Tensor) and h.dim() == (3 if is_sequence else 2)
+        if not fits or h.shape[-1] != self.d_model:
             expected = f"(row, {'pos, ' if is_sequence else ''}{self.d_model})"
-            raise BadSettings(f"got states of {tuple(h.shape)}; expected {expected}")
+            given = tuple(h.shape) if isinstance(h, Tensor) else f"type {type(h).__name__}"
+            raise BadSettings(f"got states of {given}; expected a tensor of {expected}")
         value = h if is_sequence else h[:, None]  # one-token texts, which every tail accepts
         for step in self.tail:
             value = self.apply(step, value)
@@ -239,6 +241,8 @@ class Transformer:
 
     def sites(self, block: int) -> dict[str, Site]:
         """The sites of block `block` (1 to n_layers) by name; empty if they are not known."""
+        if not 1 <= block <= self.n_layers:
+            raise BadSettings(f"block {block} does not exist; expected 1 to {self.n_layers}")
         anatomy = self.anatomy[block - 1]
         return {} if isinstance(anatomy, str) else anatomy.sites
 

@@ -66,6 +66,10 @@ class Lens:
     @torch.no_grad()  # not inference mode: a probe may be trained on the result
     def logits(self, h: Tensor, layer: int) -> Tensor:
         """The logits that rows of h[layer] predict: (row, d_model) -> (row, d_vocab)."""
+        if h.shape[-1] != self.transformer.d_model:
+            raise BadSettings(
+                f"got states of {tuple(h.shape)}; expected (row, {self.transformer.d_model})"
+            )
         return self.transformer.logits(self.map(layer)(h))
 
     @overload

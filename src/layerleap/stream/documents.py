@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -54,6 +54,11 @@ def iter_documents(
             document. A bundled name wins over a file of that name: write ./news for the file.
         field: the column or key with the text in records.
     """
+    if isinstance(source, Mapping) or not isinstance(source, str | Path | Iterable):
+        raise BadText(
+            f"a text cannot be read from a {type(source).__name__}; expected a name, a file, a "
+            "folder or a list of strings"
+        )
     if not isinstance(source, str | Path):
         return _not_empty(_from_strings(source), "the list of strings")
     label = str(source)

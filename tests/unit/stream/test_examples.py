@@ -266,7 +266,7 @@ def test_a_lone_surrogate_from_escaped_json_does_not_stop_a_run(tmp_path):
         ({"max_tokens": 0}, "max_tokens 0 is too small; expected 1 or more"),
         ({"held_out": 1.0}, "held_out is 1.0; expected at least 0 and below 1"),
         ({"held_out": -0.1}, "held_out is -0.1; expected at least 0 and below 1"),
-        ({"unit": "word"}, "unit is 'word'; expected 'sentence' or 'paragraph' or 'document'"),
+        ({"unit": "word"}, "unit is 'word'; expected one of 'sentence', 'paragraph', 'd"),
         ({"positions": "some"}, "positions 'some' are unknown"),
         ({"positions": 4}, "positions is 4; expected a string"),
         ({"max_tokens": "12"}, "max_tokens is '12'; expected a whole number"),
@@ -362,14 +362,14 @@ def test_a_masked_model_needs_a_mask_token():
 
 
 @pytest.mark.parametrize("name", ["whisper", "vit"])
-def test_models_of_images_and_sound_are_refused(name):
+def test_models_that_do_not_read_text_are_refused(name):
     transformer = Transformer.wrap(build(name), tokenizer())
     with pytest.raises(BadSettings, match="images, sound or two texts"):
         next(iter_examples(transformer, TEXTS, Sampling()))
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
-def test_single_texts_are_refused_by_a_model_of_pairs(name):
+def test_models_that_read_pairs_refuse_single_texts(name):
     transformer = Transformer.wrap(build(name), tokenizer())
     with pytest.raises(BadText, match="expected a source text and a target text"):
         next(iter_examples(transformer, TEXTS, Sampling()))

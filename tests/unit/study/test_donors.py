@@ -209,3 +209,9 @@ def test_the_plan_for_a_depth_has_meaning_and_reaches_five_layers_in_deep_models
         == -min(plan.offsets)
         == (5 if n_layers >= 24 else 3 if n_layers >= 12 else 1)
     )
+
+
+def test_a_shorter_reach_keeps_the_gap_of_the_depth():
+    whole, near = PairSettings.of(30), PairSettings.of(30, reach=1)
+    assert (near.offsets, near.gap) == ((-1, 0, 1), whole.gap)
+    assert PairSettings.of(6, reach=5).offsets == (-1, 0, 1)  # a shallow model has no more

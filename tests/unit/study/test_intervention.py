@@ -151,7 +151,7 @@ def test_batches_of_recipients_are_one_injection_at_a_time(name):
         if here.any():
             runner.run(batch, here.nonzero()[:, 0], first)
         first += len(batch.documents)
-    outcome = runner.outcome(evidence)
+    success = runner.success(evidence)
     for trial in range(0, len(trials.pair), 7):
         kind = KINDS[int(trials.kind[trial])]
         if kind == "random":
@@ -165,9 +165,9 @@ def test_batches_of_recipients_are_one_injection_at_a_time(name):
         top = torch.cat([lens.logits(one, at).argmax(-1) for at, one in enumerate(trace)])
         settled = int(saturation_layers(top[None, :, None]))
         right = int(top[-1]) == int(pairs.token[pair])
-        assert bool(outcome.success[trial]) == (right and settled == layer), kind
-        assert bool(outcome.stays[trial]) == (right and settled <= layer)
-        assert bool(outcome.reads[trial]) == (int(top[layer]) == int(pairs.token[pair]))
+        assert bool(success[trial]) == (right and settled == layer), kind
+        assert bool(runner.stays[trial]) == (right and settled <= layer)
+        assert bool(runner.reads[trial]) == (int(top[layer]) == int(pairs.token[pair]))
 
 
 def test_a_random_state_is_as_long_as_the_donors_and_the_same_in_any_batch():
@@ -192,7 +192,7 @@ def test_a_random_state_is_as_long_as_the_donors_and_the_same_in_any_batch():
             if here.any():
                 runner.run(batch, here.nonzero()[:, 0], first)
             first += len(batch.documents)
-        found.append((put_in, runner.outcome(evidence)))
+        found.append((put_in, runner))
     (few, one), (many, other) = found
     assert few.keys() == many.keys() == set(range(len(trials.pair)))
     random = (trials.kind == KINDS.index("random")).nonzero()[:, 0].tolist()
@@ -201,7 +201,7 @@ def test_a_random_state_is_as_long_as_the_donors_and_the_same_in_any_batch():
         donor = states.cells(trials.source[trial], trials.layer[trial])
         assert float(few[trial].norm()) == pytest.approx(float(donor.norm()), rel=1e-5)
         assert abs(float(torch.cosine_similarity(few[trial], donor, dim=0))) < 0.9
-    assert torch.equal(one.success, other.success)
+    assert torch.equal(one.success(evidence), other.success(evidence))
     assert torch.equal(one.stays, other.stays)
 
 

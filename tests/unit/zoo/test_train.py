@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ def test_training_depends_only_on_its_seed_and_learns_something():
 
     def weights(**changes):
         torch.rand(1)  # earlier random numbers must not matter
-        chosen = VitSettings(**{**settings.to_dict(), **changes})
+        chosen = replace(settings, **changes)
         return train_vit(pixels, labels, 3, chosen, lambda _: None)
 
     before = torch.get_rng_state()

@@ -4,8 +4,8 @@ In: a wrapped model and a prompt; optionally a bank, an exit rule or plan, or a 
 Out: `Generation`; a notebook shows it with every token coloured by its exit layer.
 """
 
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from layerleap.act.decode.early import Policy
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
 from layerleap.arguments import checked
-from layerleap.errors import BadSettings, BadText, check_choice
+from layerleap.errors import BadSettings, BadText, check_choice, first_line
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.transformer import Transformer
@@ -228,7 +228,8 @@ def generate(
     if not options["do_sample"]:
         options = {"temperature": None, "top_p": None, "top_k": None, **options}
     # Threads that share a decoder take turns, so that each gets the stats of its own text.
-    with nullcontext() if custom is None else hooks_of(transformer.model).lock:
+    turn = nullcontext() if custom is None else hooks_of(transformer.model).lock
+    with turn, _clear_refusals():
         output: Any = transformer.model.generate(
             entry, attention_mask=torch.ones_like(entry), custom_generate=custom,
             **({"streamer": written} if custom is None else {"stream_to": written}),
@@ -242,6 +243,14 @@ def generate(
     if shown is not None:
         shown.update(generation)
     return generation
+
+
+@contextmanager
+def _clear_refusals() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:  # how transformers refuses an option
+        raise BadSettings(f"generate refuses its options: {first_line(error)}") from error
 
 
 def _display(prompt: str) -> Any:

@@ -179,6 +179,7 @@ class Packed:
     @contextmanager
     def in_use(self, model: nn.Module) -> Iterator[None]:
         """Let linear layers use the copies; weights that have changed are copied again first."""
+        self.is_paused, self.keeps_bits = False, True
         with hooks_of(model).lock, torch.no_grad(), tapped(model, self._taps(model)):
             yield
 

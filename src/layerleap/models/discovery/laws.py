@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from layerleap.arguments import checked
 from layerleap.errors import LayerleapError, ModelRefused
 from layerleap.models.discovery.blocks import PATHS_HINT
 from layerleap.models.discovery.compare import rounding, row_gap, sum_error
@@ -87,6 +88,7 @@ def require(transformer: Transformer) -> None:
         raise ModelRefused(f"{name} is refused: {reasons}{hint}")
 
 
+@checked
 def check_model(model: PreTrainedModel | Transformer, **paths: Any) -> list[LawResult]:
     """The result of every law; a model that cannot be wrapped gives one failed result.
 

@@ -31,7 +31,7 @@ from layerleap.study.result import Row
 from layerleap.study.shortcuts.settings import ShortcutSettings
 from layerleap.study.shortcuts.trained import Trained, bank_of, train
 
-SAME_SIZE = 1.1  # fits whose row counts differ by a smaller factor are compared as they are
+SAME_SIZE = 1.25  # fits whose row counts differ by a smaller factor are compared as they are
 TRIM_EVERY = 8  # batches after which freed memory is given back
 
 

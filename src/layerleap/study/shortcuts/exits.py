@@ -15,6 +15,7 @@ from layerleap.study.tables import Column, Table, estimate, percent
 
 TARGET = 0.95  # the paper's agreement, also that of the rules that generate texts
 PROMPT = 12  # tokens that generated texts continue
+TOKENS = 24  # that they are continued by: every one may read the head at every layer
 
 
 def run(context: ShortcutContext) -> Tables:
@@ -59,7 +60,8 @@ def _texts(context: ShortcutContext, lenses: Mapping[str, Lensed], saved: list[R
         best = _best([row for row in exiting if row["map"] == name])
         rules[name, best["rule"]] = lenses[name].families[best["rule"]].at(best["knob"])
     banks = {"id": None, "mat": context.bank, "tuned": context.banks.get("tuned")}
-    return replayed.early_texts(context.model, banks, rules, context.beginning(PROMPT))
+    beginning = context.beginning(PROMPT)
+    return replayed.early_texts(context.model, banks, rules, beginning, tokens=TOKENS)
 
 
 def _best(rows: list[Row], key: str = "saved") -> Row:

@@ -239,6 +239,7 @@ SECTION = Section(
     "parts", "Which part of a block can be linear?", run,
     lead="A block has parts: attention, a feed-forward network and norms. Here, one kind of part "
     "is replaced by a matrix in every block after the start layer; everything else runs as it is.",
-    short="Parts", help="parts of blocks replaced by matrices", findings=findings, claims=CLAIMS,
-    figures=FIGURES, tables=TABLES, needs=("readings",),
+    short="Parts", help="parts of blocks replaced by matrices; with --quick only if named",
+    findings=findings, claims=CLAIMS, figures=FIGURES, tables=TABLES, needs=("readings",),
+    quick=False,
 )  # fmt: skip
