@@ -146,9 +146,9 @@ def test_a_head_that_pools_normed_positions_reads_whole_sequences():
     captured = transformer.capture(pixels, logits=True)
     h = captured.states[transformer.n_layers]
     assert gap(transformer.logits(h), captured.logits) < 1e-4
-    with pytest.raises(BadSettings, match="expected \\(row, pos, 24\\)"):
+    with pytest.raises(BadSettings, match="expected a tensor of \\(row, pos, 24\\)"):
         transformer.logits(h[:, 0])
-    with pytest.raises(BadSettings, match="expected \\(row, 24\\)"):
+    with pytest.raises(BadSettings, match="expected a tensor of \\(row, 24\\)"):
         seeing("vit").logits(h)
 
 

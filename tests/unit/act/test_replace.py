@@ -235,6 +235,6 @@ def test_rows_of_a_recording_are_those_that_capture_gathers():
 
 def test_a_pass_of_another_number_of_blocks_is_refused(monkeypatch):
     model = tiny("llama")
-    monkeypatch.setattr(model, "n_layers", 4)
+    monkeypatch.setattr(type(model), "n_layers", 4)
     with pytest.raises(ModelRefused, match="3 blocks ran in this forward pass; expected 4"):
         record(model, {"input_ids": torch.tensor([[5, 6, 7]])})
