@@ -397,7 +397,7 @@ def test_more_ranks_than_outputs_and_a_single_layer_are_refused(tmp_path):
 def test_quick_is_smaller_and_never_larger():
     quick = SaturationSettings(n_read=20).quickened().resolved(tiny("llama"))
     assert (quick.n_fit, quick.n_read, quick.permutations) == (200, 20, 19)
-    assert (quick.cells, quick.pairs, quick.reach, quick.prompts) == (600, 16, 1, 2)
+    assert (quick.cells, quick.pairs, quick.reach, quick.prompts) == (600, 16, 1, 0)
     assert quick.positions == "every:2"
     assert (
         SaturationSettings(positions="all").quickened().resolved(tiny("llama")).positions == "all"

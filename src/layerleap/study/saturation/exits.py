@@ -154,6 +154,8 @@ def _run(context: SaturationContext) -> Tables:
     if not replayed.generates_text(context.model):
         name = context.model.identity.name
         context.note(f"Timed exits: left out. {name} does not generate text token by token.")
+    elif not s.prompts:
+        context.note("Timed exits: left out, because no prompts were asked for.")
     elif prompts := context.attempt("Timed exits", lambda: _prompts(context, judged)):
         progress = context.progress
         tables["live"] = live_exits(context.model, context.bank, rules, prompts, progress=progress)

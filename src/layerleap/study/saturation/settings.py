@@ -57,15 +57,18 @@ class SaturationSettings(TextSettings):
     cells: int = option(3000, "(Position, layer) that a probe is trained on, at most.")
     pairs: int = option(100, "Pairs of positions in the intervention, at most.")
     reach: int = option(5, "Layers around the saturation layer at which states are patched in.")
-    prompts: int = option(4, "Prompts that exit rules continue when they are timed.")
+    prompts: int = option(
+        4, "Prompts that exit rules continue when they are timed; 0 leaves the timing out."
+    )
     tolerance: float = option(0.05, "Largest disagreement of calibrated exits, as a share.")
     delta: float = option(0.05, "How often calibration may break that promise, as a share.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("permutations", "cells", "pairs", "reach", "prompts"):
-            if (value := getattr(self, name)) < 1:
-                raise BadSettings(f"{name} is {value}; expected 1 or more")
+        least = {"permutations": 1, "cells": 1, "pairs": 1, "reach": 1, "prompts": 0}
+        for name, lowest in least.items():
+            if (value := getattr(self, name)) < lowest:
+                raise BadSettings(f"{name} is {value}; expected {lowest} or more")
         if self.draws < FEWEST_DRAWS:
             raise BadSettings(
                 f"draws is {self.draws}, which cannot give a p-value of 0.05; expected "
@@ -85,7 +88,7 @@ class SaturationSettings(TextSettings):
             **{
                 **vars(self), "permutations": min(self.permutations, 19),
                 "cells": min(self.cells, 600), "pairs": min(self.pairs, 16),
-                "reach": min(self.reach, 1), "prompts": min(self.prompts, 2),
+                "reach": min(self.reach, 1), "prompts": 0,
             }
         )  # fmt: skip
 

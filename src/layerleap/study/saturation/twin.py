@@ -50,7 +50,7 @@ SECTION = Section(
     "training. Its order is compared with the nulls in the figure above, and its states are "
     "patched into other texts as the model's are.",
     short="Untrained", help="the same model with random weights", findings=_findings,
-    after=("intervention",),
+    after=("intervention",), quick=False,
     claims=(Claim("In untrained models, only the first three ranks saturate in order.", _claim),),
     tables=(
         order.rank_table("twin-table", "Where each rank saturates in the untrained twin", "twin_"),

@@ -172,5 +172,5 @@ SECTION = Section(
     "it runs: 0-3~6-9 runs the blocks from layer 0 to layer 3, jumps to layer 6, and runs the "
     "blocks up to layer 9.",
     short="Alternation", help="blocks and jumps in turn", findings=findings, claims=CLAIMS,
-    figures=FIGURES, tables=TABLES, needs=("readings",),
+    figures=FIGURES, tables=TABLES, needs=("readings",), quick=False,
 )  # fmt: skip

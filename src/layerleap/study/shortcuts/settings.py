@@ -70,7 +70,7 @@ class ShortcutSettings(FitSettings):
         assert self.n_fit is not None
         assert self.n_read is not None
         return replace(
-            self, n_fit=min(self.n_fit, 200), n_read=min(self.n_read, 28),
+            self, n_fit=min(self.n_fit, 180), n_read=min(self.n_read, 28),
             positions=None if self.positions == "one" else self.positions,
             part_texts=min(self.part_texts, 8), schedule_texts=min(self.schedule_texts, 8),
             tuned_rows=min(self.tuned_rows, 1024),
