@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from layerleap.study.result import StudyResult
 
 Answer = Literal["yes", "partly", "no", "cannot tell", "not tested"]
+LEVEL = 0.05  # a p-value confirms a "yes" if it is at most this
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, float | 
     if None in ends:
         return {"value": value, "low": None, "high": None}
     return {"value": value, "low": a["low"] - b["high"], "high": a["high"] - b["low"]}
+
+
+def confirmed(answer: Answer, is_sure: bool) -> Answer:
+    """The answer of an interval, where "yes" needs something else to be sure of as well."""
+    return "cannot tell" if answer == "yes" and not is_sure else answer
 
 
 def all_of(answers: Iterable[Answer]) -> Answer:

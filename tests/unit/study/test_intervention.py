@@ -17,10 +17,10 @@ from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import Saturation, saturate, saturation_layers
 from layerleap.stream.examples import Batch, Sampling, iter_batches, iter_examples
-from layerleap.study.result import Tables
+from layerleap.study.result import StudyResult, Tables
 from layerleap.study.saturation.donors import KINDS, PairSettings, find_pairs, make_trials
 from layerleap.study.saturation.guesses import wilson
-from layerleap.study.saturation.intervention import BY_DEFINITION, intervene, words
+from layerleap.study.saturation.intervention import BY_DEFINITION, SECTION, intervene, words
 from layerleap.study.saturation.trial_runs import Runner
 
 PLAN = PairSettings((-1, 0, 1), 2, 2, limit=60)
@@ -239,6 +239,15 @@ def test_words_say_what_is_left_beyond_the_definition():
     assert "not clearly more often" in words({**contrast, "low": -0.4, "high": 0.1}, 30)
     assert "not clearly more often" in words({**contrast, "low": None, "high": None}, 30)
     assert "no state to compare" in words(None, 30)
+
+
+@pytest.mark.parametrize(("p", "answer"), [(0.01, "yes"), (0.12, "cannot tell")])
+def test_an_interval_above_zero_is_not_enough_if_the_test_of_pairs_is_unsure(p, answer):
+    at = {"offset": 0, "value": 0.3, "low": 0.1, "high": 0.5, "difference": 0.3, "donor": 0.5,
+          "control": 0.2, "pairs": 15, "p": p}  # fmt: skip
+    result = StudyResult("saturation", "1", "", {}, {}, {"contrasts": [at]})
+    stays = SECTION.claims[1].test(result)
+    assert stays.agrees == answer
 
 
 def test_the_result_is_plain_values_with_counts_and_intervals():

@@ -20,11 +20,11 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 from layerleap.read.metrics import Bootstrap, finite, percentiles
 from layerleap.read.saturation import Saturation
-from layerleap.study.claims import Claim, Verdict, above, all_of, untested
+from layerleap.study.claims import LEVEL, Claim, Verdict, above, all_of, confirmed, untested
 from layerleap.study.engine import Section
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.saturation.context import SaturationContext
-from layerleap.study.saturation.order import LEVEL, confirmed, interval
+from layerleap.study.saturation.order import interval
 from layerleap.study.tables import P_VALUE, Column, Table, bounded, p_words
 
 PAPER_LEAD = 7  # layers before the end that count as early, in the paper's models of 48 layers

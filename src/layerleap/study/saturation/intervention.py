@@ -25,7 +25,17 @@ from layerleap.read.metrics import mean_interval
 from layerleap.read.probes.task import States, require_aligned
 from layerleap.read.saturation import Saturation, saturation_layers
 from layerleap.stream.examples import Batch
-from layerleap.study.claims import Claim, Verdict, above, all_of, below, difference, untested
+from layerleap.study.claims import (
+    LEVEL,
+    Claim,
+    Verdict,
+    above,
+    all_of,
+    below,
+    confirmed,
+    difference,
+    untested,
+)
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line, Mark
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -215,7 +225,7 @@ def _saturated(result: StudyResult) -> Verdict:
         f"stays in {at['donor']:.0%} of {at['pairs']} pairs, and in {at['control']:.0%} with a "
         f"state that reads the same with the same margin and is not saturated ({p_words(at['p'])})"
     )
-    answers = [above(at)]
+    answers = [confirmed(above(at), at["p"] <= LEVEL)]  # intervals of few documents are narrow
     if twin is not None:
         seen += f"; in the untrained twin {twin['donor']:.0%} and {twin['control']:.0%}"
         values = [{**row, "value": row["difference"]} for row in (at, twin)]
@@ -223,8 +233,8 @@ def _saturated(result: StudyResult) -> Verdict:
     return Verdict(
         all_of(answers),
         seen,
-        "Yes if the difference is clearly above 0 and, where there is an untrained twin, clearly "
-        "larger than its difference; partly if only the first.",
+        "Yes if the difference is clearly above 0, with p at most 0.05, and, where there is an "
+        "untrained twin, clearly larger than its difference; partly if only some of these hold.",
     )
 
 

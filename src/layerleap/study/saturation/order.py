@@ -21,7 +21,17 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.read.metrics import mean_interval
 from layerleap.read.random_walks import RandomWalk
 from layerleap.read.saturation import Saturation
-from layerleap.study.claims import Answer, Claim, Verdict, above, all_of, opposite, untested
+from layerleap.study.claims import (
+    LEVEL,
+    Answer,
+    Claim,
+    Verdict,
+    above,
+    all_of,
+    confirmed,
+    opposite,
+    untested,
+)
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line, Mark
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -32,7 +42,6 @@ from layerleap.study.tables import GOOD_OR_BAD, Column, Table, estimate
 
 FEWEST_DOCUMENTS = 5  # with fewer, swapping whole documents cannot give p <= 0.05
 FILTER_DEPTH = 0.85  # the paper's filter keeps rows with s_1 up to this share of the depth
-LEVEL = 0.05  # a null is beaten only if its p-value is at most this
 NEEDED = 30  # rows with a tau, for a test to be made
 LENSES = {"id": "the logit lens (id)", "mat": "the linear shortcuts (mat)"}
 
@@ -169,11 +178,6 @@ def _tau(saturation: Saturation, walk: RandomWalk | None, cell: Cell, draws: int
     return row
 
 
-def confirmed(answer: Answer, is_sure: bool) -> Answer:
-    """The answer of an interval, where "yes" needs something else to be sure of as well."""
-    return "cannot tell" if answer == "yes" and not is_sure else answer
-
-
 # In words.
 
 
@@ -262,26 +266,19 @@ def in_order(tau: Row | None) -> Answer:
 
 
 def headline(selections: Sequence[Row]) -> str:
-    """One clause on order that covers every selection of ranks and positions.
-
-    Selections with the same answer are joined; if answers differ, it says so first.
-    """
-    by_answer: dict[str, list[str]] = {}
-    for tau in selections:
-        numbers = f" ({_numbers(tau)})" if tau["value"] is not None else ""
-        by_answer.setdefault(_answer(tau), []).append(f"{_selection(tau).lower()}{numbers}")
-    if not by_answer:
+    """One clause on order that counts every selection of ranks and positions."""
+    known = [tau for tau in selections if tau["value"] is not None]
+    if not known:
         return "too few positions saturate to say whether ranks do so in order"
-    parts = [f"{answer} in {' and in '.join(where)}" for answer, where in by_answer.items()]
-    start = "the answer depends on what is selected" if len(parts) > 1 else "order of saturation"
-    return f"{start}: {'; '.join(parts)}"
-
-
-def _numbers(tau: Row) -> str:
-    numbers = f"strict tau {tau['value']:+.2f}; exchangeable ranks {tau['exchangeable_mean']:+.2f}"
-    if tau.get("walk_mean") is not None:
-        numbers += f", random walks {tau['walk_mean']:+.2f}"
-    return numbers
+    chance, walks = (
+        sum(tau[f"beats_{null}"] == "yes" for tau in known) for null in ("exchangeable", "walk")
+    )
+    text = (
+        f"ranks saturate in more order than chance gives in {chance} of {len(known)} selections, "
+        f"and in clearly more order than random walks in {walks}"
+    )
+    few = len(selections) - len(known)
+    return text + (f" ({few} more had too few positions)" if few else "")
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:

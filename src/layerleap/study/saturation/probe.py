@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from layerleap.errors import BadSettings, BadText
 from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.scores import ProbeScores, score_probe
-from layerleap.study.claims import Answer, Claim, Verdict, above, untested
+from layerleap.study.claims import LEVEL, Answer, Claim, Verdict, above, confirmed, untested
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line, Mark
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.saturation.context import SaturationContext
-from layerleap.study.saturation.order import LEVEL, confirmed, interval
+from layerleap.study.saturation.order import interval
 
 FEWEST_PERMUTATIONS = 19  # with fewer no p-value reaches 0.05
 
