@@ -158,7 +158,7 @@ def readings_table(frame: list[Row], n_layers: int | None = None) -> RenderableT
     answer = Text("the model's own answer: ", style="bold")
     answer.append_text(_tokens(own["top"]))
     answer.no_wrap, answer.overflow = True, "ellipsis"
-    legend = "\u2713 the model's own top token; KL(model || reading) in nats"
+    legend = "\u2713 same top answer as the model; KL(model || reading) in nats"
     return Group(table, Text(f"{last:>6}  ").append_text(answer), Text(legend, style="dim"))
 
 
