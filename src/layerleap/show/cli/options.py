@@ -23,12 +23,13 @@ Text = Annotated[
     typer.Option(
         "--text",
         "-t",
-        help="wikipedia, enwik8 (far more articles), news, reviews (of films), 'generated' (sampled "
-        "from the model), a file (txt, jsonl, parquet, .gz), a folder, '-' for standard input, or a "
-        "data set of the hub. By default wikipedia, or generated for bundled models that do not "
-        "speak English. For encoder-decoders: a .tsv or .jsonl file of pairs. For image classifiers: mnist, digits, a folder of images, .npz or .csv. For speech: "
-        "beckett, spoken (by espeak-ng), a .wav file with its transcript as .txt beside it, or a "
-        "folder of these.",
+        help="wikipedia, enwik8 (far more articles), news, reviews (of films), 'generated' "
+        "(sampled from the model), a file (txt, jsonl, parquet, .gz), a folder, '-' for standard "
+        "input, or a data set of the hub. By default wikipedia, or generated for bundled models "
+        "that do not speak English. For encoder-decoders: a .tsv or .jsonl file of pairs. For "
+        "image classifiers: mnist, digits, a folder of images, .npz or .csv. For speech: beckett, "
+        "spoken (by espeak-ng), a .wav file with its transcript as .txt beside it, or a folder of "
+        "these.",
     ),
 ]
 Out = Annotated[
