@@ -7,6 +7,7 @@
     ll.evaluate(model, bank, "news")                   how good they are on held-out text
     ll.read(model, "The capital of France is")         what every layer would say
     ll.generate(model, "Once upon a time")             exact, or early with a rule
+    ll.search(model, "guitar music")                   neurons by the words they write
     model.capture(...), model.edit(...)                look inside, and change it
 
 Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
@@ -38,6 +39,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.read.lens import Lens
     from layerleap.read.lens import read_text as read
     from layerleap.read.readings import Readings
+    from layerleap.read.vocabulary.build import build_index as index
+    from layerleap.read.vocabulary.build import search_index as search
     from layerleap.stream.documents import iter_documents
     from layerleap.stream.examples import Sampling
     from layerleap.study import registry as studies
@@ -75,6 +78,8 @@ _HOME = {
     "Lens": ("layerleap.read.lens", "Lens"),
     "Readings": ("layerleap.read.readings", "Readings"),
     "read": ("layerleap.read", ""),
+    "index": ("layerleap.read.vocabulary.build", "build_index"),
+    "search": ("layerleap.read.vocabulary.build", "search_index"),
     "iter_documents": ("layerleap.stream.documents", "iter_documents"),
     "Sampling": ("layerleap.stream.examples", "Sampling"),
     "studies": ("layerleap.study.registry", ""),
@@ -87,8 +92,8 @@ __all__ = [
     "Decoder", "Evaluation", "Generation", "LayerleapError", "Lens", "Readings", "Sampling",
     "ShortcutBank", "StudyResult", "Suitability", "Transformer", "check", "decoder",
     "default_bank", "edits", "evaluate", "exits", "fit", "generate", "import_mat",
-    "import_tuned_lens", "iter_documents", "load", "read", "stats", "studies", "suitability",
-    "tune", "untrained", "zoo",
+    "import_tuned_lens", "index", "iter_documents", "load", "read", "search", "stats", "studies",
+    "suitability", "tune", "untrained", "zoo",
 ]  # fmt: skip
 
 
