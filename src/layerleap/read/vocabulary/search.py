@@ -201,7 +201,8 @@ def split_query(query: str) -> list[str]:
 def _beginnings(word: str) -> list[str]:
     """The beginnings of a word, longest first."""
     letters = word.rstrip("*")
-    return [letters[:n] for n in range(len(letters) - 1, SHORTEST_PIECE - 1, -1)]
+    pieces = (letters[:n] for n in range(len(letters) - 1, SHORTEST_PIECE - 1, -1))
+    return [piece for piece in pieces if piece[-1].isalnum()]
 
 
 def _tokens(connection: sqlite3.Connection, word: str, space: Space) -> list[int]:
@@ -228,32 +229,38 @@ def _ranked(
     """(vector, end, score), best first."""
     if not words.tokens:
         return []
-    sums = [_scores(connection, index, words, end) for end in ends]
+    points = [_points(connection, index, words, end) for end in ends]
+    scores, totals = (np.stack(rows) for rows in zip(*points, strict=True))
     # The better end of each vector; the first one if both are as good.
-    scores, totals = np.stack([s for s, _ in sums]), np.stack([t for _, t in sums])
     better = np.lexsort((-totals, -scores), axis=0)[0]
     vectors = np.flatnonzero(scores.max(0))
-    scores, totals = (each[better[vectors], vectors] for each in (scores, totals))
-    order = np.lexsort((vectors, -totals, -scores))
-    sides = better[vectors]
-    return [(int(vectors[i]), ends[sides[i]], round(float(scores[i]), 6)) for i in order]
+    better = better[vectors]
+    scores, totals = scores[better, vectors], totals[better, vectors]
+    full = 2 * index.top * len(words.tokens)
+    return [
+        (int(vectors[i]), ends[better[i]], round(int(scores[i]) / full, 6))
+        for i in np.lexsort((vectors, -totals, -scores))
+    ]
 
 
-def _scores(
+def _points(
     connection: sqlite3.Connection, index: IndexFile, words: Words, end: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """By vector, its score at one end, and the closeness of all matching tokens together."""
-    scores = np.zeros(index.n_vectors, np.float32)
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """By vector, its score at one end, and the closeness of all matching tokens together.
+
+    Both are counted in places, `top` for the first one: whole numbers, so that ties are exact.
+    """
+    scores = np.zeros(index.n_vectors, np.int64)
     totals = np.zeros_like(scores)
     for tokens in words.tokens.values():
         best = np.zeros_like(scores)
         for token in tokens:
             vectors, ranks = _posting(connection, token, end)
-            closeness = (1 - ranks / np.float32(index.top)).astype(np.float32)
-            best[vectors] = np.maximum(best[vectors], closeness)
-            totals[vectors] += closeness
-        scores += (best > 0) * (1 + best)
-    return scores / (2 * len(words.tokens)), totals
+            places = index.top - ranks.astype(np.int64)
+            best[vectors] = np.maximum(best[vectors], places)
+            totals[vectors] += places
+        scores += (best > 0) * (index.top + best)
+    return scores, totals
 
 
 def _posting(

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from layerleap.errors import BadArtifact, CannotWrite
+from layerleap.errors import BadArtifact, CannotFetch, CannotWrite
 from layerleap.files import clear_write_errors
 
 FORMAT = 1
@@ -159,13 +159,18 @@ def _is_locked(error: sqlite3.Error) -> bool:
 
 @contextmanager
 def _clear_errors(target: Path) -> Iterator[None]:
-    """Turn errors of SQLite into one `CannotWrite` about the file."""
+    """Turn errors of SQLite into one of ours about the file."""
     try:
         yield
     except sqlite3.Error as error:
         if _is_locked(error):
             raise CannotWrite(
                 f"another process is building {target}; wait for it, or choose another file"
+            ) from error
+        if "no such module" in str(error):
+            raise CannotFetch(
+                f"the SQLite library of this Python lacks full-text search ({error}); use a Python "
+                "whose sqlite3 has FTS5"
             ) from error
         raise CannotWrite(
             f"cannot write {target}: {error}; free some space or choose another location"
