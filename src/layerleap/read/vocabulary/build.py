@@ -7,7 +7,7 @@ that an interrupted build goes on from there. Neurons are read a few hundred at 
 model itself the build takes less than 1 GB.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ def build_index(
     n_texts: int = 200,
     clusters: int | None = None,
     seed: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
 ) -> ConceptIndex:
     """The concept index of a model, built if there is none.
@@ -83,6 +84,7 @@ def build_index(
         n_texts: sentences of it; 0 leaves the ranges out.
         clusters: how many; 0 for none. By default one per 40 vectors if scikit-learn is installed.
         seed: of the clusters.
+        tell: called with one line before the index is built.
         progress: a function to call, True for bars on a terminal or in a notebook, or False.
     """
     settings = IndexSettings(top, text_name(text), n_texts, clusters, seed)
@@ -94,6 +96,7 @@ def build_index(
     if clusters:
         library("sklearn.cluster", "learn", NEEDED)  # fails before the long part, not after it
     work = _Work(transformer, settings, text)
+    tell(f"building the concept index of {transformer.identity.name} (once; kept in {target})")
     with reporting(progress) as report, Building(target, settings.to_dict(transformer)) as building:
         work.run(building, report)
         building.finish()
@@ -181,6 +184,7 @@ class _Work:
             "tokens": self.tokens, "postings": self.postings, "ranges": self.ranges,
             "clusters": self.clusters,
         }  # fmt: skip
+        building.note("model", self.transformer.identity.to_dict())
         self.vectors(building, progress)
         for name, step in steps.items():
             if not building.is_done(name):
@@ -225,7 +229,6 @@ class _Work:
         """How every output is shown, and the full-text index over their words."""
         total = len(self.matrix)
         with building.step("tokens") as connection:
-            building.note("model", self.transformer.identity.to_dict())
             building.note("tokens", total)
             for id_ in range(total):
                 one = output_label(self.transformer, id_)

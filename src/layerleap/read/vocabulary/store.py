@@ -81,10 +81,10 @@ class Building:
     def _open(self) -> None:
         try:
             begun = self._begin()
-        except sqlite3.DatabaseError as error:
-            if _is_locked(error):
-                raise
-            begun = False  # not a database, or damaged: it holds nothing worth keeping
+        except sqlite3.OperationalError:  # locked, no space, no permission
+            raise
+        except sqlite3.DatabaseError:
+            begun = False  # damaged, so it holds nothing worth keeping
         if not begun:
             self.path.unlink(missing_ok=True)
             self._drop_journal()

@@ -43,7 +43,7 @@ def index(
         transformer = loading.load(model)
         found = layerleap.index(
             transformer, out_file, top=top, text=text, n_texts=texts, clusters=clusters, seed=seed,
-            progress=progress,
+            tell=tell, progress=progress,
         )  # fmt: skip
     if json:
         print_json(found.to_dict())
@@ -83,7 +83,7 @@ def search(
             found = ConceptIndex.open(transformer, index)
         else:
             with TerminalProgress() as progress:
-                found = layerleap.index(transformer, progress=progress)
+                found = layerleap.index(transformer, tell=tell, progress=progress)
         matches = found.search(query, top=top, side=side, space=space)
         if json:
             print_json(matches.to_dict())
