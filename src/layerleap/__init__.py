@@ -9,6 +9,7 @@
     ll.generate(model, "Once upon a time")             exact, or early with a rule
     ll.search(model, "guitar music")                   neurons by the words they write
     model.capture(...), model.edit(...)                look inside, and change it
+    ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
 
 Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
 is first used, so that `layerleap --help` does not wait for torch.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what runs
     from layerleap import stats, zoo
     from layerleap.act import edits, exits
+    from layerleap.act.debug.effect import Effect, effect
     from layerleap.act.decode.decoder import Decoder, decoder
     from layerleap.act.decode.generate import Generation, generate
     from layerleap.errors import LayerleapError
@@ -41,6 +43,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.read.readings import Readings
     from layerleap.read.vocabulary.build import build_index as index
     from layerleap.read.vocabulary.build import search_index as search
+    from layerleap.read.vocabulary.index import ConceptIndex
+    from layerleap.read.vocabulary.neurons import Neurons, neurons
     from layerleap.stream.documents import iter_documents
     from layerleap.stream.examples import Sampling
     from layerleap.study import registry as studies
@@ -58,6 +62,8 @@ _HOME = {
     "zoo": ("layerleap.zoo", ""),
     "edits": ("layerleap.act.edits", ""),
     "exits": ("layerleap.act.exits", ""),
+    "Effect": ("layerleap.act.debug.effect", "Effect"),
+    "effect": ("layerleap.act.debug.effect", "effect"),
     "Decoder": ("layerleap.act.decode.decoder", "Decoder"),
     "decoder": ("layerleap.act.decode.decoder", "decoder"),
     "Generation": ("layerleap.act.decode.generate", "Generation"),
@@ -80,6 +86,9 @@ _HOME = {
     "read": ("layerleap.read", ""),
     "index": ("layerleap.read.vocabulary.build", "build_index"),
     "search": ("layerleap.read.vocabulary.build", "search_index"),
+    "ConceptIndex": ("layerleap.read.vocabulary.index", "ConceptIndex"),
+    "Neurons": ("layerleap.read.vocabulary.neurons", "Neurons"),
+    "neurons": ("layerleap.read.vocabulary.neurons", "neurons"),
     "iter_documents": ("layerleap.stream.documents", "iter_documents"),
     "Sampling": ("layerleap.stream.examples", "Sampling"),
     "studies": ("layerleap.study.registry", ""),
@@ -89,11 +98,11 @@ _HOME = {
 }
 
 __all__ = [
-    "Decoder", "Evaluation", "Generation", "LayerleapError", "Lens", "Readings", "Sampling",
-    "ShortcutBank", "StudyResult", "Suitability", "Transformer", "check", "decoder",
-    "default_bank", "edits", "evaluate", "exits", "fit", "generate", "import_mat",
-    "import_tuned_lens", "index", "iter_documents", "load", "read", "search", "stats", "studies",
-    "suitability", "tune", "untrained", "zoo",
+    "ConceptIndex", "Decoder", "Effect", "Evaluation", "Generation", "LayerleapError", "Lens",
+    "Neurons", "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability",
+    "Transformer", "check", "decoder", "default_bank", "edits", "effect", "evaluate", "exits",
+    "fit", "generate", "import_mat", "import_tuned_lens", "index", "iter_documents", "load",
+    "neurons", "read", "search", "stats", "studies", "suitability", "tune", "untrained", "zoo",
 ]  # fmt: skip
 
 

@@ -24,11 +24,11 @@ from layerleap.read.vocabulary.lookup import (
     BlockEntry,
     End,
     IndexFile,
-    ScoredToken,
     ends_of,
     labels,
     scored,
 )
+from layerleap.read.vocabulary.neurons import Scored
 from layerleap.read.vocabulary.ranges import Range
 from layerleap.read.vocabulary.search import Matches, SearchSide, Space, find_tokens, search
 from layerleap.read.vocabulary.settings import IndexSettings, default_path
@@ -44,8 +44,8 @@ class Vector:
     block: int
     neuron: int
     norm: float
-    promotes: tuple[ScoredToken, ...]
-    suppresses: tuple[ScoredToken, ...]  # most suppressed first
+    promotes: tuple[Scored, ...]
+    suppresses: tuple[Scored, ...]  # most suppressed first
     range: Range | None  # natural values of the coefficient; None if no text was read
     cluster: int | None
 
@@ -106,8 +106,8 @@ class Cluster:
 
     number: int
     size: int
-    promotes: tuple[ScoredToken, ...]  # scores are sums over the members
-    suppresses: tuple[ScoredToken, ...]
+    promotes: tuple[Scored, ...]  # scores are sums over the members
+    suppresses: tuple[Scored, ...]
     members: tuple[Member, ...] = ()  # nearest to the centre first; only if asked for
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,6 +190,15 @@ class ConceptIndex:
             names = labels(connection, np.concatenate([end.ids for end in ends]))
         natural = None if values[0] is None else Range(*values)
         return Vector(block, neuron, norm, *_both_scored(ends, names), natural, cluster)
+
+    def range(self, block: int, neuron: int) -> dict[str, float] | None:
+        """The natural range of a coefficient as plain JSON types; None if no text was read."""
+        number = self.file.vector(block, neuron)
+        with self.file.reading() as connection:
+            row = connection.execute(
+                "SELECT low, mean, high, std, positive FROM ranges WHERE id = ?", (number,)
+            ).fetchone()
+        return None if row is None else Range(*row).to_dict()
 
     @torch.no_grad()
     def neighbours(self, block: int, neuron: int, *, top: int = 10) -> list[Neighbour]:
@@ -276,7 +285,7 @@ class ConceptIndex:
 
 def _both_scored(
     ends: tuple[End, End], names: dict[int, TokenLabel]
-) -> tuple[tuple[ScoredToken, ...], tuple[ScoredToken, ...]]:
+) -> tuple[tuple[Scored, ...], tuple[Scored, ...]]:
     return scored(ends[0], names), scored(ends[1], names)
 
 

@@ -16,22 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layerleap.errors import BadArtifact, BadSettings
+from layerleap.read.vocabulary.neurons import Scored
 from layerleap.read.vocabulary.store import FORMAT, about, reading
 from layerleap.read.vocabulary.tokens import TokenLabel
 
 MOST_VARIABLES = 500  # in one statement of SQLite
-
-
-@dataclass(frozen=True)
-class ScoredToken:
-    """A token and its score in a vector, or summed over a cluster."""
-
-    token: TokenLabel
-    score: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {"token": self.token.to_dict(), "score": self.score}
 
 
 class End(NamedTuple):
@@ -143,7 +132,7 @@ def ends_of(connection: sqlite3.Connection, vector: int) -> tuple[End, End]:
     return End.unpacked(promoted), End.unpacked(suppressed)
 
 
-def scored(end: End, names: dict[int, TokenLabel]) -> tuple[ScoredToken, ...]:
+def scored(end: End, names: dict[int, TokenLabel]) -> tuple[Scored, ...]:
     """An end as tokens with their scores."""
     pairs = zip(end.ids.tolist(), end.scores.tolist(), strict=True)
-    return tuple(ScoredToken(names[id_], score) for id_, score in pairs)
+    return tuple(Scored(names[id_], score) for id_, score in pairs)

@@ -120,4 +120,6 @@ def test_the_index_keeps_the_ranges(tmp_path):
     assert natural.mean == pytest.approx(every.mean().item(), abs=1e-5)
     assert natural.std == pytest.approx(every.std(correction=0).item(), abs=1e-5)
     assert natural.positive == pytest.approx((every > 0).float().mean().item(), abs=1e-6)
+    assert index.range(2, 7) == natural.to_dict()
     assert index.to_dict()["ranges"]["positions"] == len(every)
+    assert indexed(tmp_path / "other", n_texts=0).range(2, 7) is None
