@@ -19,6 +19,7 @@ from layerleap.arguments import checked
 from layerleap.errors import (
     BadArtifact,
     BadSettings,
+    BadText,
     CannotFetch,
     CannotWrite,
     ModelRefused,
@@ -276,7 +277,7 @@ class _Work:
                     self.transformer, self.ffns, text, n_texts=self.settings.n_texts,
                     progress=progress,
                 )  # fmt: skip
-            except CannotFetch as error:
+            except (CannotFetch, BadText) as error:
                 if self.text is not None:
                     raise
                 reason = str(error)  # an index without ranges is better than none

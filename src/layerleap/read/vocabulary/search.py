@@ -60,6 +60,12 @@ class Match:
         """As in edits: L12.N34."""
         return f"L{self.block}.N{self.neuron}"
 
+    @property
+    def matching(self) -> tuple[TokenLabel, ...]:
+        """The first tokens of the end that has the words, then those that match further down."""
+        first = getattr(self, ENDS[self.side])
+        return (*first, *(token for token in self.matched if token not in first))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         ends = {key: getattr(self, key) for key in ("matched", "promotes", "suppresses")}
@@ -120,7 +126,7 @@ class Matches(list[Match]):
     def __str__(self) -> str:
         lines = [
             f"{match.name:<10} {match.score:.2f} {match.side:<10} "
-            + " ".join(token.label for token in getattr(match, ENDS[match.side]))
+            + " ".join(token.label for token in match.matching)
             for match in self
         ]
         return "\n".join([*lines, *self.notes()])

@@ -58,10 +58,10 @@ def search(
     query: Annotated[str, typer.Argument(help="Words; 'guitar*' also matches 'guitars'.")],
     top: Annotated[int, typer.Option("--top", "-k", help="How many neurons.")] = 10,
     side: Annotated[
-        str, typer.Option(help="Search what neurons 'promoted', 'suppressed', or 'both'.")
+        str, typer.Option(help="Search the tokens that are 'promoted', 'suppressed', or 'both'.")
     ] = "both",
     space: Annotated[
-        str, typer.Option(help="Tokens 'with' a leading space, 'without' one, or 'any'.")
+        str, typer.Option(help="Match tokens 'with' a leading space, 'without' one, or 'any'.")
     ] = "any",
     index: Index = None,
     loading: Loading = Loading(),

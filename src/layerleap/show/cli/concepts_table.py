@@ -11,8 +11,6 @@ from layerleap.read.vocabulary.search import Match, Matches
 from layerleap.read.vocabulary.tokens import TokenLabel
 from layerleap.show.cli.tables import new_table
 
-SIGNS = {"promoted": "+", "suppressed": "-"}
-
 
 def matches_table(matches: Matches) -> RenderableType:
     """Two lines per neuron: the tokens it promotes (+) and suppresses (-); matches are bold."""
@@ -22,7 +20,7 @@ def matches_table(matches: Matches) -> RenderableType:
     table.add_column("neuron", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    table.add_column("tokens", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("tokens", overflow="fold", ratio=1)
     for match in matches:
         _add(table, match)
     legend = "score: 1.00 has every word first; + promoted, - suppressed by a positive coefficient"
@@ -30,22 +28,16 @@ def matches_table(matches: Matches) -> RenderableType:
 
 
 def _add(table: Table, match: Match) -> None:
-    ends = {"promoted": match.promotes, "suppressed": match.suppresses}
-    other = "suppressed" if match.side == "promoted" else "promoted"
     matched = {token.id for token in match.matched}
-    first = (
-        match.name,
-        f"{match.score:.2f}",
-        SIGNS[match.side],
-        _labels(ends[match.side], matched),
-    )
-    rest = ("", "", SIGNS[other], _labels(ends[other], set(), style="dim"))
-    table.add_row(*first)
-    table.add_row(*rest)
+    is_promoted = match.side == "promoted"
+    other = match.suppresses if is_promoted else match.promotes
+    signs = "+-" if is_promoted else "-+"
+    table.add_row(match.name, f"{match.score:.2f}", signs[0], _labels(match.matching, matched))
+    table.add_row("", "", signs[1], _labels(other, set(), style="dim"))
 
 
 def _labels(tokens: Iterable[TokenLabel], matched: set[int], style: str = "") -> Text:
-    text = Text(style=style, no_wrap=True, overflow="ellipsis")
+    text = Text(style=style)
     for token in tokens:
         text.append(token.label, style="bold green" if token.id in matched else "")
         text.append(" ")
@@ -72,4 +64,4 @@ def index_table(index: ConceptIndex) -> RenderableType:
         if entry.reason
     ]
     size = index.path.stat().st_size / 1e6
-    return Group(*lines, Text(f"{index.path} ({size:.0f} MB)"))
+    return Group(*lines, Text(f"{index.path} ({size:.1f} MB)"))

@@ -22,10 +22,9 @@ def matches_html(matches: Matches) -> str:
 
 def _row(match: Match) -> str:
     matched = {token.id for token in match.matched}
-    cells = (
-        match.name, f"{match.score:.2f}", match.side,
-        _tokens(match.promotes, matched), _tokens(match.suppresses, matched),
-    )  # fmt: skip
+    ends = {"promoted": match.promotes, "suppressed": match.suppresses, match.side: match.matching}
+    tokens = (_tokens(end, matched) for end in ends.values())
+    cells = (match.name, f"{match.score:.2f}", match.side, *tokens)
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
