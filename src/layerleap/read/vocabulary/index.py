@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from layerleap.arguments import checked
 from layerleap.errors import BadArtifact, BadSettings, CannotFetch, WrongModel
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward
+from layerleap.read.vocabulary.clusters import NAMES
 from layerleap.read.vocabulary.ends import written_values
 from layerleap.read.vocabulary.lookup import (
     BlockEntry,
@@ -30,7 +33,14 @@ from layerleap.read.vocabulary.lookup import (
 )
 from layerleap.read.vocabulary.neurons import Scored
 from layerleap.read.vocabulary.ranges import Range
-from layerleap.read.vocabulary.search import Matches, SearchSide, Space, find_tokens, search
+from layerleap.read.vocabulary.search import (
+    Matches,
+    SearchSide,
+    Space,
+    Words,
+    find_tokens,
+    search,
+)
 from layerleap.read.vocabulary.settings import IndexSettings, default_path
 from layerleap.read.vocabulary.tokens import TokenLabel
 
@@ -127,6 +137,7 @@ class ConceptIndex:
         self.transformer, self.file = transformer, file
 
     @classmethod
+    @checked
     def open(cls, transformer: Transformer, path: str | Path | None = None) -> "ConceptIndex":
         """The index in a file, by default the cached one; it must be of the same weights."""
         own = path is None
@@ -171,12 +182,14 @@ class ConceptIndex:
             "blocks": [entry.to_dict() for entry in self.blocks],
         }  # fmt: skip
 
+    @checked
     def search(
         self, query: str, *, top: int = 20, side: SearchSide = "both", space: Space = "any"
     ) -> Matches:
         """The vectors that match words best; see `layerleap.read.vocabulary.search`."""
         return search(self.file, query, top=top, side=side, space=space)
 
+    @checked
     def vector(self, block: int, neuron: int) -> Vector:
         """What is known about one value vector."""
         number = self.file.vector(block, neuron)
@@ -191,6 +204,7 @@ class ConceptIndex:
         natural = None if values[0] is None else Range(*values)
         return Vector(block, neuron, norm, *_both_scored(ends, names), natural, cluster)
 
+    @checked
     def range(self, block: int, neuron: int) -> dict[str, float] | None:
         """The natural range of a coefficient as plain JSON types; None if no text was read."""
         number = self.file.vector(block, neuron)
@@ -200,6 +214,7 @@ class ConceptIndex:
             ).fetchone()
         return None if row is None else Range(*row).to_dict()
 
+    @checked
     @torch.no_grad()
     def neighbours(self, block: int, neuron: int, *, top: int = 10) -> list[Neighbour]:
         """The vectors of all blocks with the largest cosine to one, largest first.
@@ -232,6 +247,7 @@ class ConceptIndex:
             for other, both in zip(order, ends, strict=True)
         ]  # fmt: skip
 
+    @checked
     def clusters(self, *, top: int = 50, query: str | None = None) -> list[Cluster]:
         """The largest clusters; with a query, those named by most of its words."""
         self._need_clusters()
@@ -242,16 +258,15 @@ class ConceptIndex:
                 "SELECT number, size, promoted, suppressed FROM clusters ORDER BY size DESC, number"
             ).fetchall()
             ends = [(End.unpacked(row[2]), End.unpacked(row[3])) for row in rows]
-            order = list(range(len(rows)))
+            order = np.arange(len(rows))
             if query is not None:
-                words = find_tokens(connection, query).tokens.values()
-                wanted = [np.array(tokens) for tokens in words]
-                hits = [sum(_named(both, tokens) for tokens in wanted) for both in ends]
-                order = sorted((i for i in order if hits[i]), key=lambda i: -hits[i])
-            chosen = order[:top]
+                points = _named(ends, find_tokens(connection, query))
+                order = np.argsort(-points, kind="stable")[: np.count_nonzero(points)]
+            chosen = order[:top].tolist()
             names = labels(connection, (i for c in chosen for end in ends[c] for i in end.ids))
         return [Cluster(rows[i][0], rows[i][1], *_both_scored(ends[i], names)) for i in chosen]
 
+    @checked
     def cluster(self, number: int) -> Cluster:
         """One cluster with its members."""
         self._need_clusters()
@@ -297,8 +312,14 @@ def _cosines(values: Tensor, own: Tensor) -> Tensor:
     return torch.where(norms > 0, cosines, -torch.inf).cpu()
 
 
-def _named(ends: tuple[End, End], tokens: Any) -> float:
-    """How strongly a word names a cluster: 1 and more for a hit, most for the first token."""
-    places = [np.flatnonzero(np.isin(end.ids, tokens)) for end in ends]
-    return max((2 - place[0] / len(end.ids) for place, end in zip(places, ends, strict=True)
-                if len(place)), default=0.0)  # fmt: skip
+def _named(ends: list[tuple[End, End]], words: Words) -> NDArray[np.float64]:
+    """How strongly words name each cluster: by word 1 and more for a hit, 2 for its first token."""
+    ids = np.full((len(ends), 2, NAMES), -1)
+    for cluster, both in enumerate(ends):
+        for end, own in enumerate(both):
+            ids[cluster, end, : len(own.ids)] = own.ids
+    points = np.zeros(len(ends))
+    for tokens in words.tokens.values():
+        hits = np.isin(ids, tokens)
+        points += (hits * (2 - np.arange(NAMES) / NAMES)).max((1, 2))
+    return points

@@ -79,6 +79,16 @@ def test_neurons_that_do_not_exist_are_refused(index, block, neuron, message):
             ask(block, neuron)
 
 
+def test_arguments_of_the_wrong_kind_are_refused(index):
+    for ask in (
+        lambda: index.vector("1", 2), lambda: index.neighbours(1, 2.5), lambda: index.search(7),
+        lambda: index.clusters(top="many"), lambda: index.cluster(None),
+        lambda: index.range(1, "2"), lambda: ConceptIndex.open("smollm2"),
+    ):  # fmt: skip
+        with pytest.raises(BadSettings, match="expected"):
+            ask()
+
+
 def test_every_vector_is_in_the_cluster_with_the_nearest_centre(index):
     listed = index.clusters(top=100)
     assert [one.size for one in listed] == sorted((one.size for one in listed), reverse=True)
@@ -157,6 +167,8 @@ def test_clusters_are_found_by_the_words_that_name_them(index):
     assert everyone[0].number in [one.number for one in found]
     named = [{one.token.id for one in (*c.promotes, *c.suppresses)} for c in found]
     assert all(word.id in tokens for tokens in named)
+    several = " ".join(one.token.text for one in everyone[0].promotes if one.token.kind == "text")
+    assert index.clusters(query=several)[0].number == everyone[0].number
     assert index.clusters(query="xylophone") == []
     with pytest.raises(BadSettings, match="no cluster 99"):
         index.cluster(99)
