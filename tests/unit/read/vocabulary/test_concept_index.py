@@ -14,6 +14,7 @@ from layerleap.models.weights import feed_forward
 from layerleap.read.vocabulary.build import build_index
 from layerleap.read.vocabulary.clusters import cluster_names, cluster_vectors, default_number
 from layerleap.read.vocabulary.index import ConceptIndex
+from layerleap.read.vocabulary.neurons import neurons
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +213,18 @@ def test_many_threads_may_ask_at_once(index):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_the_index_and_a_fresh_reading_of_a_vector_agree(index):
+    for block, neuron in ((1, 4), (3, 90)):
+        fresh = neurons(index.transformer).read(block, neuron, top=8)
+        kept = index.vector(block, neuron)
+        assert kept.norm == pytest.approx(fresh.norm, rel=1e-5)
+        for ours, theirs in (
+            (kept.promotes, fresh.promotes),
+            (kept.suppresses, fresh.suppresses),
+        ):
+            assert [one.token for one in ours] == [one.token for one in theirs]
+            assert [one.score for one in ours] == pytest.approx(
+                [one.score for one in theirs], rel=2e-3
+            )
