@@ -16,8 +16,10 @@ from starlette.responses import Response
 
 import layerleap
 from layerleap.errors import LayerleapError
+from layerleap.show.web.access import Access
 from layerleap.show.web.answers import refusal
 from layerleap.show.web.engine import Engine
+from layerleap.show.web.guard import Guard
 from layerleap.show.web.limits import Limits
 from layerleap.show.web.routes import model_routes
 from layerleap.show.web.saved import saved_routes
@@ -41,9 +43,24 @@ class Served:
 
 
 def create_app(
-    engine: Engine, store: Store, *, limits: Limits | None = None, static: Path = STATIC
+    engine: Engine,
+    store: Store,
+    *,
+    access: Access | None = None,
+    limits: Limits | None = None,
+    static: Path = STATIC,
+    in_notebook: bool = False,
 ) -> FastAPI:
-    """Build the app around an engine."""
+    """Build the app around an engine.
+
+    Args:
+        engine: answers the questions.
+        store: keeps sessions and names; it is closed with the app.
+        access: who may ask; by default whoever reaches the loopback address.
+        limits: on requests.
+        static: the folder of the page.
+        in_notebook: let pages of this machine show ours in a frame.
+    """
     limits = limits or Limits()
     served = Served(engine, store, Worker(limits.waiting), limits)
 
@@ -61,9 +78,13 @@ def create_app(
     for routes in (model_routes, vector_routes, saved_routes):
         app.include_router(routes(served), prefix="/api")
     app.router.default = StaticPage(static)  # not a mount, which would hide wrong methods
+    app.add_middleware(
+        Guard, access=access or Access(), limits=limits, in_notebook=in_notebook
+    )
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(LayerleapError, _ours)
+    app.add_exception_handler(Exception, _failed)
     return app
 
 
@@ -79,6 +100,11 @@ async def _refused(_: Request, error: Any) -> Response:
     answer = refusal(error.status_code, str(said))
     answer.headers.update(error.headers or {})
     return answer
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    name = type(error).__name__
+    return refusal(500, f"the server failed ({name}); the terminal it runs in says where")
 
 
 async def _ours(_: Request, error: Any) -> Response:
