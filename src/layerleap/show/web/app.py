@@ -29,6 +29,11 @@ from layerleap.show.web.vectors import vector_routes
 from layerleap.show.web.worker import Busy, Worker
 
 STATIC = Path(__file__).with_name("static")
+# Newer versions of FastAPI can send traces of requests elsewhere; prompts stay on this machine.
+UNSEEN: Any = {
+    "tracing": False, "metrics": False, "logs": False, "operation_spans": False,
+    "auto_configure": False,
+}  # fmt: skip
 WORDS = {404: "there is nothing at this address", 405: "this address does not take this method"}
 
 
@@ -50,7 +55,7 @@ def create_app(
     limits: Limits | None = None,
     static: Path = STATIC,
     in_notebook: bool = False,
-) -> FastAPI:
+) -> Guard:
     """Build the app around an engine.
 
     Args:
@@ -73,19 +78,19 @@ def create_app(
     # The pages of /docs fetch scripts from elsewhere; the schema itself stays.
     app = FastAPI(
         title="layerleap debug", version=layerleap.__version__, docs_url=None, redoc_url=None,
-        openapi_url="/api/openapi.json", lifespan=lifespan,
+        openapi_url="/api/openapi.json", lifespan=lifespan, telemetry=UNSEEN,
     )  # fmt: skip
     for routes in (model_routes, vector_routes, saved_routes):
         app.include_router(routes(served), prefix="/api")
     app.router.default = StaticPage(static)  # not a mount, which would hide wrong methods
-    app.add_middleware(
-        Guard, access=access or Access(), limits=limits, in_notebook=in_notebook
-    )
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(LayerleapError, _ours)
     app.add_exception_handler(Exception, _failed)
-    return app
+    # Outermost, so that even an answer to a mistake of ours carries the guard's headers.
+    return Guard(
+        app, access or Access(), limits, in_notebook=in_notebook, stop=served.worker.stop
+    )
 
 
 async def _invalid(_: Request, error: Any) -> Response:
