@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadArtifact, BadSettings, BadText
 from layerleap.show.web.worker import Busy
 
 PROMPT = "The capital of France is Paris, and the capital of Spain is"
@@ -75,7 +75,12 @@ class FakeEngine:
         self.words, self.delay = Words(), delay
         for text in (*ENDS, *EARLY, *MORE):
             self.words.id(text)
-        self.index = FakeIndex(self) if index else None
+        self._index = FakeIndex(self) if index else None
+
+    def index(self) -> "FakeIndex":
+        if self._index is None:
+            raise BadArtifact(self.describe()["index"]["reason"])
+        return self._index
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -93,10 +98,10 @@ class FakeEngine:
             ],
             "mask_token": None, "can_generate": True, "generate_reason": None,
             "index": {
-                "ready": self.index is not None,
-                "reason": None if self.index else "there is no concept index of this model; "
+                "ready": self._index is not None,
+                "reason": None if self._index else "there is no concept index of this model; "
                 "build it with: layerleap index MODEL",
-                "vectors": N_LAYERS * N_NEURONS if self.index else None,
+                "vectors": N_LAYERS * N_NEURONS if self._index else None,
             },
             "examples": [
                 {"title": "A fact", "text": PROMPT, "watch": " Madrid"},
@@ -106,24 +111,26 @@ class FakeEngine:
             "fingerprint": "f" * 32,
         }  # fmt: skip
 
-    def tokens(self, text: str) -> list[Label]:
+    def tokens(self, text: str) -> list[dict[str, Any]]:
+        return [label.to_dict() for label in self._tokens(text)]
+
+    def _tokens(self, text: str) -> list[Label]:
         pieces = re.findall(r" ?\w+|\n|\t| |[^\w\s]", text)
         return [
             self.words.label(BROKEN if piece == "€" else self.words.id(piece)) for piece in pieces
         ]
 
-    def vocabulary(self, text: str) -> list[Label]:
+    def vocabulary(self, text: str) -> list[dict[str, Any]]:
         wanted = [" " + text.strip(), text] if not text.startswith(" ") else [text]
-        return [self.words.label(self.words.ids[each]) for each in wanted if each in self.words.ids]
+        known = [self.words.ids[each] for each in wanted if each in self.words.ids]
+        return [self.words.label(id).to_dict() for id in known]
 
     def _given(self, given: Any, edits: Any = ()) -> list[Label]:
         if isinstance(given, str):
-            tokens = self.tokens(given)
+            tokens = self._tokens(given)
         else:
             tokens = [self.words.label(id) for id in given]
         text = "".join(token.text for token in tokens)
-        if not tokens:
-            raise BadText("the prompt is empty; type something to read")
         if "!error" in text:
             raise BadText("the prompt asks for an error; take the word out of it")
         if "!busy" in text:
@@ -181,10 +188,10 @@ class FakeEngine:
         return cell
 
     def trace(
-        self, text_or_ids: Any, *, lens: str, watch: int | None, edits: Any, top: int,
+        self, ids: Any, *, lens: str, watch: int | None, edits: Any, top: int,
         selected: int | None, should_stop: Any,
     ) -> Any:  # fmt: skip
-        tokens = self._given(text_or_ids, edits)
+        tokens = self._given(ids, edits)
         text = "".join(token.text for token in tokens)
         positions = list(range(len(tokens)))
         chosen = positions[-1] if selected is None else selected
@@ -211,6 +218,7 @@ class FakeEngine:
                     return
                 time.sleep(1.0 if "!slow" in text else self.delay)
                 cells = [self._side(*c, watch, top, side, lowest) for c in part]
+                cells = [cell for cell in cells if side == "before" or cell["changed"]]
                 new = {id for cell in cells for id, _ in cell["top"]} - seen
                 seen |= new
                 names = {str(id): self.words.label(id).to_dict() for id in sorted(new)}
@@ -237,10 +245,10 @@ class FakeEngine:
         return cell
 
     def cell(
-        self, text_or_ids: Any, *, block: int, position: int, lens: str, watch: int | None,
+        self, ids: Any, *, block: int, position: int, lens: str, watch: int | None,
         edits: Any, top: int,
     ) -> Any:  # fmt: skip
-        tokens = self._given(text_or_ids, edits)
+        tokens = self._given(ids, edits)
         if not (1 <= block <= N_LAYERS and position < len(tokens)):
             raise BadSettings(f"there is no block {block} at position {position}")
         time.sleep(self.delay)
@@ -299,14 +307,14 @@ class FakeEngine:
         self.check_neuron(block, neuron)
         return {
             "block": block, "neuron": neuron, "norm": 4.5, **self._ends(block, neuron),
-            "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if self.index else None,
-            "cluster": neuron % 40 if self.index else None,
+            "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if self._index else None,
+            "cluster": neuron % 40 if self._index else None,
         }  # fmt: skip
 
     def generate(
-        self, text_or_ids: Any, *, edits: Any, max_new_tokens: int, on_token: Any, should_stop: Any
+        self, ids: Any, *, edits: Any, max_new_tokens: int, on_token: Any, should_stop: Any
     ) -> None:
-        tokens = self._given(text_or_ids, edits)
+        tokens = self._given(ids, edits)
         text = "".join(token.text for token in tokens)
         words = " Madrid . It is a large city in the middle of the country ,".split(" ")[1:]
         if edits:
@@ -318,7 +326,7 @@ class FakeEngine:
             if number == 3 and "!midway" in text:
                 raise BadText("the generation failed midway, as the prompt asked for")
             piece = " " + words[number % len(words)]
-            on_token(self.words.label(self.words.id(piece)), piece)
+            on_token(self.words.label(self.words.id(piece)).to_dict(), piece)
 
 
 class FakeIndex:

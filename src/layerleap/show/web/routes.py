@@ -20,14 +20,18 @@ def model_routes(served: "Served") -> APIRouter:
     """The routes, around one engine."""
     routes, engine, limits = APIRouter(), served.engine, served.limits
 
-    def checked(given: ask.Input) -> list[int] | str:
-        """The prompt, if it is not too long; a text is cut into tokens by the engine alone."""
-        ids = given.ids if given.ids is not None else [0] * len(engine.tokens(given.text or ""))
+    def prompt(given: ask.Input) -> list[int]:
+        """The ids of a prompt; on the worker's thread, because a tokenizer is not for many."""
+        ids = given.ids
+        if ids is None:
+            ids = [token["id"] for token in engine.tokens(given.text or "")]
+        if not ids:
+            raise BadText("the prompt is empty; type something to read")
         if len(ids) > limits.tokens:
             raise BadText(
                 f"the prompt has {len(ids)} tokens; at most {limits.tokens} are read, so shorten it"
             )
-        return given.value
+        return ids
 
     @routes.get("/model")
     def model() -> dict[str, Any]:
@@ -37,32 +41,28 @@ def model_routes(served: "Served") -> APIRouter:
 
     @routes.post("/tokens")
     def tokens(body: ask.Text) -> dict[str, Any]:
-        return {"tokens": [t.to_dict() for t in engine.tokens(body.text)], "limit": limits.tokens}
+        return {"tokens": engine.tokens(body.text), "limit": limits.tokens}
 
     @routes.post("/vocabulary")
     def vocabulary(body: ask.Text) -> dict[str, Any]:
-        return {"tokens": [t.to_dict() for t in engine.vocabulary(body.text)]}
+        return {"tokens": engine.vocabulary(body.text)}
 
     @routes.post("/trace")
     async def trace(body: ask.Trace) -> Response:
-        prompt = checked(body.input)
-
         def work(emit: Emit, should_stop: ShouldStop) -> None:
             for frame in engine.trace(
-                prompt, lens=body.lens, watch=body.watch, edits=body.edits, top=body.top,
-                selected=body.selected, should_stop=should_stop,
+                prompt(body.input), lens=body.lens, watch=body.watch, edits=body.edits,
+                top=body.top, selected=body.selected, should_stop=should_stop,
             ):  # fmt: skip
                 emit(frame)
 
         return await stream(served.worker, work)
 
     @routes.post("/cell")
-    async def cell(body: ask.Cell, request: Request) -> Any:
-        prompt = checked(body.input)
-
+    async def cell(body: ask.Cell, request: Request) -> Response:
         def compute() -> Any:
             found = engine.cell(
-                prompt, block=body.block, position=body.position, lens=body.lens,
+                prompt(body.input), block=body.block, position=body.position, lens=body.lens,
                 watch=body.watch, edits=body.edits, top=body.top,
             )  # fmt: skip
             for side in (found, found.get("after") or {}):
@@ -73,12 +73,10 @@ def model_routes(served: "Served") -> APIRouter:
 
     @routes.post("/generate")
     async def generate(body: ask.Generate) -> Response:
-        prompt = checked(body.input)
-
         def work(emit: Emit, should_stop: ShouldStop) -> None:
+            ids = prompt(body.input)
             for side in dict.fromkeys(body.sides):
-                emit({"frame": "start", "side": side})
-                _write(served, prompt, side, body, emit, should_stop)
+                _write(served, ids, side, body, emit, should_stop)
             emit({"frame": "end"})
 
         return await stream(served.worker, work)
@@ -96,24 +94,24 @@ def _name(served: "Served", block: int, cell: dict[str, Any]) -> None:
 
 def _write(
     served: "Served",
-    prompt: list[int] | str,
+    ids: list[int],
     side: str,
     body: ask.Generate,
     emit: Emit,
     should_stop: ShouldStop,
 ) -> None:
     """Generate one side."""
+    emit({"frame": "start", "side": side})
     pieces: list[str] = []
     started = time.perf_counter()
 
-    def on_token(token: Any, piece: str) -> None:
+    def on_token(token: dict[str, Any], piece: str) -> None:
         pieces.append(piece)
-        emit(
-            {"frame": "token", "side": side, "id": token.id, "piece": piece, "label": token.label}
-        )
+        shown = {"id": token["id"], "piece": piece, "label": token["label"]}
+        emit({"frame": "token", "side": side, **shown})
 
     served.engine.generate(
-        prompt, edits=body.edits if side == "edited" else [], max_new_tokens=body.max_new_tokens,
+        ids, edits=body.edits if side == "edited" else [], max_new_tokens=body.max_new_tokens,
         on_token=on_token, should_stop=should_stop,
     )  # fmt: skip
     seconds = time.perf_counter() - started
