@@ -9,6 +9,7 @@
     ll.generate(model, "Once upon a time")             exact, or early with a rule
     model.capture(...), model.edit(...)                look inside, and change it
     ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
+    ll.debug(model)                                    all of this on a page in the browser
 
 Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
 is first used, so that `layerleap --help` does not wait for torch.
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.read.lens import read_text as read
     from layerleap.read.readings import Readings
     from layerleap.read.vocabulary.neurons import Neurons, neurons
+    from layerleap.show.web.session import debug
     from layerleap.stream.documents import iter_documents
     from layerleap.stream.examples import Sampling
     from layerleap.study import registry as studies
@@ -82,6 +84,7 @@ _HOME = {
     "read": ("layerleap.read", ""),
     "Neurons": ("layerleap.read.vocabulary.neurons", "Neurons"),
     "neurons": ("layerleap.read.vocabulary.neurons", "neurons"),
+    "debug": ("layerleap.show.web.session", "debug"),
     "iter_documents": ("layerleap.stream.documents", "iter_documents"),
     "Sampling": ("layerleap.stream.examples", "Sampling"),
     "studies": ("layerleap.study.registry", ""),
@@ -93,7 +96,7 @@ _HOME = {
 __all__ = [
     "Decoder", "Effect", "Evaluation", "Generation", "LayerleapError", "Lens", "Neurons",
     "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability", "Transformer", "check",
-    "decoder", "default_bank", "edits", "effect", "evaluate", "exits", "fit", "generate",
+    "debug", "decoder", "default_bank", "edits", "effect", "evaluate", "exits", "fit", "generate",
     "import_mat", "import_tuned_lens", "iter_documents", "load", "neurons", "read", "stats",
     "studies", "suitability", "tune", "untrained", "zoo",
 ]  # fmt: skip

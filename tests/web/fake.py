@@ -24,6 +24,10 @@ MORE = (
     " river", " mountain", " lake", " sea", " Paris", " London", " Berlin", " Rome", " Lisbon",
     " king", " queen", " war", " peace", " 1", " 2", " 3", ".", ",", "!", "<|endoftext|>",
 )  # fmt: skip
+TEXTS = (
+    "Madrid . It is a large city in the middle of the country ,",
+    "Barcelona , a city by the sea , with music and guitar",
+)
 BROKEN = 900  # the id of an incomplete piece of UTF-8
 SPEC = re.compile(r"L(\d+)\.N(\d+)\s*(=off|off|[=*+-]\s*-?[\d.]+)?(@(all|last|generated|[\d,]+))?")
 
@@ -37,14 +41,6 @@ class Label:
 
     def to_dict(self) -> dict[str, Any]:
         return {"id": self.id, "text": self.text, "label": self.label, "kind": self.kind}
-
-
-@dataclass(frozen=True)
-class Found:
-    row: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.row
 
 
 @dataclass
@@ -77,10 +73,12 @@ class FakeEngine:
             self.words.id(text)
         self._index = FakeIndex(self) if index else None
 
-    def index(self) -> "FakeIndex":
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("search", "neighbours", "clusters", "cluster"):
+            raise AttributeError(name)
         if self._index is None:
             raise BadArtifact(self.describe()["index"]["reason"])
-        return self._index
+        return getattr(self._index, name)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -154,6 +152,10 @@ class FakeEngine:
             "block": block,
         }
 
+    def check_edits(self, edits: Any) -> None:
+        for edit in edits:
+            self._edit(edit)
+
     def check_neuron(self, block: int, neuron: int) -> None:
         if not (1 <= block <= N_LAYERS and neuron < N_NEURONS):
             raise BadSettings(
@@ -176,7 +178,7 @@ class FakeEngine:
         probs = [w / total for w in weights]
         rank = chosen.index(final)
         base = self.words.id(ENDS[position % 3])
-        cell = {
+        return {
             "layer": layer, "position": position,
             "top": [[i, round(p, 6)] for i, p in list(zip(chosen, probs, strict=True))[:top]],
             "watch": None if watch is None else
@@ -185,7 +187,6 @@ class FakeEngine:
             "kl": round((1 - grown) * 6 * rng.uniform(0.8, 1.2), 5),
             "entropy": round(0.5 + (1 - grown) * 7, 5),
         }  # fmt: skip
-        return cell
 
     def trace(
         self, ids: Any, *, lens: str, watch: int | None, edits: Any, top: int,
@@ -234,9 +235,7 @@ class FakeEngine:
                    "after": None}  # fmt: skip
         yield {"frame": "done", "seconds": time.perf_counter() - started, "passes": 1 + bool(known)}
 
-    def _side(
-        self, layer: int, position: int, watch: Any, top: int, side: str, lowest: Any
-    ) -> Any:
+    def _side(self, layer: int, position: int, watch: Any, top: int, side: str, lowest: Any) -> Any:
         touched = side == "after" and layer >= (lowest or 0)
         cell = self._cell(layer, position, watch, top, 0.5 if touched else 0.0)
         if side == "after":
@@ -316,9 +315,7 @@ class FakeEngine:
     ) -> None:
         tokens = self._given(ids, edits)
         text = "".join(token.text for token in tokens)
-        words = " Madrid . It is a large city in the middle of the country ,".split(" ")[1:]
-        if edits:
-            words = " Barcelona , a city by the sea , with music and guitar".split(" ")[1:]
+        words = TEXTS[bool(edits)].split()
         for number in range(max_new_tokens):
             if should_stop():
                 return
@@ -343,7 +340,7 @@ class FakeIndex:
             "suppresses": [e["token"] for e in ends["suppresses"][:5]],
         }  # fmt: skip
 
-    def search(self, query: str, *, top: int, side: str, space: str) -> list[Found]:
+    def search(self, query: str, *, top: int, side: str, space: str) -> list[dict[str, Any]]:
         words = self.engine.words
         matched = [i for w in query.split() for t, i in words.ids.items() if t.strip() == w]
         if not matched:
@@ -353,31 +350,28 @@ class FakeIndex:
         for number in range(min(top, 25)):
             row = self._row(rng.choice((3, 12, 24, 29)), rng.randrange(N_NEURONS))
             end = ("promoted", "suppressed")[number % 4 == 3] if side == "both" else side
-            row |= {"score": 9.5 - number / 3, "side": end,
-                    "matched": [words.label(i).to_dict() for i in matched[: 1 + number % 3]]}  # fmt: skip
-            rows.append(Found(row))
+            hits = [words.label(i).to_dict() for i in matched[: 1 + number % 3]]
+            row |= {"score": 9.5 - number / 3, "side": end, "matched": hits}
+            rows.append(row)
         return rows
 
-    def neighbours(self, block: int, neuron: int, *, top: int) -> list[Found]:
+    def neighbours(self, block: int, neuron: int, *, top: int) -> list[dict[str, Any]]:
         self.engine.check_neuron(block, neuron)
         return [
-            Found({**self._row(1 + (block + n) % 6, (neuron + n) % N_NEURONS), "cosine": 0.9 - n / 20})
+            {**self._row(1 + (block + n) % 6, (neuron + n) % N_NEURONS), "cosine": 0.9 - n / 20}
             for n in range(1, top + 1)
         ]  # fmt: skip
 
-    def clusters(self, *, top: int, query: str | None) -> list[Found]:
+    def clusters(self, *, top: int, query: str | None) -> list[dict[str, Any]]:
         return [self.cluster(number) for number in range(min(top, 40))]
 
-    def cluster(self, number: int) -> Found:
+    def cluster(self, number: int) -> dict[str, Any]:
         if number >= 40:
             raise BadSettings(f"there is no cluster {number}; there are 40")
         rng = random.Random(number)
         tokens = [self.engine.words.id(t) for t in rng.sample(MORE, 8)]
-        return Found(
-            {
-                "number": number, "size": 20 + number * 3,
-                "tokens": [self.engine.words.label(i).to_dict() for i in tokens],
-                "members": [self._row(rng.choice((3, 12, 24)), rng.randrange(N_NEURONS))
-                            for _ in range(10)],
-            }
-        )  # fmt: skip
+        members = [self._row(rng.choice((3, 12, 24)), rng.randrange(N_NEURONS)) for _ in range(10)]
+        return {
+            "number": number, "size": 20 + number * 3, "members": members,
+            "tokens": [self.engine.words.label(i).to_dict() for i in tokens],
+        }  # fmt: skip

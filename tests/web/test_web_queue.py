@@ -176,7 +176,7 @@ def test_eight_clients_at_once_get_their_own_answers(serve):
             if answer.status_code == 200 and answer.json() != expected[position]:
                 wrong.append(position)
             got = frames(client.post("/api/trace", json={**ASK, "selected": position}).text)
-            if [f for f in got if f["frame"] == "meta"][0]["selected"] != position:
+            if next(f for f in got if f["frame"] == "meta")["selected"] != position:
                 wrong.append(position)
 
     threads = [threading.Thread(target=work, args=(position,)) for position in range(8)]

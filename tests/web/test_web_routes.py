@@ -75,7 +75,9 @@ def test_a_trace_is_streamed_in_frames(client):
     assert got[0]["frame"] == "meta"
     assert got[-1]["frame"] == "done"
     cells = [cell for frame in got if frame["frame"] == "cells" for cell in frame["cells"]]
-    before = {(c["layer"], c["position"]) for f in got if f.get("side") == "before" for c in f["cells"]}
+    before = {
+        (c["layer"], c["position"]) for f in got if f.get("side") == "before" for c in f["cells"]
+    }
     tokens = len(got[0]["tokens"])
     assert before == {(layer, p) for layer in range(N_LAYERS + 1) for p in range(tokens)}
     assert all(len(cell["top"]) == 3 for cell in cells)
@@ -208,7 +210,10 @@ def test_bodies_that_are_no_json_are_refused(client):
 
 def test_an_error_in_the_middle_of_a_stream_is_its_last_line(client):
     got = frames(client.post("/api/trace", json={"input": {"text": "!midway here"}}).text)
-    assert got[-1] == {"frame": "error", "error": "the reading failed midway, as the prompt asked for"}
+    assert got[-1] == {
+        "frame": "error",
+        "error": "the reading failed midway, as the prompt asked for",
+    }
     assert got[0]["frame"] == "meta"
 
 

@@ -119,7 +119,9 @@ def test_only_json_is_taken(client, kind):
     answer = client.post("/api/tokens", content=body, headers={"content-type": kind})
     assert answer.status_code == 415
     assert "application/json" in answer.json()["error"]
-    answer = client.request("DELETE", "/api/sessions/a", content=body, headers={"content-type": kind})
+    answer = client.request(
+        "DELETE", "/api/sessions/a", content=body, headers={"content-type": kind}
+    )
     assert answer.status_code == 415
 
 
@@ -154,7 +156,9 @@ def test_a_mistake_of_the_servers_is_said_in_the_same_way(make_app):
     with TestClient(
         make_app(), base_url="http://localhost", raise_server_exceptions=False
     ) as client:
-        answer = client.post("/api/cell", json={"input": {"text": "!crash"}, "block": 1, "position": 0})
+        answer = client.post(
+            "/api/cell", json={"input": {"text": "!crash"}, "block": 1, "position": 0}
+        )
     assert answer.status_code == 500
     assert "RuntimeError" in answer.json()["error"]
     assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
@@ -225,7 +229,7 @@ def test_the_link_works_once_and_gives_a_strict_cookie(stranger, links, make_app
 
 
 def test_a_wrong_or_broken_cookie_is_no_cookie(stranger):
-    for cookie in ("layerleap_8123=wrong", "layerleap_8123=", "layerleap_9=x", "=;;=", "a=\"b"):
+    for cookie in ("layerleap_8123=wrong", "layerleap_8123=", "layerleap_9=x", "=;;=", 'a="b'):
         assert stranger.get("/api/model", headers={"cookie": cookie}).status_code == 401
 
 

@@ -5,7 +5,7 @@ The guard stands before everything else; see `layerleap.show.web.guard`.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,8 @@ def create_app(
         in_notebook: let pages of this machine show ours in a frame.
     """
     limits = limits or Limits()
+    longest = engine.describe().get("longest") or limits.tokens
+    limits = replace(limits, tokens=min(limits.tokens, longest))
     served = Served(engine, store, Worker(limits.waiting), limits)
 
     @asynccontextmanager
@@ -88,9 +90,7 @@ def create_app(
     app.add_exception_handler(LayerleapError, _ours)
     app.add_exception_handler(Exception, _failed)
     # Outermost, so that even an answer to a mistake of ours carries the guard's headers.
-    return Guard(
-        app, access or Access(), limits, in_notebook=in_notebook, stop=served.worker.stop
-    )
+    return Guard(app, access or Access(), limits, in_notebook=in_notebook, stop=served.worker.stop)
 
 
 async def _invalid(_: Request, error: Any) -> Response:
@@ -101,7 +101,7 @@ async def _invalid(_: Request, error: Any) -> Response:
 
 
 async def _refused(_: Request, error: Any) -> Response:
-    said = error.detail if error.status_code not in WORDS else WORDS[error.status_code]
+    said = WORDS.get(error.status_code, error.detail)
     answer = refusal(error.status_code, str(said))
     answer.headers.update(error.headers or {})
     return answer

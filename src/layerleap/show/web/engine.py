@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from layerleap.act.debug.debugger import Debugger
 
 NO_INDEX = "there is no concept index of this model; build it with: layerleap index MODEL"
+MEMBERS = 50  # of a cluster that are shown
+FEW = 5  # tokens that stand for a vector
 Json = dict[str, Any]
 OnToken = Callable[[Json, str], None]
 ShouldStop = Callable[[], bool]
@@ -47,14 +49,26 @@ class Engine(Protocol):
     ) -> None:  # fmt: skip
         """Continue a prompt."""
 
+    def check_edits(self, edits: Sequence[str]) -> None:
+        """Raise an error if an edit cannot be read or does not fit the model."""
+
     def vector(self, block: int, neuron: int) -> Json:
         """Both token ends of a value vector."""
 
     def check_neuron(self, block: int, neuron: int) -> None:
         """Raise an error if there is no such neuron."""
 
-    def index(self) -> Any:
-        """The concept index; raises an error that says how to build it if there is none."""
+    def search(self, query: str, *, top: int, side: str, space: str) -> list[Json]:
+        """Vectors that match words; this and what follows need the concept index."""
+
+    def neighbours(self, block: int, neuron: int, *, top: int) -> list[Json]:
+        """Vectors that point the same way."""
+
+    def clusters(self, *, top: int, query: str | None) -> list[Json]:
+        """Groups of vectors."""
+
+    def cluster(self, number: int) -> Json:
+        """One group with its members."""
 
 
 class ModelEngine:
@@ -130,6 +144,13 @@ class ModelEngine:
         except Stopped:
             return
 
+    def check_edits(self, edits: Sequence[str]) -> None:
+        """Raise an error if an edit cannot be read or does not fit the model."""
+        from layerleap.act.edits.spec import parse_edit
+
+        for edit in edits:
+            list(parse_edit(edit).changes(self.debugger.transformer))
+
     def vector(self, block: int, neuron: int) -> Json:
         """Both token ends of a value vector, from the index or computed now."""
         index = self.debugger.index
@@ -148,11 +169,39 @@ class ModelEngine:
 
         check_neuron(feed_forward(self.debugger.transformer, block), neuron)
 
-    def index(self) -> Any:
-        """The concept index."""
+    def search(self, query: str, *, top: int, side: str, space: str) -> list[Json]:
+        """Vectors that match words."""
+        return [
+            each.to_dict() for each in self._index().search(query, top=top, side=side, space=space)
+        ]
+
+    def neighbours(self, block: int, neuron: int, *, top: int) -> list[Json]:
+        """Vectors that point the same way."""
+        return [each.to_dict() for each in self._index().neighbours(block, neuron, top=top)]
+
+    def clusters(self, *, top: int, query: str | None) -> list[Json]:
+        """Groups of vectors, with the tokens that name them."""
+        return [_cluster(each.to_dict()) for each in self._index().clusters(top=top, query=query)]
+
+    def cluster(self, number: int) -> Json:
+        """One group, with those of its members that are nearest to its middle."""
+        index = self._index()
+        found = index.cluster(number).to_dict()
+        members = found["members"][:MEMBERS]
+        for member in members:
+            tokens = index.vector(member["block"], member["neuron"]).promotes[:FEW]
+            member["promotes"] = [each.token.to_dict() for each in tokens]
+        return {**_cluster(found), "members": members}
+
+    def _index(self) -> Any:
         if self.debugger.index is None:
             raise BadArtifact(self.missing)
         return self.debugger.index
+
+
+def _cluster(found: Json) -> Json:
+    tokens = [each["token"] for each in found["promotes"]]
+    return {"number": found["number"], "size": found["size"], "tokens": tokens}
 
 
 def _place(place: Sequence[Any] | None) -> list[Any] | None:

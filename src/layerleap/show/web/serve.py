@@ -29,7 +29,9 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             free = next_free(host, port)
             offer = f"; port {free} is free: use --port {free}" if free else ""
-            raise BadSettings(f"port {port} of {host} is in use by another program{offer}") from error
+            raise BadSettings(
+                f"port {port} of {host} is in use by another program{offer}"
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM):
             raise BadSettings(
                 f"port {port} needs more rights than you have; use --port {PORT}, or any above 1023"

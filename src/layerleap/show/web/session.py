@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from layerleap.arguments import checked
+from layerleap.errors import LayerleapError
 from layerleap.extras import library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
@@ -158,6 +159,28 @@ def open_engine(
     progress: Progress | bool,
 ) -> Any:
     """The engine, with its lenses and its index."""
+    from layerleap.act.debug.debugger import Debugger
     from layerleap.maps.fit import find_bank
+    from layerleap.show.web.engine import ModelEngine
 
-    raise NotImplementedError
+    shortcuts = find_bank(model, bank, tell=tell, progress=progress)
+    concepts, missing = _find_index(model, index, tell, progress)
+    return ModelEngine(Debugger(model, bank=shortcuts, index=concepts), missing)
+
+
+def _find_index(
+    model: Transformer, index: bool | None, tell: Callable[[str], None], progress: Progress | bool
+) -> tuple[Any, str | None]:
+    """The concept index, or why there is none."""
+    from layerleap.read.vocabulary.build import build_index
+    from layerleap.read.vocabulary.index import ConceptIndex
+
+    if index is False:
+        return None, "the concept index was left out (--no-index); start without that to search"
+    if index:
+        tell("building the concept index, unless it is there")
+        return build_index(model, progress=progress), None
+    try:
+        return ConceptIndex.open(model), None
+    except LayerleapError as error:
+        return None, str(error)

@@ -38,8 +38,7 @@ def vector_routes(served: "Served") -> APIRouter:
 
     @routes.get("/vectors/{block}/{neuron}/neighbours")
     def neighbours(block: Block, neuron: Neuron, top: Top = 10) -> dict[str, Any]:
-        found = engine.index().neighbours(block, neuron, top=top)
-        return {"neighbours": named([each.to_dict() for each in found])}
+        return {"neighbours": named(engine.neighbours(block, neuron, top=top))}
 
     @routes.put("/vectors/{block}/{neuron}/name")
     def name(block: Block, neuron: Neuron, body: ask.VectorName) -> dict[str, Any]:
@@ -56,17 +55,17 @@ def vector_routes(served: "Served") -> APIRouter:
         space: Literal["any", "with", "without"] = "any",
     ) -> dict[str, Any]:
         started = time.perf_counter()
-        found = engine.index().search(q, top=top, side=side, space=space)
+        found = engine.search(q, top=top, side=side, space=space)
         took = (time.perf_counter() - started) * 1000
-        rows = named([each.to_dict() for each in found])
-        return {"query": q, "results": rows, "milliseconds": round(took, 3)}
+        return {"query": q, "results": named(found), "milliseconds": round(took, 3)}
 
     @routes.get("/clusters")
     def clusters(q: Words | None = None, top: Top = 50) -> dict[str, Any]:
-        return {"clusters": [each.to_dict() for each in engine.index().clusters(top=top, query=q)]}
+        return {"clusters": engine.clusters(top=top, query=q or None)}
 
     @routes.get("/clusters/{number}")
-    def cluster(number: Annotated[int, Path(ge=0, lt=2**31)]) -> Any:
-        return engine.index().cluster(number).to_dict()
+    def cluster(number: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
+        found = engine.cluster(number)
+        return {**found, "members": named(found["members"])}
 
     return routes

@@ -83,7 +83,7 @@ class Job:
             yield frame
 
 
-class Stopped(Exception):  # noqa: N818
+class Stopped(Exception):
     """Leaves the work of a job that nobody waits for; never seen outside of this file."""
 
 
