@@ -100,8 +100,10 @@ PROMPTS = st.one_of(
 COMMON = {"input": PROMPTS, "edits": EDITS, "lens": st.sampled_from(["id", "mat", ""])}
 WATCHED = {**COMMON, "watch": st.none() | NUMBERS, "top": st.integers(0, 51)}
 QUESTIONS = st.one_of(
-    st.tuples(st.just("trace"), st.fixed_dictionaries({**WATCHED, "selected": st.none() | NUMBERS})),
-    st.tuples(st.just("cell"), st.fixed_dictionaries({**WATCHED, "block": NUMBERS, "position": NUMBERS})),
+    st.tuples(st.just("trace"), st.fixed_dictionaries(WATCHED | {"selected": NUMBERS})),
+    st.tuples(
+        st.just("cell"), st.fixed_dictionaries(WATCHED | {"block": NUMBERS, "position": NUMBERS})
+    ),
     st.tuples(
         st.just("generate"),
         st.fixed_dictionaries(
