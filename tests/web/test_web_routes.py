@@ -164,6 +164,20 @@ def test_states_that_are_no_json_are_refused_and_others_come_back(client, raw):
         assert "state" in answer.json()["error"]
 
 
+def test_an_export_of_no_json_is_refused(client):
+    headers = {"content-type": "application/json"}
+    for raw in (
+        '{"a": NaN}',
+        '{"a": "\\ud800"}',
+        '{"\\udfff": -Infinity}',
+        '{"a":' * 200 + "1" + "}" * 200,
+    ):
+        body = f'{{"state": {raw}}}'
+        answer = client.post("/api/export", content=body, headers=headers)
+        assert answer.status_code == (200 if "1" in raw else 422)
+        assert json.loads(answer.text, parse_constant=pytest.fail)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
