@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from conftest import frames
+from asking import frames
 from starlette.testclient import TestClient
 from tiny_models import tiny
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import frames
+from asking import frames
 from fake import N_LAYERS, PROMPT, FakeEngine
 from starlette.testclient import TestClient
 

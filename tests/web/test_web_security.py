@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import HERE
+from asking import HERE
 from fake import FakeEngine
 from starlette.testclient import TestClient
 
