@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
+from layerleap.models.discovery.sites import Site
 from layerleap.models.discovery.trace import state_given, state_taken
 from layerleap.models.hooks.forward import StopPass, Tap, tapped
 from layerleap.models.inputs import Order, as_inputs, right_padded, run
@@ -33,7 +34,7 @@ class Capture(Brief):
     """
 
     states: dict[int, Tensor] = field(default_factory=dict)
-    sites: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    sites: dict[tuple[int, str | Site], Tensor] = field(default_factory=dict)
     logits: Tensor | None = None
 
 
@@ -43,7 +44,7 @@ def capture(
     inputs: Any,
     *,
     layers: Collection[int] | None = None,
-    sites: Collection[tuple[int, str]] = (),
+    sites: Collection[tuple[int, str | Site]] = (),
     keep: Tensor | None = None,
     logits: bool = False,
 ) -> Capture:
@@ -54,7 +55,8 @@ def capture(
         inputs: a text, texts, token ids, a tensor, or keyword arguments of the forward pass (see
             `models.inputs`); on any device, padded on either side.
         layers: which h[layer] to keep; all when None.
-        sites: pairs (block, site name), blocks counted from 1: block b makes h[b].
+        sites: pairs (block, site), blocks counted from 1: block b makes h[b]. A site is a name, or
+            a `Site` for any module of the block.
         keep: boolean (batch, pos): the positions to gather, in row-major order; where the head
             pools positions, those that it pools, which make one row per text.
         logits: also run the tail. Without it the pass ends after the last block needed.
@@ -64,7 +66,7 @@ def capture(
         check_layer(transformer, layer)
     for block, name in sites:
         check_block(transformer, block)
-        if name not in transformer.sites(block):
+        if isinstance(name, str) and name not in transformer.sites(block):
             known = ", ".join(transformer.sites(block)) or "none"
             raise BadSettings(f"no site {name!r} in block {block}; expected one of: {known}")
     arguments = prepare(transformer.model, as_inputs(transformer, inputs))
@@ -87,7 +89,7 @@ class _Reader:
         self,
         transformer: "Transformer",
         layers: set[int],
-        sites: set[tuple[int, str]],
+        sites: set[tuple[int, str | Site]],
         keep: Tensor | None,
         order: Order | None,
         stop: bool,
@@ -108,13 +110,13 @@ class _Reader:
         sites = {  # a shared block (ALBERT) has the same module in many layers
             (name, transformer.site_module(block, site)): site.side
             for block, name in self.sites
-            for site in [transformer.sites(block)[name]]
+            for site in [transformer.sites(block)[name] if isinstance(name, str) else name]
         }
         return taps + [
             (module, self._site_tap(name, side)) for (name, module), side in sites.items()
         ]
 
-    def _site_tap(self, name: str, side: str) -> Tap:
+    def _site_tap(self, name: str | Site, side: str) -> Tap:
         if side == "in":
             return Tap(see_input=lambda args, kwargs: self.at_site(name, state_taken(args, kwargs)))
         return Tap(see_output=lambda output: self.at_site(name, state_given(output)))
@@ -135,7 +137,7 @@ class _Reader:
         if self.layer == self.stop_layer:
             raise StopPass
 
-    def at_site(self, name: str, value: Tensor | None) -> None:
+    def at_site(self, name: str | Site, value: Tensor | None) -> None:
         """A value inside the block that makes h[layer + 1]."""
         if (self.layer + 1, name) in self.sites and value is not None:
             self.captured.sites[self.layer + 1, name] = self._rows(value)

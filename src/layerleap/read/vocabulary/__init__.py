@@ -1,0 +1,1 @@
+"""Neurons, parameters and tokens read in the vocabulary."""

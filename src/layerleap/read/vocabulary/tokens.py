@@ -1,0 +1,113 @@
+"""How tokens are shown: white space, incomplete characters and special tokens are visible.
+
+In: a wrapped model and a token id. Out: `TokenLabel`: the text that the token adds, and a label in
+which no two different texts look alike because of something invisible.
+"""
+
+import re
+import unicodedata
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from layerleap.models.transformer import Transformer
+
+Kind = Literal["text", "space", "bytes", "special", "class"]
+
+SIGNS = {" ": "\u2423", "\n": "\u23ce", "\r": "\u240d", "\t": "\u21e5"}
+HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"}  # categories that no one can see
+REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are no whole character
+
+
+@dataclass(frozen=True)
+class TokenLabel:
+    """One token as people should see it."""
+
+    id: int
+    text: str  # what the token adds to a text; "" for a part of a character
+    label: str
+    kind: Kind
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+_LABELS: "WeakKeyDictionary[Transformer, dict[int, TokenLabel]]" = WeakKeyDictionary()
+
+
+def token_label(transformer: Transformer, index: int) -> TokenLabel:
+    """The label of a token of the model's input."""
+    known = _LABELS.setdefault(transformer, {})
+    if index not in known:
+        known[index] = _label(transformer.tokenizer, index)
+    return known[index]
+
+
+def output_label(transformer: Transformer, index: int) -> TokenLabel:
+    """The label of an output: a token, or a class where the model classifies."""
+    if transformer.kind.endswith("-class"):
+        name = transformer.output_name(index)
+        return TokenLabel(index, name, name, "class")
+    return token_label(transformer, index)
+
+
+def visible(text: str) -> str:
+    """The text with signs for white space, and escapes for other characters no one can see."""
+    return "".join(map(_visible_character, text))
+
+
+def _visible_character(character: str) -> str:
+    if character in SIGNS:
+        return SIGNS[character]
+    if unicodedata.category(character) not in HIDDEN:
+        return character
+    return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"
+
+
+def _label(tokenizer: Any, index: int) -> TokenLabel:
+    if tokenizer is None:
+        return TokenLabel(index, str(index), str(index), "text")
+    if index in tokenizer.all_special_ids:
+        text = tokenizer.decode([index])
+        return TokenLabel(index, text, visible(text) or f"<{index}>", "special")
+    text = _text(tokenizer, index)
+    if REPLACEMENT in text:
+        given = _bytes(tokenizer, index)
+        if given is not None and given != REPLACEMENT.encode():
+            return TokenLabel(index, "", f"<{given.hex(' ').upper()}>", "bytes")
+    if not text:  # a token that decodes to nothing, such as an unused one
+        return TokenLabel(index, "", f"<{index}>", "special")
+    return TokenLabel(index, text, visible(text), "text" if text.strip() else "space")
+
+
+def _text(tokenizer: Any, index: int) -> str:
+    """What the token adds to a text that has begun: many tokenizers drop a first space."""
+    anchor = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+    before = tokenizer.decode(anchor)
+    both = tokenizer.decode([*anchor, index])
+    is_kept = bool(before) and anchor != [tokenizer.unk_token_id] and both.startswith(before)
+    return both[len(before) :] if is_kept else tokenizer.decode([index])
+
+
+def _bytes(tokenizer: Any, index: int) -> bytes | None:
+    """The bytes of a token, if its tokenizer works on bytes."""
+    name = tokenizer.convert_ids_to_tokens(index)
+    if match := re.fullmatch("<0x([0-9A-Fa-f]{2})>", name or ""):
+        return bytes.fromhex(match[1])
+    try:
+        return bytes(_BYTES[character] for character in name or "")
+    except KeyError:
+        return None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable characters that byte-level tokenizers write bytes as (GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + place): byte for place, byte in enumerate(others)
+    }
+
+
+_BYTES = _byte_alphabet()

@@ -1,0 +1,1 @@
+"""The debugger's server: translates between the engine and the page, and computes nothing."""
