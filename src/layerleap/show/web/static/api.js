@@ -2,6 +2,7 @@
 // The server: JSON in, JSON or lines of JSON out. Notices when it is gone and when it is back.
 
 import { now, set } from "./state.js";
+import { sentence } from "./words.js";
 
 const HEARTBEAT = 10_000; // milliseconds between looks at a server that answers
 const RETRY = 1_500; // and at one that does not
@@ -10,7 +11,7 @@ const RETRY = 1_500; // and at one that does not
 export class Refused extends Error {
   /** @param {string} message @param {number} status @param {number|null} place */
   constructor(message, status, place) {
-    super(message);
+    super(sentence(message));
     this.status = status;
     this.place = place;
   }

@@ -13,7 +13,7 @@ import { spoken, tokenTitle } from "./words.js";
 /** @typedef {import("./types.js").Trace} Trace */
 /** @typedef {{layer: number, position: number}} Spot */
 
-const LEAST = 50; // pixels that a column needs for a short token
+const LEAST = 48; // pixels that a column needs for a short token
 const HEAD = 118; // and the column with the prompt's tokens
 const ROW = 27; // height of a row; style.css has the same
 const WHOLE = 120; // prompts up to this length are in the document as a whole

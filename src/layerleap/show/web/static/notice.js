@@ -6,6 +6,7 @@ import { submit } from "./prompt.js";
 import { now, on, set } from "./state.js";
 import { startTour } from "./tour.js";
 import { changes } from "./trace.js";
+import { sentence } from "./words.js";
 import { json } from "./api.js";
 
 /** @typedef {import("./types.js").State} State */
@@ -80,7 +81,7 @@ function welcomeParts(model) {
     make("div", { class: "examples" }, ...examples),
     make("p", {}, make("button", { type: "button", "data-tour": true }, "Take the one-minute tour")),
     model.kind === "masked-token" && make("p", { class: "soft" }, "This model fills in masked tokens: put the mask token where it should answer."),
-    missing && make("p", { class: "soft" }, `Layers can be read; neurons cannot be shown for every block: ${missing.reason}.`),
+    missing && make("p", { class: "soft" }, `Layers can be read, but neurons cannot be shown for every block. ${sentence(missing.reason ?? "Their weights could not be verified")}`),
   ];
 }
 

@@ -3,7 +3,7 @@
 
 /** @typedef {import("./types.js").Edit} Edit */
 
-const SPEC = /^L(\d+)\.?N(\d+)(?:(off)|([=*+-])([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))(?:@([a-z]+|-?\d+(?:,-?\d+)*))?$/i;
+const SPEC = /^L(\d+)\.?N(\d+)(?:=?(off)|([=*+-])([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))(?:@([a-z]+|\d+(?:,\d+)*))?$/i;
 /** @type {Record<string, Edit["operation"]>} */
 const OPERATIONS = { "=": "set", "*": "scale", "+": "add", "-": "add" };
 
@@ -31,7 +31,7 @@ export function parse(text) {
 /** @param {Edit} edit */
 export function spec(edit) {
   const { operation, value } = edit;
-  const signs = { set: `=${value}`, scale: `*${value}`, add: value < 0 ? `${value}` : `+${value}`, off: "=0" };
+  const signs = { set: `=${value}`, scale: `*${value}`, add: value < 0 ? `${value}` : `+${value}`, off: "=off" };
   const where = edit.positions === "all" ? "" : `@${edit.positions}`;
   return `L${edit.block}.N${edit.neuron}${signs[operation]}${where}`;
 }

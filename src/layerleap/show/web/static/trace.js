@@ -4,6 +4,7 @@
 import { frames, isAbort, patiently, queueText } from "./api.js";
 import { inForce } from "./specs.js";
 import { now, set, touch } from "./state.js";
+import { sentence } from "./words.js";
 
 /** @typedef {import("./types.js").Trace} Trace */
 /** @typedef {import("./types.js").Question} Question */
@@ -78,6 +79,9 @@ export function nameOf(id) {
 /** Run what the page shows; a run that is still going is stopped. */
 export function run() {
   const state = now();
+  const last = state.traces[0]?.question;
+  // The first run with edits shows what they do.
+  if (last && !last.edits.length && inForce(state.edits).length && state.view === "before") set({ view: "after" });
   for (const grid of [0, 1]) {
     running[grid]?.abort();
     if (promptOf(state, grid)) start(grid);
@@ -153,6 +157,9 @@ function change(trace, patch) {
 /** @param {Trace} trace @param {any} frame */
 function take(trace, frame) {
   switch (frame.frame) {
+    case "queued":
+      change(trace, { message: queueText(frame.place) });
+      break;
     case "meta": {
       const { tokens, positions, layers, edits, lowest } = frame;
       change(trace, { status: "running", message: "", tokens, positions, layers, edits, lowest });
@@ -173,7 +180,7 @@ function take(trace, frame) {
       change(trace, { status: "done", seconds: frame.seconds });
       break;
     case "error":
-      change(trace, { status: "error", message: frame.error });
+      change(trace, { status: "error", message: sentence(frame.error) });
       break;
   }
 }

@@ -35,6 +35,12 @@ export function count(count, one, many = `${one}s`) {
   return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 }
 
+/** A message of the server, which writes them without a capital and a stop. @param {string} text */
+export function sentence(text) {
+  const start = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(start) ? start : `${start}.`;
+}
+
 /** @param {{block: number, neuron: number}} neuron */
 export function neuronName(neuron) {
   return `L${neuron.block}.N${neuron.neuron}`;
