@@ -231,7 +231,7 @@ function ends(vector) {
       meter.classList.add(tone);
       return make("li", {}, chip(token), meter);
     });
-    return make("div", { class: "end" }, make("h4", {}, title), make("ol", { class: "guesses-list" }, ...items));
+    return make("div", { class: "end" }, make("h3", {}, title), make("ol", { class: "guesses-list" }, ...items));
   };
   const longest = Math.max(vector.promotes.length, vector.suppresses.length);
   return make(
