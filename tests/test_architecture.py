@@ -20,6 +20,7 @@ EXCEPTIONS = {
     ("read/evaluate.py", "layerleap.show.html"),
     ("read/readings.py", "layerleap.show.html"),
     ("read/strip.py", "layerleap.show.html"),
+    ("read/vocabulary/neurons.py", "layerleap.show.html"),
     ("act/decode/generate.py", "layerleap.show.html"),
     ("study/suitability/result.py", "layerleap.show.html"),
     ("study/result.py", "layerleap.show.report.report"),  # result.report(folder)

@@ -8,6 +8,8 @@
     ll.read(model, "The capital of France is")         what every layer would say
     ll.generate(model, "Once upon a time")             exact, or early with a rule
     model.capture(...), model.edit(...)                look inside, and change it
+    ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
+    ll.debug(model)                                    all of this on a page in the browser
 
 Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
 is first used, so that `layerleap --help` does not wait for torch.
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what runs
     from layerleap import stats, zoo
     from layerleap.act import edits, exits
+    from layerleap.act.debug.effect import Effect, effect
     from layerleap.act.decode.decoder import Decoder, decoder
     from layerleap.act.decode.generate import Generation, generate
     from layerleap.errors import LayerleapError
@@ -38,6 +41,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.read.lens import Lens
     from layerleap.read.lens import read_text as read
     from layerleap.read.readings import Readings
+    from layerleap.read.vocabulary.neurons import Neurons, neurons
+    from layerleap.show.web.session import debug
     from layerleap.stream.documents import iter_documents
     from layerleap.stream.examples import Sampling
     from layerleap.study import registry as studies
@@ -55,6 +60,8 @@ _HOME = {
     "zoo": ("layerleap.zoo", ""),
     "edits": ("layerleap.act.edits", ""),
     "exits": ("layerleap.act.exits", ""),
+    "Effect": ("layerleap.act.debug.effect", "Effect"),
+    "effect": ("layerleap.act.debug.effect", "effect"),
     "Decoder": ("layerleap.act.decode.decoder", "Decoder"),
     "decoder": ("layerleap.act.decode.decoder", "decoder"),
     "Generation": ("layerleap.act.decode.generate", "Generation"),
@@ -75,6 +82,9 @@ _HOME = {
     "Lens": ("layerleap.read.lens", "Lens"),
     "Readings": ("layerleap.read.readings", "Readings"),
     "read": ("layerleap.read", ""),
+    "Neurons": ("layerleap.read.vocabulary.neurons", "Neurons"),
+    "neurons": ("layerleap.read.vocabulary.neurons", "neurons"),
+    "debug": ("layerleap.show.web.session", "debug"),
     "iter_documents": ("layerleap.stream.documents", "iter_documents"),
     "Sampling": ("layerleap.stream.examples", "Sampling"),
     "studies": ("layerleap.study.registry", ""),
@@ -84,11 +94,11 @@ _HOME = {
 }
 
 __all__ = [
-    "Decoder", "Evaluation", "Generation", "LayerleapError", "Lens", "Readings", "Sampling",
-    "ShortcutBank", "StudyResult", "Suitability", "Transformer", "check", "decoder",
-    "default_bank", "edits", "evaluate", "exits", "fit", "generate", "import_mat",
-    "import_tuned_lens", "iter_documents", "load", "read", "stats", "studies", "suitability",
-    "tune", "untrained", "zoo",
+    "Decoder", "Effect", "Evaluation", "Generation", "LayerleapError", "Lens", "Neurons",
+    "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability", "Transformer", "check",
+    "debug", "decoder", "default_bank", "edits", "effect", "evaluate", "exits", "fit", "generate",
+    "import_mat", "import_tuned_lens", "iter_documents", "load", "neurons", "read", "stats",
+    "studies", "suitability", "tune", "untrained", "zoo",
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadArtifact, BadSettings, BadText
 from layerleap.show.web.worker import Busy
 
 PROMPT = "The capital of France is Paris, and the capital of Spain is"
@@ -24,6 +24,10 @@ MORE = (
     " river", " mountain", " lake", " sea", " Paris", " London", " Berlin", " Rome", " Lisbon",
     " king", " queen", " war", " peace", " 1", " 2", " 3", ".", ",", "!", "<|endoftext|>",
 )  # fmt: skip
+TEXTS = (
+    "Madrid . It is a large city in the middle of the country ,",
+    "Barcelona , a city by the sea , with music and guitar",
+)
 BROKEN = 900  # the id of an incomplete piece of UTF-8
 SPEC = re.compile(r"L(\d+)\.N(\d+)\s*(=off|off|[=*+-]\s*-?[\d.]+)?(@(all|last|generated|[\d,]+))?")
 
@@ -37,14 +41,6 @@ class Label:
 
     def to_dict(self) -> dict[str, Any]:
         return {"id": self.id, "text": self.text, "label": self.label, "kind": self.kind}
-
-
-@dataclass(frozen=True)
-class Found:
-    row: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.row
 
 
 @dataclass
@@ -75,7 +71,14 @@ class FakeEngine:
         self.words, self.delay = Words(), delay
         for text in (*ENDS, *EARLY, *MORE):
             self.words.id(text)
-        self.index = FakeIndex(self) if index else None
+        self._index = FakeIndex(self) if index else None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("search", "neighbours", "clusters", "cluster"):
+            raise AttributeError(name)
+        if self._index is None:
+            raise BadArtifact(self.describe()["index"]["reason"])
+        return getattr(self._index, name)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -93,10 +96,10 @@ class FakeEngine:
             ],
             "mask_token": None, "can_generate": True, "generate_reason": None,
             "index": {
-                "ready": self.index is not None,
-                "reason": None if self.index else "there is no concept index of this model; "
+                "ready": self._index is not None,
+                "reason": None if self._index else "there is no concept index of this model; "
                 "build it with: layerleap index MODEL",
-                "vectors": N_LAYERS * N_NEURONS if self.index else None,
+                "vectors": N_LAYERS * N_NEURONS if self._index else None,
             },
             "examples": [
                 {"title": "A fact", "text": PROMPT, "watch": " Madrid"},
@@ -106,24 +109,26 @@ class FakeEngine:
             "fingerprint": "f" * 32,
         }  # fmt: skip
 
-    def tokens(self, text: str) -> list[Label]:
+    def tokens(self, text: str) -> list[dict[str, Any]]:
+        return [label.to_dict() for label in self._tokens(text)]
+
+    def _tokens(self, text: str) -> list[Label]:
         pieces = re.findall(r" ?\w+|\n|\t| |[^\w\s]", text)
         return [
             self.words.label(BROKEN if piece == "€" else self.words.id(piece)) for piece in pieces
         ]
 
-    def vocabulary(self, text: str) -> list[Label]:
+    def vocabulary(self, text: str) -> list[dict[str, Any]]:
         wanted = [" " + text.strip(), text] if not text.startswith(" ") else [text]
-        return [self.words.label(self.words.ids[each]) for each in wanted if each in self.words.ids]
+        known = [self.words.ids[each] for each in wanted if each in self.words.ids]
+        return [self.words.label(id).to_dict() for id in known]
 
     def _given(self, given: Any, edits: Any = ()) -> list[Label]:
         if isinstance(given, str):
-            tokens = self.tokens(given)
+            tokens = self._tokens(given)
         else:
             tokens = [self.words.label(id) for id in given]
         text = "".join(token.text for token in tokens)
-        if not tokens:
-            raise BadText("the prompt is empty; type something to read")
         if "!error" in text:
             raise BadText("the prompt asks for an error; take the word out of it")
         if "!busy" in text:
@@ -147,6 +152,10 @@ class FakeEngine:
             "block": block,
         }
 
+    def check_edits(self, edits: Any) -> None:
+        for edit in edits:
+            self._edit(edit)
+
     def check_neuron(self, block: int, neuron: int) -> None:
         if not (1 <= block <= N_LAYERS and neuron < N_NEURONS):
             raise BadSettings(
@@ -169,7 +178,7 @@ class FakeEngine:
         probs = [w / total for w in weights]
         rank = chosen.index(final)
         base = self.words.id(ENDS[position % 3])
-        cell = {
+        return {
             "layer": layer, "position": position,
             "top": [[i, round(p, 6)] for i, p in list(zip(chosen, probs, strict=True))[:top]],
             "watch": None if watch is None else
@@ -178,13 +187,12 @@ class FakeEngine:
             "kl": round((1 - grown) * 6 * rng.uniform(0.8, 1.2), 5),
             "entropy": round(0.5 + (1 - grown) * 7, 5),
         }  # fmt: skip
-        return cell
 
     def trace(
-        self, text_or_ids: Any, *, lens: str, watch: int | None, edits: Any, top: int,
+        self, ids: Any, *, lens: str, watch: int | None, edits: Any, top: int,
         selected: int | None, should_stop: Any,
     ) -> Any:  # fmt: skip
-        tokens = self._given(text_or_ids, edits)
+        tokens = self._given(ids, edits)
         text = "".join(token.text for token in tokens)
         positions = list(range(len(tokens)))
         chosen = positions[-1] if selected is None else selected
@@ -211,6 +219,7 @@ class FakeEngine:
                     return
                 time.sleep(1.0 if "!slow" in text else self.delay)
                 cells = [self._side(*c, watch, top, side, lowest) for c in part]
+                cells = [cell for cell in cells if side == "before" or cell["changed"]]
                 new = {id for cell in cells for id, _ in cell["top"]} - seen
                 seen |= new
                 names = {str(id): self.words.label(id).to_dict() for id in sorted(new)}
@@ -226,9 +235,7 @@ class FakeEngine:
                    "after": None}  # fmt: skip
         yield {"frame": "done", "seconds": time.perf_counter() - started, "passes": 1 + bool(known)}
 
-    def _side(
-        self, layer: int, position: int, watch: Any, top: int, side: str, lowest: Any
-    ) -> Any:
+    def _side(self, layer: int, position: int, watch: Any, top: int, side: str, lowest: Any) -> Any:
         touched = side == "after" and layer >= (lowest or 0)
         cell = self._cell(layer, position, watch, top, 0.5 if touched else 0.0)
         if side == "after":
@@ -237,10 +244,10 @@ class FakeEngine:
         return cell
 
     def cell(
-        self, text_or_ids: Any, *, block: int, position: int, lens: str, watch: int | None,
+        self, ids: Any, *, block: int, position: int, lens: str, watch: int | None,
         edits: Any, top: int,
     ) -> Any:  # fmt: skip
-        tokens = self._given(text_or_ids, edits)
+        tokens = self._given(ids, edits)
         if not (1 <= block <= N_LAYERS and position < len(tokens)):
             raise BadSettings(f"there is no block {block} at position {position}")
         time.sleep(self.delay)
@@ -299,18 +306,16 @@ class FakeEngine:
         self.check_neuron(block, neuron)
         return {
             "block": block, "neuron": neuron, "norm": 4.5, **self._ends(block, neuron),
-            "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if self.index else None,
-            "cluster": neuron % 40 if self.index else None,
+            "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if self._index else None,
+            "cluster": neuron % 40 if self._index else None,
         }  # fmt: skip
 
     def generate(
-        self, text_or_ids: Any, *, edits: Any, max_new_tokens: int, on_token: Any, should_stop: Any
+        self, ids: Any, *, edits: Any, max_new_tokens: int, on_token: Any, should_stop: Any
     ) -> None:
-        tokens = self._given(text_or_ids, edits)
+        tokens = self._given(ids, edits)
         text = "".join(token.text for token in tokens)
-        words = " Madrid . It is a large city in the middle of the country ,".split(" ")[1:]
-        if edits:
-            words = " Barcelona , a city by the sea , with music and guitar".split(" ")[1:]
+        words = TEXTS[bool(edits)].split()
         for number in range(max_new_tokens):
             if should_stop():
                 return
@@ -318,7 +323,7 @@ class FakeEngine:
             if number == 3 and "!midway" in text:
                 raise BadText("the generation failed midway, as the prompt asked for")
             piece = " " + words[number % len(words)]
-            on_token(self.words.label(self.words.id(piece)), piece)
+            on_token(self.words.label(self.words.id(piece)).to_dict(), piece)
 
 
 class FakeIndex:
@@ -335,7 +340,7 @@ class FakeIndex:
             "suppresses": [e["token"] for e in ends["suppresses"][:5]],
         }  # fmt: skip
 
-    def search(self, query: str, *, top: int, side: str, space: str) -> list[Found]:
+    def search(self, query: str, *, top: int, side: str, space: str) -> list[dict[str, Any]]:
         words = self.engine.words
         matched = [i for w in query.split() for t, i in words.ids.items() if t.strip() == w]
         if not matched:
@@ -345,31 +350,28 @@ class FakeIndex:
         for number in range(min(top, 25)):
             row = self._row(rng.choice((3, 12, 24, 29)), rng.randrange(N_NEURONS))
             end = ("promoted", "suppressed")[number % 4 == 3] if side == "both" else side
-            row |= {"score": 9.5 - number / 3, "side": end,
-                    "matched": [words.label(i).to_dict() for i in matched[: 1 + number % 3]]}  # fmt: skip
-            rows.append(Found(row))
+            hits = [words.label(i).to_dict() for i in matched[: 1 + number % 3]]
+            row |= {"score": 9.5 - number / 3, "side": end, "matched": hits}
+            rows.append(row)
         return rows
 
-    def neighbours(self, block: int, neuron: int, *, top: int) -> list[Found]:
+    def neighbours(self, block: int, neuron: int, *, top: int) -> list[dict[str, Any]]:
         self.engine.check_neuron(block, neuron)
         return [
-            Found({**self._row(1 + (block + n) % 6, (neuron + n) % N_NEURONS), "cosine": 0.9 - n / 20})
+            {**self._row(1 + (block + n) % 6, (neuron + n) % N_NEURONS), "cosine": 0.9 - n / 20}
             for n in range(1, top + 1)
         ]  # fmt: skip
 
-    def clusters(self, *, top: int, query: str | None) -> list[Found]:
+    def clusters(self, *, top: int, query: str | None) -> list[dict[str, Any]]:
         return [self.cluster(number) for number in range(min(top, 40))]
 
-    def cluster(self, number: int) -> Found:
+    def cluster(self, number: int) -> dict[str, Any]:
         if number >= 40:
             raise BadSettings(f"there is no cluster {number}; there are 40")
         rng = random.Random(number)
         tokens = [self.engine.words.id(t) for t in rng.sample(MORE, 8)]
-        return Found(
-            {
-                "number": number, "size": 20 + number * 3,
-                "tokens": [self.engine.words.label(i).to_dict() for i in tokens],
-                "members": [self._row(rng.choice((3, 12, 24)), rng.randrange(N_NEURONS))
-                            for _ in range(10)],
-            }
-        )  # fmt: skip
+        members = [self._row(rng.choice((3, 12, 24)), rng.randrange(N_NEURONS)) for _ in range(10)]
+        return {
+            "number": number, "size": 20 + number * 3, "members": members,
+            "tokens": [self.engine.words.label(i).to_dict() for i in tokens],
+        }  # fmt: skip

@@ -175,6 +175,15 @@ class Lens:
         self._require_texts()
         return self._positions(self._encode(text)[1], None)[-1]
 
+    def encode(self, text: str | Sequence[int]) -> list[int]:
+        """The token ids of one text that this model can read."""
+        self._require_texts()
+        return self._encode(text)[1]
+
+    def positions(self, ids: list[int]) -> list[int]:
+        """The positions that `read` reads by default: all, the masked ones, or the pooled one."""
+        return self._positions(ids, None)
+
     def _require_texts(self) -> None:
         if not reads_pairs(self.transformer):
             require_text(self.transformer)

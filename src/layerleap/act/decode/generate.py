@@ -4,7 +4,7 @@ In: a wrapped model and a prompt; optionally a bank, an exit rule or plan, or a 
 Out: `Generation`; a notebook shows it with every token coloured by its exit layer.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,13 +21,16 @@ from layerleap.act.exits.rules import Rule
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, check_choice, first_line
 from layerleap.maps.bank import ShortcutBank
+from layerleap.models.hooks.edit import Edit
 from layerleap.models.hooks.forward import hooks_of
+from layerleap.models.inputs import encode
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.stream.examples import longest_input, require_text
+from layerleap.stream.examples import longest_input, reads_pairs, require_text
 
 Decode = Callable[[list[int]], str]
 OnToken = Callable[[str, int], None]
+OnId = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +107,7 @@ class Pieces:
     the last piece but one are decoded again, so the work per token does not grow with the text.
     """
 
-    def __init__(self, decode: Decode, report: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, decode: Decode, report: OnId = lambda *_: None) -> None:
         self.decode, self.report = decode, report
         self.ids: list[int] = []
         self.pieces: list[str] = []
@@ -129,7 +132,7 @@ class Pieces:
             # Decoded along with the next piece: tokenizers drop spaces at the start of a text.
             self._first, self._last = self._last, len(self.ids)
         self.pieces.append(piece)
-        self.report(piece)
+        self.report(token, piece)
 
     def _rest(self) -> str:
         given = self.decode(self.ids[self._first : self._last])
@@ -139,15 +142,16 @@ class Pieces:
         """Report what was held back, as it is."""
         if self.pieces and (rest := self._rest()) and not self.pieces[-1]:
             self.pieces[-1] = rest
-            self.report(rest)
+            self.report(self.ids[-1], rest)
 
 
 @checked
 def generate(
     transformer: Transformer,
-    prompt: str,
+    prompt: str | Sequence[int],
     *,
     bank: ShortcutBank | str | Path | None = "default",
+    edits: Sequence[Edit] = (),
     rule: Rule | None = None,
     checks: Collection[int] | None = None,
     plan: ExitPlan | str | Path | None = None,
@@ -159,6 +163,7 @@ def generate(
     chat: bool = False,
     live: bool = False,
     on_token: OnToken | None = None,
+    on_id: OnId = lambda token, piece: None,
     tell: Callable[[str], None] = lambda _: None,
     progress: Progress = silent,
     **options: Any,
@@ -168,12 +173,14 @@ def generate(
         ll.generate(model, "Once upon a time")  # what the full model writes, but faster
         ll.generate(model, "Once upon a time", rule=ll.exits.Similarity(0.98))  # early exit
         ll.generate(model, "Once upon a time", plan="plan.json")  # from `ll.suitability`
+        ll.generate(model, "Once upon a time", edits=[ll.edits.ZeroNeuron(3, 17)])  # edited
 
     Args:
         transformer: a causal language model with a tokenizer.
-        prompt: the text to continue.
+        prompt: the text to continue, or its token ids.
         bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
             cache, fitted on first use; None uses the logit lens and drafts from the text alone.
+        edits: changes to the model that are in force while it generates (`ll.edits`).
         rule: when a token may exit; None decodes exactly.
         checks: layers at which the rule is checked; None is all layers below the last.
         plan: an exit plan or its file: rule, checks and bank in one.
@@ -189,6 +196,7 @@ def generate(
         live: in a notebook, show the coloured text as it grows.
         on_token: called with each piece of new text and the layer it was read at. The piece is
             empty while a character is incomplete.
+        on_id: called with each new token and its piece of text.
         tell: called with a message before something slow starts.
         progress: called while the default bank is fitted.
         **options: options of transformers' `generate`, such as do_sample and temperature.
@@ -201,6 +209,7 @@ def generate(
     if decoder is not None:
         _check_decoder(decoder, rule, plan)
     ids = _encode(transformer, prompt, chat)
+    prompt = prompt if isinstance(prompt, str) else transformer.need_tokenizer().decode(ids)
     if decoder is None:
         decoder = Decoder(
             _default_bank(transformer, bank, plan, tell, progress), rule=rule, checks=checks,
@@ -209,7 +218,8 @@ def generate(
     custom = None if isinstance(decoder, str) else decoder
     shown = _display(prompt) if live else None
 
-    def report(piece: str) -> None:
+    def report(token: int, piece: str) -> None:
+        on_id(token, piece)
         stats = None if custom is None else custom.current
         if on_token is not None:
             layer = None if stats is None else stats.current_layer
@@ -227,9 +237,7 @@ def generate(
     options = {"do_sample": False, **options}
     if not options["do_sample"]:
         options = {"temperature": None, "top_p": None, "top_k": None, **options}
-    # Threads that share a decoder take turns, so that each gets the stats of its own text.
-    turn = nullcontext() if custom is None else hooks_of(transformer.model).lock
-    with turn, _clear_refusals():
+    with _turn(transformer, custom, edits), _clear_refusals():
         output: Any = transformer.model.generate(
             entry, attention_mask=torch.ones_like(entry), custom_generate=custom,
             **({"streamer": written} if custom is None else {"stream_to": written}),
@@ -243,6 +251,16 @@ def generate(
     if shown is not None:
         shown.update(generation)
     return generation
+
+
+@contextmanager
+def _turn(
+    transformer: Transformer, decoder: Decoder | None, edits: Sequence[Edit]
+) -> Iterator[None]:
+    """The edits in force; threads that share a decoder take turns, so that stats are their own."""
+    turn = nullcontext() if decoder is None else hooks_of(transformer.model).lock
+    with turn, transformer.edit(*edits) if edits else nullcontext():
+        yield
 
 
 @contextmanager
@@ -285,19 +303,26 @@ def _default_bank(
     return default_bank(transformer, tell=tell, progress=progress)
 
 
-def _encode(transformer: Transformer, prompt: str, chat: bool) -> list[int]:
+def why_it_cannot_generate(transformer: Transformer) -> str | None:
+    """Why a model cannot continue a text; None if it can."""
+    name = transformer.identity.name
+    if transformer.kind != "next-token" or reads_pairs(transformer):
+        return f"{name} is not a causal language model; it cannot generate text"
+    if transformer.tokenizer is None:
+        return f"{name} has no tokenizer; pass one to load, or call model.generate with token ids"
+    return None
+
+
+def _encode(transformer: Transformer, prompt: str | Sequence[int], chat: bool) -> list[int]:
     """The token ids of the prompt; refuses one that the model cannot continue."""
     require_text(transformer)
-    if transformer.kind != "next-token":
-        raise BadSettings(
-            f"{transformer.identity.name} is not a causal language model; it cannot generate text"
-        )
+    if (reason := why_it_cannot_generate(transformer)) is not None:
+        raise (BadText if transformer.tokenizer is None else BadSettings)(reason)
     tokenizer: Any = transformer.tokenizer
-    if tokenizer is None:
-        raise BadText(
-            f"{transformer.identity.name} has no tokenizer; pass one to load, or call "
-            "model.generate with token ids"
-        )
+    if not isinstance(prompt, str):
+        if chat:
+            raise BadSettings("token ids cannot be put into a chat template; give a text")
+        return _fitting(transformer, encode(transformer, prompt))
     if not prompt.strip():
         raise BadText("the prompt is empty; expected at least one word")
     if chat and not getattr(tokenizer, "chat_template", None):
@@ -309,7 +334,11 @@ def _encode(transformer: Transformer, prompt: str, chat: bool) -> list[int]:
         )
     else:
         encoded = tokenizer(prompt)
-    ids, limit = list(encoded["input_ids"]), longest_input(transformer)
+    return _fitting(transformer, list(encoded["input_ids"]))
+
+
+def _fitting(transformer: Transformer, ids: list[int]) -> list[int]:
+    limit = longest_input(transformer)
     if len(ids) >= limit:
         raise BadText(f"the prompt has {len(ids)} tokens; this model takes at most {limit}")
     return ids

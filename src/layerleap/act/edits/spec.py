@@ -11,6 +11,7 @@ In: a string such as "L12.N34=5@last". Out: the edit; and back.
 
 import math
 import re
+from typing import Any
 
 from layerleap.act.edits.neurons import AddNeuron, NeuronEdit, ScaleNeuron, SetNeuron, ZeroNeuron
 from layerleap.errors import BadSettings
@@ -38,7 +39,7 @@ def parse_edit(spec: str) -> NeuronEdit:
             "L12.N34=5, L12.N34*0.5, L12.N34+3 or L12.N34=off, and positions if not all, as in "
             "L12.N34=5@last"
         )
-    place = {
+    place: dict[str, Any] = {
         "block": int(match["block"]), "neuron": int(match["neuron"]),
         "positions": _positions(spec, match["positions"]),
     }  # fmt: skip
@@ -80,6 +81,13 @@ def edit_sentence(edit: Edit) -> str:
         return words + PLACES[edit.positions]
     noun = "position" if len(edit.positions) == 1 else "positions"
     return f"{words} at {noun} {_listed(edit.positions, ', ')}"
+
+
+def describe(edit: Edit) -> dict[str, str | None]:
+    """The string of an edit, if it has one, and the edit in words."""
+    if not isinstance(edit, NeuronEdit):
+        return {"spec": None, "sentence": repr(edit)}
+    return {"spec": edit_spec(edit), "sentence": edit_sentence(edit)}
 
 
 def _operation(edit: NeuronEdit) -> str:

@@ -25,7 +25,7 @@ from layerleap.errors import LayerleapError, ModelRefused
 from layerleap.models.discovery.blocks import PATHS_HINT
 from layerleap.models.discovery.compare import rounding, row_gap, sum_error
 from layerleap.models.discovery.probe import N_TOKENS, probe, probe_ids
-from layerleap.models.discovery.sites import Anatomy
+from layerleap.models.discovery.sites import Anatomy, Site
 from layerleap.models.transformer import Transformer
 
 Status = Literal["holds", "fails", "not applicable"]
@@ -177,7 +177,7 @@ def parts_error(
     transformer: Transformer,
     block: int,
     states: Mapping[int, Tensor],
-    sites: Mapping[tuple[int, str], Tensor],
+    sites: Mapping[tuple[int, str | Site], Tensor],
 ) -> float:
     """The distance of h[block] from h[block - 1] plus the parts, relative to rounding error."""
     anatomy = transformer.anatomy[block - 1]

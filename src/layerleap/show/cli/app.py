@@ -11,6 +11,7 @@ import typer
 
 import layerleap
 from layerleap.show.cli import fit, look, tune
+from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
@@ -36,6 +37,7 @@ app = typer.Typer(
       layerleap study saturation smollm2 --quick -o report a report on saturation
       layerleap suitability smollm2                        is early exit worth it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
+      layerleap debug smollm2                              look inside, in the browser
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
     """,
@@ -60,6 +62,7 @@ def _top(
 LOOKING = (look.models, look.check, look.read, look.card)
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
+app.command()(grouped(debug))
 app.command("tune")(grouped(tune.tune_command))
 import_app.command("mat")(grouped(fit.import_mat))
 import_app.command("tuned-lens")(grouped(fit.import_tuned_lens))

@@ -5,6 +5,7 @@ A client that goes away takes its work with it, whether that waits or runs.
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ def refusal(status: int, sentence: str, **more: Any) -> JSONResponse:
     return JSONResponse({"error": clean, **more}, status, headers=headers)
 
 
-async def answer(worker: Worker, request: Request, compute: Callable[[], Any]) -> Any:
+async def answer(worker: Worker, request: Request, compute: Callable[[], Any]) -> Response:
     """The result of `compute`, run by the worker."""
 
     def work(emit: Emit, should_stop: ShouldStop) -> None:
@@ -36,7 +37,7 @@ async def answer(worker: Worker, request: Request, compute: Callable[[], Any]) -
         leaving = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            return reading.result() if reading.done() else None
+            return Json(reading.result() if reading.done() else None)
         finally:
             reading.cancel()
             leaving.cancel()
@@ -97,4 +98,29 @@ async def _lines(worker: Worker, job: Job, first: Frame | None) -> AsyncIterator
 
 
 def _line(frame: Frame) -> bytes:
-    return json.dumps(frame, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return as_json(frame) + b"\n"
+
+
+class Json(JSONResponse):
+    """An answer of the model's, whose numbers may have left the finite ones."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return as_json(content)
+
+
+def as_json(value: Any) -> bytes:
+    """JSON, in which a number that is not finite is null: an edit can drive a model that far."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf8", "replace")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inside) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inside) for inside in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

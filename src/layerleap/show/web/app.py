@@ -5,7 +5,7 @@ The guard stands before everything else; see `layerleap.show.web.guard`.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ from layerleap.show.web.vectors import vector_routes
 from layerleap.show.web.worker import Busy, Worker
 
 STATIC = Path(__file__).with_name("static")
+# Newer versions of FastAPI can send traces of requests elsewhere; prompts stay on this machine.
+UNSEEN: Any = {
+    "tracing": False, "metrics": False, "logs": False, "operation_spans": False,
+    "auto_configure": False,
+}  # fmt: skip
 WORDS = {404: "there is nothing at this address", 405: "this address does not take this method"}
 
 
@@ -50,7 +55,7 @@ def create_app(
     limits: Limits | None = None,
     static: Path = STATIC,
     in_notebook: bool = False,
-) -> FastAPI:
+) -> Guard:
     """Build the app around an engine.
 
     Args:
@@ -62,6 +67,8 @@ def create_app(
         in_notebook: let pages of this machine show ours in a frame.
     """
     limits = limits or Limits()
+    longest = engine.describe().get("longest") or limits.tokens
+    limits = replace(limits, tokens=min(limits.tokens, longest))
     served = Served(engine, store, Worker(limits.waiting), limits)
 
     @asynccontextmanager
@@ -73,19 +80,17 @@ def create_app(
     # The pages of /docs fetch scripts from elsewhere; the schema itself stays.
     app = FastAPI(
         title="layerleap debug", version=layerleap.__version__, docs_url=None, redoc_url=None,
-        openapi_url="/api/openapi.json", lifespan=lifespan,
+        openapi_url="/api/openapi.json", lifespan=lifespan, telemetry=UNSEEN,
     )  # fmt: skip
     for routes in (model_routes, vector_routes, saved_routes):
         app.include_router(routes(served), prefix="/api")
     app.router.default = StaticPage(static)  # not a mount, which would hide wrong methods
-    app.add_middleware(
-        Guard, access=access or Access(), limits=limits, in_notebook=in_notebook
-    )
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(LayerleapError, _ours)
     app.add_exception_handler(Exception, _failed)
-    return app
+    # Outermost, so that even an answer to a mistake of ours carries the guard's headers.
+    return Guard(app, access or Access(), limits, in_notebook=in_notebook, stop=served.worker.stop)
 
 
 async def _invalid(_: Request, error: Any) -> Response:
@@ -96,7 +101,7 @@ async def _invalid(_: Request, error: Any) -> Response:
 
 
 async def _refused(_: Request, error: Any) -> Response:
-    said = error.detail if error.status_code not in WORDS else WORDS[error.status_code]
+    said = WORDS.get(error.status_code, error.detail)
     answer = refusal(error.status_code, str(said))
     answer.headers.update(error.headers or {})
     return answer

@@ -4,6 +4,7 @@ In: any request. Out: the app's answer with headers that keep the page to itself
 is plain ASGI, so that streams pass through it untouched.
 """
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
@@ -29,10 +30,21 @@ class Guard:
     """Hosts, origins, content types, sizes, the number of clients, and the token."""
 
     def __init__(
-        self, app: ASGIApp, access: Access, limits: Limits, *, in_notebook: bool = False
+        self,
+        app: ASGIApp,
+        access: Access,
+        limits: Limits,
+        *,
+        in_notebook: bool = False,
+        stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """`in_notebook` lets pages of this machine show ours in a frame."""
-        self.app, self.access, self.limits = app, access, limits
+        """Stand before `app`.
+
+        Args:
+            in_notebook: let pages of this machine show ours in a frame.
+            stop: ends what the app is doing; for servers that shut down.
+        """
+        self.app, self.access, self.limits, self.stop = app, access, limits, stop
         self.open = 0
         ancestors = LOCAL_PAGES if in_notebook else "'none'"
         self.headers = {

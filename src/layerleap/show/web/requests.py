@@ -28,19 +28,14 @@ class Text(Body):
 class Input(Body):
     """A prompt: token ids, or a text that is still to be cut into tokens."""
 
-    ids: Annotated[list[Number], Field(min_length=1, max_length=limits.IDS)] | None = None
-    text: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = None
+    ids: Annotated[list[Number], Field(max_length=limits.IDS)] | None = None
+    text: Annotated[str, Field(max_length=limits.TEXT)] | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "Input":
         if (self.ids is None) == (self.text is None):
             raise ValueError("expected either ids or text")
         return self
-
-    @property
-    def value(self) -> str | list[int]:
-        """What the engine is given."""
-        return self.ids if self.ids is not None else self.text or ""
 
 
 class Trace(Body):

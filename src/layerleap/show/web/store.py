@@ -105,9 +105,7 @@ class Store:
     def delete_session(self, id: str) -> bool:
         """Remove a session; False if there was none."""
         with self._writing() as database:
-            done = database.execute(
-                "DELETE FROM sessions WHERE model=? AND id=?", (self.model, id)
-            )
+            done = database.execute("DELETE FROM sessions WHERE model=? AND id=?", (self.model, id))
             return done.rowcount > 0
 
     def name(self, block: int, neuron: int) -> tuple[str | None, str | None]:

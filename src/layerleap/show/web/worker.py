@@ -83,7 +83,7 @@ class Job:
             yield frame
 
 
-class Stopped(Exception):  # noqa: N818
+class Stopped(Exception):
     """Leaves the work of a job that nobody waits for; never seen outside of this file."""
 
 
@@ -105,7 +105,7 @@ class Worker:
         job = Job(work)
         with self._changed:
             job.ahead = len(self._queue) + (self._running is not None)
-            if len(self._queue) >= self._room:
+            if self._is_closed or len(self._queue) >= self._room:
                 raise Busy(len(self._queue) + 1)
             self._queue.append(job)
             self._changed.notify()
@@ -119,14 +119,21 @@ class Worker:
                 self._queue.remove(job)
                 self._tell_places()
 
-    def close(self) -> None:
-        """Stop the running job and take no more."""
+    def stop(self) -> None:
+        """End all jobs, as far as they listen, and take no more."""
         with self._changed:
             self._is_closed = True
-            for job in [*self._queue, *([self._running] if self._running else [])]:
+            for job in self._queue:
                 job.cancel()
+                job.put(None)
+            if self._running is not None:
+                self._running.cancel()
             self._queue.clear()
             self._changed.notify()
+
+    def close(self) -> None:
+        """Stop, and wait for the thread to end."""
+        self.stop()
         self._thread.join(timeout=10)
 
     def _serve(self) -> None:

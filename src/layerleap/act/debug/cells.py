@@ -1,0 +1,124 @@
+"""Cells: what a lens reads at one layer and position, as the debugger's grid shows it.
+
+In: rows of states of a prompt, recorded and edited. Out: `Cell`s: a few numbers each. Logits live
+for one chunk of rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerleap.read.lens import Lens
+from layerleap.read.metrics import Reference
+from layerleap.read.top import top_k
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One reading; probabilities come with ranks, 0 = top."""
+
+    layer: int
+    position: int
+    top: tuple[tuple[int, float], ...]  # ids and probabilities, best first
+    final: tuple[float, int]  # of the token that the unedited model predicts here
+    watch: tuple[float, int] | None  # of the watched token
+    agrees: bool  # the top token is the final one of this run, edited or not
+    kl: float  # KL(final answer of this run || reading), nats
+    entropy: float  # of the reading, nats
+    change: float | None = None  # with edits: KL(reading before || reading after), nats
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "layer": self.layer, "position": self.position, "top": [list(one) for one in self.top],
+            "final": list(self.final), "watch": None if self.watch is None else list(self.watch),
+            "agrees": self.agrees, "kl": self.kl, "entropy": self.entropy,
+            "changed": self.change is not None, "change": self.change,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The model's output at some positions: what readings are compared with."""
+
+    before: Reference
+    after: Reference  # the same object without edits
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, lens: Lens, last: Tensor, edited: Tensor | None) -> "Answers":
+        """From rows of h[n_layers]."""
+        before = Reference(lens.transformer.logits(last))
+        if edited is None or torch.equal(last, edited):
+            return cls(before, before)
+        return cls(before, Reference(lens.transformer.logits(edited)))
+
+
+class CellReader:
+    """Reads cells through one lens, with `top` tokens each and one watched token."""
+
+    def __init__(self, lens: Lens, top: int, watch: int | None) -> None:
+        self.lens, self.top, self.watch = lens, min(top, lens.transformer.d_vocab), watch
+
+    @torch.no_grad()
+    def logits(self, rows: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+        """Logits of rows of several layers, each mapped by its own map, in one pass of the tail."""
+        mapped = [self.lens.map(layer)(h) for layer, h in rows]
+        device = mapped[-1].device
+        logits = self.lens.transformer.logits(torch.cat([h.to(device) for h in mapped]))
+        return list(logits.float().split([len(h) for h in mapped]))
+
+    def cells(
+        self,
+        layer: int,
+        positions: Sequence[int],
+        logits: Tensor,
+        answer: Reference,
+        finals: Tensor,
+        before: Tensor | None = None,
+    ) -> list[Cell]:
+        """The cells of one layer.
+
+        Args:
+            layer: whose logits they are.
+            positions: of the rows.
+            logits: (row, d_vocab).
+            answer: the final answer of the same run at these rows.
+            finals: (row,) the token that the unedited model predicts.
+            before: logits of the recorded run at these rows, if `logits` are of an edited one.
+        """
+        compared = answer.compare(logits.to(answer.p.device))
+        values, ids = top_k(logits, self.top)
+        log_norm = logits.logsumexp(-1)
+        probs = (values - log_norm[:, None]).exp()
+        final = self._followed(logits, log_norm, finals)
+        watched = None
+        if self.watch is not None:
+            watched = self._followed(logits, log_norm, torch.full_like(finals, self.watch))
+        change = None if before is None else _kl(before, logits)
+        return [
+            Cell(
+                layer, position,
+                tuple(zip(ids[row].tolist(), probs[row].tolist(), strict=True)),
+                final[row], None if watched is None else watched[row],
+                bool(compared.top[row] == answer.top[row]), float(compared.kl[row]),
+                float(compared.entropy[row]), None if change is None else float(change[row]),
+            )
+            for row, position in enumerate(positions)
+        ]  # fmt: skip
+
+    @staticmethod
+    def _followed(logits: Tensor, log_norm: Tensor, ids: Tensor) -> list[tuple[float, int]]:
+        """Probability and rank of one token per row; equal logits share the better rank."""
+        own = logits.gather(-1, ids.to(logits.device)[:, None])
+        probs = (own[:, 0] - log_norm).exp().tolist()
+        return list(zip(probs, (logits > own).sum(-1).tolist(), strict=True))
+
+
+def _kl(before: Tensor, after: Tensor) -> Tensor:
+    """KL(before || after) of logits, per row, nats."""
+    p, q = before.log_softmax(-1), after.log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1).clamp_min(0)

@@ -1,0 +1,295 @@
+"""Debugger: the questions that one asks of a model and a prompt, answered one by one.
+
+In: a wrapped model, and optionally a bank and a concept index. Out: plain JSON types, because the
+answers go to a page. Everything runs under the model's lock, so threads take turns.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from layerleap.act.debug.cells import CellReader
+from layerleap.act.debug.rerun import Rerun, rerun
+from layerleap.act.debug.trace import Frame, Prompt, Trace
+from layerleap.act.decode.generate import generate, why_it_cannot_generate
+from layerleap.act.edits.spec import describe, parse_edit
+from layerleap.errors import BadSettings, ModelRefused, check_choice
+from layerleap.maps.bank import ShortcutBank
+from layerleap.models.hooks.edit import Edit
+from layerleap.models.hooks.forward import hooks_of
+from layerleap.models.hooks.recording import record
+from layerleap.models.inputs import padded
+from layerleap.models.transformer import Transformer
+from layerleap.models.weights import feed_forward
+from layerleap.read.lens import Lens
+from layerleap.read.vocabulary.neurons import BlockReading, Neurons
+from layerleap.read.vocabulary.tokens import TokenLabel, output_label, token_label
+from layerleap.stream.examples import longest_input, require_text
+
+Text = str | Sequence[int]
+KEPT_BYTES = 2**28  # recorded prompts kept for the next question: 256 MB
+
+TITLES = {"id": "logit lens", "mat": "linear shortcuts", "tuned": "tuned lens"}
+EXAMPLES = {
+    "next-token": (
+        ("A fact", "The capital of France is"),
+        ("A pattern", "one two three four five six"),
+        ("A choice", "The doctor asked the nurse to help because"),
+    ),
+    "masked-token": (
+        ("A fact", "The capital of France is {mask}."),
+        ("A choice", "The {mask} barked at the mailman."),
+        ("Two gaps", "She {mask} the {mask} in the garden."),
+    ),
+}  # fmt: skip
+CLASS_EXAMPLES = (
+    ("Praise", "A wonderful film with a great cast."),
+    ("Blame", "A dull and predictable plot."),
+    ("Both", "The acting was good, but the story was boring."),
+)
+
+
+class Stopped(Exception):
+    """The answer is no longer wanted."""
+
+
+class Debugger:
+    """A model, and what can be asked about its prompts.
+
+    `index` is a concept index (`ll.index`): names of vectors, search, natural ranges.
+    """
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        *,
+        bank: ShortcutBank | None = None,
+        index: Any = None,
+    ) -> None:
+        require_text(transformer)
+        if transformer.row_kind != "position":
+            raise BadSettings(
+                f"{transformer.identity.name} classifies the average of all positions, so single "
+                "positions have no reading; the debugger needs a model that reads one position"
+            )
+        self.transformer, self.index = transformer, index
+        self.lenses = {"id": Lens(transformer)}
+        if bank is not None:
+            lens = Lens(transformer, bank)
+            self.lenses[lens.name] = lens
+        self._lock = hooks_of(transformer.model).lock
+        self._prompts: OrderedDict[tuple[int, ...], Prompt] = OrderedDict()
+
+    # What the model is
+
+    def describe(self) -> dict[str, Any]:
+        """The model, its blocks and lenses, and example prompts."""
+        transformer, tokenizer = self.transformer, self.transformer.tokenizer
+        reason = why_it_cannot_generate(transformer)
+        return {
+            "name": transformer.identity.name, "class": type(transformer.model).__name__,
+            "kind": transformer.kind, "n_layers": transformer.n_layers,
+            "d_model": transformer.d_model, "d_vocab": transformer.d_vocab,
+            "blocks": self.blocks,
+            "lenses": [{"name": name, "title": TITLES.get(name, name)} for name in self.lenses],
+            "mask_token": getattr(tokenizer, "mask_token", None)
+            if transformer.kind == "masked-token" else None,
+            "can_generate": reason is None, "generate_reason": reason,
+            "examples": self._examples(), "longest": longest_input(transformer),
+        }  # fmt: skip
+
+    @cached_property
+    def blocks(self) -> list[dict[str, Any]]:
+        """Per block: how many neurons it has, or why they are not known; and its style."""
+        return [self._block(number) for number in range(1, self.transformer.n_layers + 1)]
+
+    def _block(self, number: int) -> dict[str, Any]:
+        anatomy = self.transformer.anatomy[number - 1]
+        block: dict[str, Any] = {"block": number, "n_neurons": None, "reason": None}
+        block["style"] = None if isinstance(anatomy, str) else anatomy.style
+        try:
+            block["n_neurons"] = feed_forward(self.transformer, number).n_neurons
+        except ModelRefused as error:
+            block["reason"] = str(error)
+        return block
+
+    def _examples(self) -> list[dict[str, Any]]:
+        kind, tokenizer = self.transformer.kind, self.transformer.tokenizer
+        mask = getattr(tokenizer, "mask_token", None) or ""
+        texts = EXAMPLES.get(kind, CLASS_EXAMPLES)
+        return [
+            {"title": title, "text": text.format(mask=mask), "watch": None} for title, text in texts
+        ]
+
+    # Tokens
+
+    def encode(self, text: Text) -> list[int]:
+        """Token ids of a text; raises if the model cannot read it."""
+        return self.lenses["id"].encode(text)
+
+    def tokens(self, text: Text) -> list[TokenLabel]:
+        """The text, token by token."""
+        return [token_label(self.transformer, token) for token in self.encode(text)]
+
+    def outputs(self, text: str) -> list[TokenLabel]:
+        """Single output tokens that spell a text, with a leading space first; or classes."""
+        transformer = self.transformer
+        if transformer.kind.endswith("-class"):
+            labels = [output_label(transformer, index) for index in range(transformer.d_vocab)]
+            return [label for label in labels if text.strip().lower() in label.text.lower()]
+        tokenizer, found = transformer.need_tokenizer(), []
+        for variant in dict.fromkeys((f" {text.lstrip()}", text)):
+            ids = tokenizer(variant, add_special_tokens=False)["input_ids"]
+            if len(ids) == 1 and ids[0] < transformer.d_vocab and ids[0] not in found:
+                found.append(ids[0])
+        return [output_label(transformer, index) for index in found]
+
+    # Readings
+
+    def trace(
+        self,
+        text: Text,
+        *,
+        lens: str = "id",
+        watch: int | None = None,
+        edits: Sequence[Edit | str] = (),
+        top: int = 5,
+        selected: int | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Frame]:
+        """Frames of every cell of the prompt; see `act.debug.trace`."""
+        reader = CellReader(self._lens(lens), self._checked_top(top), self._checked_output(watch))
+        own = self._edits(edits)
+        prompt = self._prompt(self.encode(text))
+        place = prompt.positions[-1] if selected is None else selected
+        if place not in prompt.positions:
+            place = min(prompt.positions, key=lambda position: abs(position - place))
+        edited = self._rerun(prompt, own) if own else None
+        yield from Trace(prompt, reader, place, edited, should_stop).frames()
+
+    def cell(
+        self,
+        text: Text,
+        *,
+        block: int,
+        position: int,
+        lens: str = "id",
+        watch: int | None = None,
+        edits: Sequence[Edit | str] = (),
+        top: int = 10,
+    ) -> dict[str, Any]:
+        """One block at one position: its stages and its strongest sub-updates; see `Neurons`.
+
+        With edits, "after" has the same of the edited run.
+        """
+        ids, own = self.encode(text), self._edits(edits)
+        if not 0 <= position < len(ids):
+            raise BadSettings(
+                f"position {position} does not exist: the prompt has {len(ids)} tokens"
+            )
+        neurons = Neurons(self.transformer, self._lens(lens).bank)
+        options: dict[str, Any] = {
+            "top": self._checked_top(top), "blocks": [block], "tokens": 10,
+            "watch": self._checked_output(watch),
+        }  # fmt: skip
+        reading = neurons.at(ids, position, **options).blocks[0]
+        answer = {
+            "block": block, "position": position, "after": None,
+            "token": token_label(self.transformer, ids[position]).to_dict(),
+            **self._reading(reading),
+        }  # fmt: skip
+        if own:
+            with self.transformer.edit(*own):
+                answer["after"] = self._reading(neurons.at(ids, position, **options).blocks[0])
+        return answer
+
+    def _reading(self, reading: BlockReading) -> dict[str, Any]:
+        answer = reading.to_dict()
+        for update in answer["updates"]:
+            update["range"] = self.range(reading.block, update["neuron"])
+        return answer
+
+    def range(self, block: int, neuron: int) -> dict[str, float] | None:
+        """The natural range of a coefficient on the index's reference text, if there is one."""
+        return None if self.index is None else self.index.range(block, neuron)
+
+    # Text
+
+    def generate(
+        self,
+        text: Text,
+        *,
+        edits: Sequence[Edit | str] = (),
+        max_new_tokens: int = 20,
+        on_token: Callable[[int, str], None] = lambda token, piece: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Any]:
+        """Continue a prompt greedily with the edits in force.
+
+        `on_token` gets each new token and the text that it adds. Raises `Stopped` if the answer is
+        no longer wanted.
+        """
+        ids, own = self.encode(text), self._edits(edits)
+
+        def report(token: int, piece: str) -> None:
+            if should_stop():
+                raise Stopped
+            on_token(token, piece)
+
+        result = generate(
+            self.transformer, ids, edits=own, decoder="transformers", on_id=report,
+            max_new_tokens=max_new_tokens,
+        )  # fmt: skip
+        return {
+            "ids": result.ids, "text": result.continuation,
+            "edits": [describe(edit) for edit in own],
+        }  # fmt: skip
+
+    # Checks and caches
+
+    def _lens(self, name: str) -> Lens:
+        check_choice(name, tuple(self.lenses), "lens")
+        return self.lenses[name]
+
+    def _edits(self, edits: Sequence[Edit | str]) -> tuple[Edit, ...]:
+        own = tuple(parse_edit(edit) if isinstance(edit, str) else edit for edit in edits)
+        for edit in own:
+            list(edit.changes(self.transformer))  # raises if it does not fit the model
+        return own
+
+    def _checked_output(self, index: int | None) -> int | None:
+        if index is not None and not 0 <= index < self.transformer.d_vocab:
+            raise BadSettings(
+                f"output {index} does not exist; expected 0 to {self.transformer.d_vocab - 1}"
+            )
+        return index
+
+    def _checked_top(self, top: int) -> int:
+        if top < 1:
+            raise BadSettings(f"top is {top}; expected at least 1")
+        return top
+
+    def _prompt(self, ids: Sequence[int]) -> Prompt:
+        key = tuple(ids)
+        with self._lock:
+            if key not in self._prompts:
+                recording = record(self.transformer, padded(self.transformer, [key]))
+                positions = tuple(self.lenses["id"].positions(list(key)))
+                self._prompts[key] = Prompt(key, positions, recording)
+            self._prompts.move_to_end(key)
+            self._forget()
+            return self._prompts[key]
+
+    def _rerun(self, prompt: Prompt, edits: tuple[Edit, ...]) -> Rerun:
+        with self._lock:
+            return rerun(prompt.recording, edits)
+
+    def _forget(self) -> None:
+        """Drop the prompts that were not asked about for longest."""
+        while len(self._prompts) > 1 and sum(map(_n_bytes, self._prompts.values())) > KEPT_BYTES:
+            self._prompts.popitem(last=False)
+
+
+def _n_bytes(prompt: Prompt) -> int:
+    return sum(state.numel() * state.element_size() for state in prompt.recording.states)

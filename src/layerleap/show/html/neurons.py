@@ -1,0 +1,65 @@
+"""`DominantNeurons` as HTML: block by block, the predictions and the strongest sub-updates."""
+
+import html
+
+from layerleap.read.vocabulary.neurons import BlockReading, DominantNeurons, Stage, SubUpdate
+from layerleap.show.html.page import styled
+
+STAGES = {"before": "before the block", "attention": "after attention", "ffn": "after the FFN"}
+LEGEND = (
+    '<p class="legend">Neurons that add most to the residual stream at this position. Share: the '
+    "part of the FFN's output that a neuron explains. A negative coefficient promotes the tokens "
+    "that the vector suppresses.</p>"
+)
+
+
+def neurons_html(neurons: DominantNeurons) -> str:
+    """One table per block, the last block first."""
+    token = html.escape(neurons.tokens[neurons.position].label)
+    title = f"<h3>Position {neurons.position}, <code>{token}</code></h3>"
+    blocks = "".join(map(_block, reversed(neurons.blocks)))
+    return styled("neurons", f"{title}{LEGEND}{blocks}")
+
+
+def _block(block: BlockReading) -> str:
+    stages = "".join(map(_stage, block.stages))
+    reasons = "".join(f"<p>{html.escape(reason)}</p>" for reason in block.missing.values())
+    rows = "".join(map(_update, block.updates))
+    if rows:
+        rest = f"{block.rest_share:.0%} by the other neurons"
+        bias = f", {block.bias_share:.0%} by the bias" if block.bias_share else ""
+        rows = (
+            "<table><thead><tr><th>neuron</th><th>coefficient</th><th>strength</th><th>share</th>"
+            f"<th>promotes</th><th>suppresses</th></tr></thead><tbody>{rows}</tbody></table>"
+            f"<p>{block.shown_share:.0%} explained by these, {rest}{bias}.</p>"
+        )
+    return (
+        f"<details><summary>Block {block.block}</summary><table>{stages}</table>{rows}{reasons}"
+        "</details>"
+    )
+
+
+def _stage(stage: Stage) -> str:
+    cells = "".join(
+        f"<td>{html.escape(one.token.label)} {one.prob:.0%}{_climbed(one.climbed)}</td>"
+        for one in stage.top[:6]
+    )
+    return f"<tr><th>{STAGES[stage.where]}</th>{cells}</tr>"
+
+
+def _climbed(ranks: int | None) -> str:
+    if not ranks:
+        return ""
+    return f" &#9650;{ranks}" if ranks > 0 else f" &#9660;{-ranks}"
+
+
+def _update(update: SubUpdate) -> str:
+    ends = (
+        html.escape(" ".join(scored.token.label for scored in end))
+        for end in (update.promotes, update.suppresses)
+    )
+    values = (
+        update.name, f"{update.coefficient:+.3g}", f"{update.strength:.3g}", f"{update.share:.1%}",
+        *ends,
+    )  # fmt: skip
+    return f"<tr>{''.join(f'<td>{value}</td>' for value in values)}</tr>"
