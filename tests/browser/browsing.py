@@ -1,9 +1,17 @@
 """What a user does again and again."""
 
+import shutil
 import time
 
 FIRST = "The capital of France is Paris, and the capital of Spain is"
+WIDE = {"width": 1600, "height": 1000}
 NARROW = {"width": 420, "height": 900}
+
+
+def find_chromium():
+    """The path of the system's Chromium, or None."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def prompt(page, text):

@@ -5,7 +5,6 @@ No test may reach anything but this machine: such requests are aborted, and thei
 """
 
 import re
-import shutil
 import socket
 import sys
 import threading
@@ -13,12 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from browsing import WIDE, find_chromium
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "web"))
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ELSEWHERE = re.compile(r"^(?!data:|blob:|file:|https?://127\.0\.0\.1[:/])")
-WIDE = {"width": 1600, "height": 1000}
 
 
 class Served:
@@ -88,7 +86,7 @@ def own_server(tmp_path):
 @pytest.fixture(scope="session")
 def chromium():
     playwright = pytest.importorskip("playwright.sync_api")
-    path = next(filter(None, map(shutil.which, NAMES)), None)
+    path = find_chromium()
     if path is None:
         pytest.skip("no Chromium on this machine; on Debian: apt-get install chromium")
     with playwright.sync_playwright() as driver:

@@ -8,6 +8,7 @@ def test_an_example_runs_and_fills_the_grid(tab):
     assert page.locator(".example").count() == 3
     page.click(".example >> nth=0")
     ran(page)
+    page.wait_for_selector("#live-0 .token")
     rows = page.locator("#grid-0 tbody tr")
     assert rows.count() == page.locator("#live-0 .token").count() == 13
     assert rows.nth(12).locator(".token").inner_text() == "␣is"

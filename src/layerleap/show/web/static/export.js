@@ -70,7 +70,7 @@ function exportState() {
 function readings() {
   return now().traces.flatMap((trace) => {
     if (!trace?.layers.length) return [];
-    const sides = /** @type {const} */ (["before", "after"]).filter((side) => trace.cells[side].size);
+    const sides = /** @type {const} */ (["before", "after"]).slice(0, trace.question.edits.length ? 2 : 1);
     const cells = sides.flatMap((side) =>
       trace.positions.flatMap((position) =>
         trace.layers.flatMap((layer) => {

@@ -206,7 +206,7 @@ class Grid {
     if (now().second !== null) words.push(this.number ? "Second prompt" : "First prompt");
     if (trace.status === "running") words.push("reading…");
     if (trace.status === "done") words.push(`${trace.seconds.toFixed(2)} s`);
-    if (trace.edits.length) words.push(trace.edits.map((edit) => edit.sentence).join(" · "));
+    if (trace.edits.length) words.push(trace.edits.map((edit) => edit.sentence + (edit.applied === false ? " (met no position)" : "")).join(" · "));
     this.title.textContent = words.join(" · ");
     this.title.hidden = now().second === null && trace.edits.length === 0;
   }
@@ -317,7 +317,7 @@ function chooseFirst() {
   if (!trace?.layers.length) return;
   const fits = chosen && trace.positions.includes(chosen.position) && trace.layers.includes(chosen.layer);
   if (fits && state.traces[chosen.grid]) return;
-  set({ selected: { grid: 0, layer: trace.layers[trace.layers.length - 1], position: trace.positions[trace.positions.length - 1] } });
+  set({ selected: { grid: 0, layer: trace.layers[trace.layers.length - 1], position: trace.selected } });
 }
 
 function startControls() {

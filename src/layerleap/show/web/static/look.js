@@ -28,9 +28,8 @@ const WAITING = { token: null, share: 0, tone: "heat", agrees: false, same: fals
  * @param {View["colour"]} colour
  */
 export function shareOf(cell, colour) {
-  if (colour === "watch") return cell.watch?.[0] ?? 0;
-  if (colour === "final") return cell.final[0];
-  return cell.top[0]?.[1] ?? 0;
+  const share = { watch: cell.watch?.[0], final: cell.final[0], top: cell.top[0]?.[1] }[colour];
+  return share ?? 0;
 }
 
 /**

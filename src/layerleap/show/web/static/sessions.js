@@ -23,7 +23,14 @@ export function start() {
 }
 
 async function open() {
-  render(null, "");
+  const title = now().prompt.trim().slice(0, 60);
+  fill(
+    dialog,
+    make("div", { class: "bar" }, make("h2", { id: "sessions-title" }, "Sessions"), make("span", { class: "spring" }), make("button", { type: "button", class: "quiet close", "data-close": true, "aria-label": "Close" }, "×")),
+    make("form", { class: "inline" }, make("input", { name: "title", "aria-label": "Title of this session", placeholder: "Title", value: title, maxlength: 120, autocomplete: "off" }), make("button", { class: "primary" }, "Save this view")),
+    make("p", { class: "soft", role: "status" }, "A session keeps the prompt, lens, edits, pins and the selected cell. The address of this page keeps them, too."),
+    make("div", { class: "saved" }, make("p", { class: "loading" }, make("span", { class: "spinner" }), "Loading…")),
+  );
   dialog.showModal();
   await list();
 }
@@ -32,16 +39,21 @@ async function open() {
 async function list(message = "") {
   try {
     const answer = await json("sessions");
-    render(Array.isArray(answer) ? answer : answer.sessions, message);
+    render(answer);
+    if (message) tell(message);
   } catch (error) {
-    render([], /** @type {Error} */ (error).message);
+    tell(/** @type {Error} */ (error).message);
   }
 }
 
-/** @param {Saved[]|null} sessions null while they are on their way @param {string} message */
-function render(sessions, message) {
-  const title = now().prompt.trim().slice(0, 60);
-  const items = (sessions ?? []).map((session) =>
+/** @param {string} message */
+function tell(message) {
+  /** @type {HTMLElement} */ (dialog.querySelector("[role=status]")).textContent = message;
+}
+
+/** @param {Saved[]} sessions */
+function render(sessions) {
+  const items = sessions.map((session) =>
     make(
       "li",
       { "data-id": session.id },
@@ -49,13 +61,8 @@ function render(sessions, message) {
       make("button", { type: "button", class: "quiet close", "data-delete": true, "aria-label": `Delete ${session.title || "Untitled"}` }, "×"),
     ),
   );
-  fill(
-    dialog,
-    make("div", { class: "bar" }, make("h2", { id: "sessions-title" }, "Sessions"), make("span", { class: "spring" }), make("button", { type: "button", class: "quiet close", "data-close": true, "aria-label": "Close" }, "×")),
-    make("form", { class: "inline" }, make("input", { name: "title", "aria-label": "Title of this session", placeholder: "Title", value: title, maxlength: 120, autocomplete: "off" }), make("button", { class: "primary" }, "Save this view")),
-    make("p", { class: "soft", role: "status" }, message || "A session keeps the prompt, lens, edits, pins and the selected cell. The address of this page keeps them, too."),
-    sessions === null ? make("p", { class: "loading" }, make("span", { class: "spinner" }), "Loading…") : items.length ? make("ol", { class: "vectors" }, ...items) : make("p", { class: "empty" }, "No session is saved yet."),
-  );
+  const place = /** @type {HTMLElement} */ (dialog.querySelector(".saved"));
+  fill(place, items.length ? make("ol", { class: "vectors" }, ...items) : make("p", { class: "empty" }, "No session is saved yet."));
 }
 
 /** @param {number|string} updated */

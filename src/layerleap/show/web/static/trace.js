@@ -60,9 +60,19 @@ export function cellKey(layer, position) {
   return `${layer}.${position}`;
 }
 
-/** @param {Trace} trace @param {Side} side @param {number} layer @param {number} position */
+/**
+ * A reading. Where edits change nothing, bit for bit, the server sends no second one.
+ * @param {Trace} trace
+ * @param {Side} side
+ * @param {number} layer
+ * @param {number} position
+ * @returns {Cell|undefined}
+ */
 export function cellAt(trace, side, layer, position) {
-  return trace.cells[side].get(cellKey(layer, position));
+  const key = cellKey(layer, position);
+  const before = trace.cells.before.get(key);
+  if (side === "before") return before;
+  return trace.cells.after.get(key) ?? (before && { ...before, change: 0, changed: false });
 }
 
 /** A token's label, wherever it was seen. @param {number} id */
@@ -109,6 +119,7 @@ function emptyTrace(asked) {
     tokens: [],
     positions: [],
     layers: [],
+    selected: 0,
     edits: [],
     lowest: null,
     cells: { before: new Map(), after: new Map() },
@@ -161,8 +172,8 @@ function take(trace, frame) {
       change(trace, { message: queueText(frame.place) });
       break;
     case "meta": {
-      const { tokens, positions, layers, edits, lowest } = frame;
-      change(trace, { status: "running", message: "", tokens, positions, layers, edits, lowest });
+      const { tokens, positions, layers, selected, edits, lowest } = frame;
+      change(trace, { status: "running", message: "", tokens, positions, layers, selected, edits, lowest });
       break;
     }
     case "cells": {

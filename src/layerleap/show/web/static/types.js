@@ -60,7 +60,8 @@
  * @property {Token[]} tokens
  * @property {number[]} positions
  * @property {number[]} layers
- * @property {{spec: string, sentence: string}[]} edits
+ * @property {number} selected the position that the server chose
+ * @property {{spec: string, sentence: string, applied?: boolean}[]} edits
  * @property {number|null} lowest
  * @property {Record<Side, Map<string, Cell>>} cells by `layer.position`
  * @property {Map<number, Token>} names

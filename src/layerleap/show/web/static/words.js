@@ -8,6 +8,7 @@ import { make } from "./dom.js";
 
 /** A probability or share as percent. @param {number} share */
 export function percent(share) {
+  if (!Number.isFinite(share)) return "–"; // An edit can drive a model to infinity.
   const value = 100 * share;
   if (value !== 0 && Math.abs(value) < 0.1) return value > 0 ? "<0.1 %" : ">−0.1 %";
   return `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`;
@@ -15,12 +16,14 @@ export function percent(share) {
 
 /** A change of a probability in percentage points, with its sign. @param {number} change */
 export function points(change) {
+  if (!Number.isFinite(change)) return "–";
   const value = 100 * change;
   return `${value > 0 ? "+" : ""}${number(value, Math.abs(value) < 10 ? 1 : 0)}`;
 }
 
 /** @param {number} value @param {number} [digits] */
 export function number(value, digits = 2) {
+  if (!Number.isFinite(value)) return "–";
   const text = value.toFixed(digits);
   return Number(text) === 0 ? (0).toFixed(digits) : text.replace("-", "−");
 }
@@ -50,7 +53,9 @@ export function neuronName(neuron) {
 export function rankChange(change) {
   if (change === null) return "new";
   if (change === 0) return "=";
-  return change > 0 ? `▲${change}` : `▼${-change}`;
+  const size = Math.abs(change);
+  const short = size < 1000 ? String(size) : `${Math.round(size / 1000)}k`;
+  return change > 0 ? `▲${short}` : `▼${short}`;
 }
 
 /** @param {Token|Named} token */
