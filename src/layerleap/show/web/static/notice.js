@@ -2,12 +2,12 @@
 // What stands above the grid when something is to be said: busy, stale, stopped, failed; and the welcome.
 
 import { byId, fill, hit, make } from "./dom.js";
+import { openExample } from "./examples.js";
 import { submit } from "./prompt.js";
-import { now, on, set } from "./state.js";
+import { on } from "./state.js";
 import { startTour } from "./tour.js";
 import { changes } from "./trace.js";
 import { sentence } from "./words.js";
-import { json } from "./api.js";
 
 /** @typedef {import("./types.js").State} State */
 /** @typedef {import("./types.js").Model} Model */
@@ -83,26 +83,4 @@ function welcomeParts(model) {
     model.kind === "masked-token" && make("p", { class: "soft" }, "This model fills in masked tokens: put the mask token where it should answer."),
     missing && make("p", { class: "soft" }, `Layers can be read, but neurons cannot be shown for every block. ${sentence(missing.reason ?? "Their weights could not be verified")}`),
   ];
-}
-
-/** @param {number} index */
-async function openExample(index) {
-  const example = now().model?.examples[index];
-  if (!example) return;
-  const { watch } = example;
-  set({ prompt: example.text, selected: null });
-  if (watch && typeof watch === "object") set({ watch: { id: watch.id, label: watch.label } });
-  else if (typeof watch === "string") await watchText(watch);
-  submit();
-}
-
-/** @param {string} text */
-async function watchText(text) {
-  try {
-    const { tokens } = await json("vocabulary", { method: "POST", body: { text } });
-    const token = tokens.find((/** @type {any} */ each) => each.text === text) ?? tokens[0];
-    if (token) set({ watch: { id: token.id, label: token.label } });
-  } catch {
-    // The example runs without a watched token.
-  }
 }

@@ -2,6 +2,8 @@
 // The tour: six stops, a minute. A card beside the page's parts, which stay visible and usable.
 
 import { byId, fill, hit, make } from "./dom.js";
+import { openExample } from "./examples.js";
+import { now } from "./state.js";
 
 const SEEN = "layerleap-tour";
 const STOPS = [
@@ -20,6 +22,7 @@ let from = null;
 export function startTour() {
   from = document.activeElement instanceof HTMLElement ? document.activeElement : null;
   stop = 0;
+  if (!now().prompt) openExample(0); // There is more to see with a run.
   show();
 }
 
