@@ -21,6 +21,7 @@ EXCEPTIONS = {
     ("read/readings.py", "layerleap.show.html"),
     ("read/strip.py", "layerleap.show.html"),
     ("read/vocabulary/neurons.py", "layerleap.show.html"),
+    ("read/vocabulary/search.py", "layerleap.show.html"),
     ("act/decode/generate.py", "layerleap.show.html"),
     ("study/suitability/result.py", "layerleap.show.html"),
     ("study/result.py", "layerleap.show.report.report"),  # result.report(folder)
@@ -172,7 +173,7 @@ def test_every_way_to_touch_a_forward_is_noticed():
 
 
 def test_public_names_are_few_and_all_there():
-    assert len(layerleap.__all__) <= 32
+    assert len(layerleap.__all__) <= 42
     assert sorted({*layerleap.__all__, "__version__"}) == dir(layerleap)
     assert sorted(layerleap.__all__) == sorted(layerleap._HOME)
     for public in layerleap.__all__:

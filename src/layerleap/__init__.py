@@ -7,6 +7,7 @@
     ll.evaluate(model, bank, "news")                   how good they are on held-out text
     ll.read(model, "The capital of France is")         what every layer would say
     ll.generate(model, "Once upon a time")             exact, or early with a rule
+    ll.search(model, "guitar music")                   neurons by the words they write
     model.capture(...), model.edit(...)                look inside, and change it
     ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
     ll.debug(model)                                    all of this on a page in the browser
@@ -41,6 +42,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.read.lens import Lens
     from layerleap.read.lens import read_text as read
     from layerleap.read.readings import Readings
+    from layerleap.read.vocabulary.build import build_index as index
+    from layerleap.read.vocabulary.build import search_index as search
+    from layerleap.read.vocabulary.index import ConceptIndex
     from layerleap.read.vocabulary.neurons import Neurons, neurons
     from layerleap.show.web.session import debug
     from layerleap.stream.documents import iter_documents
@@ -82,6 +86,9 @@ _HOME = {
     "Lens": ("layerleap.read.lens", "Lens"),
     "Readings": ("layerleap.read.readings", "Readings"),
     "read": ("layerleap.read", ""),
+    "index": ("layerleap.read.vocabulary.build", "build_index"),
+    "search": ("layerleap.read.vocabulary.build", "search_index"),
+    "ConceptIndex": ("layerleap.read.vocabulary.index", "ConceptIndex"),
     "Neurons": ("layerleap.read.vocabulary.neurons", "Neurons"),
     "neurons": ("layerleap.read.vocabulary.neurons", "neurons"),
     "debug": ("layerleap.show.web.session", "debug"),
@@ -94,11 +101,12 @@ _HOME = {
 }
 
 __all__ = [
-    "Decoder", "Effect", "Evaluation", "Generation", "LayerleapError", "Lens", "Neurons",
-    "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability", "Transformer", "check",
-    "debug", "decoder", "default_bank", "edits", "effect", "evaluate", "exits", "fit", "generate",
-    "import_mat", "import_tuned_lens", "iter_documents", "load", "neurons", "read", "stats",
-    "studies", "suitability", "tune", "untrained", "zoo",
+    "ConceptIndex", "Decoder", "Effect", "Evaluation", "Generation", "LayerleapError", "Lens",
+    "Neurons", "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability",
+    "Transformer", "check", "debug", "decoder", "default_bank", "edits", "effect", "evaluate",
+    "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index", "iter_documents",
+    "load", "neurons", "read", "search", "stats", "studies", "suitability", "tune", "untrained",
+    "zoo",
 ]  # fmt: skip
 
 

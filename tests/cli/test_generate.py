@@ -83,6 +83,9 @@ def test_a_plan_to_never_exit_is_refused(folders, tmp_path):
         ([" "], "the prompt is empty"),
         (["the cat", "-n", "0"], "expected at least 1"),
         (["the cat", "--chat"], "no chat template"),
+        (["the cat", "--edit", "L2=5"], "cannot read the edit 'L2=5'"),
+        (["the cat", "--edit", "L2.N99=5"], "neuron 99 does not exist: block 2 has neurons 0 to"),
+        (["the cat", "--edit", "L9.N1=5"], "block 9 does not exist"),
     ],
 )
 def test_bad_input_is_one_clear_line(folders, options, message):
@@ -112,6 +115,19 @@ def test_the_same_seed_draws_the_same_text(folders):
         for _ in range(2)
     ]
     assert json.loads(texts[0])["ids"] == json.loads(texts[1])["ids"]
+
+
+def test_edits_hold_while_the_command_generates(folders):
+    model, bank = folders
+    options = ("--bank", bank, "-n", 6, "--json", "--edit", "L2.N5=40", "--edit", "L3.N7+30@last")
+    result = json.loads(run(model, "the cat sat", *options).stdout)
+    loaded = layerleap.load(model)
+    ids = loaded.tokenizer("the cat sat", return_tensors="pt").input_ids
+    with loaded.edit(*map(layerleap.edits.parse_edit, ("L2.N5=40", "L3.N7+30@last"))):
+        expected = loaded.model.generate(ids, max_new_tokens=6, do_sample=False)
+    assert result["ids"] == expected[0, ids.shape[1] :].tolist()
+    plain = json.loads(run(model, "the cat sat", "--bank", bank, "-n", 6, "--json").stdout)
+    assert plain["ids"] != result["ids"]
 
 
 def test_it_can_be_compared_with_the_library(folders):

@@ -57,7 +57,9 @@ def text_of(transformer):
 
 
 def ids_of(client, text):
-    return [token["id"] for token in client.post("/api/tokens", json={"text": text}).json()["tokens"]]
+    return [
+        token["id"] for token in client.post("/api/tokens", json={"text": text}).json()["tokens"]
+    ]
 
 
 def logits(transformer, ids):
@@ -197,7 +199,10 @@ def test_a_vector_is_read_without_an_index(ask, model):
     assert vector["suppresses"][0]["score"] < 0 < scores[0]
     assert vector["norm"] > 0
     assert client.get(f"/api/vectors/1/{found['n_neurons']}").status_code == 422
-    assert client.put(f"/api/vectors/1/{found['n_neurons']}/name", json={"name": "x"}).status_code == 422
+    assert (
+        client.put(f"/api/vectors/1/{found['n_neurons']}/name", json={"name": "x"}).status_code
+        == 422
+    )
     assert client.put("/api/vectors/1/3/name", json={"name": "x"}).status_code == 200
 
 
@@ -247,7 +252,9 @@ def test_a_mistake_is_one_sentence_before_anything_is_streamed(ask, llama, route
 def test_an_edit_that_blows_the_model_up_still_gives_json(ask, llama):
     client = ask(llama)
     for edit in ("L1.N1=1e38", "L1.N1*1e38", "L3.N1=-3e38"):
-        got = frames(client.post("/api/trace", json={"input": {"text": TEXT}, "edits": [edit]}).text)
+        got = frames(
+            client.post("/api/trace", json={"input": {"text": TEXT}, "edits": [edit]}).text
+        )
         assert got[-1]["frame"] in ("done", "error")
         body = {"input": {"text": TEXT}, "edits": [edit], "block": 3, "position": 2}
         assert client.post("/api/cell", json=body).status_code in (200, 422)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import layerleap
-from layerleap.show.cli import fit, look, tune
+from layerleap.show.cli import concepts, fit, look, tune
 from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
@@ -37,6 +37,7 @@ app = typer.Typer(
       layerleap study saturation smollm2 --quick -o report a report on saturation
       layerleap suitability smollm2                        is early exit worth it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
+      layerleap search smollm2 "guitar music band"         neurons by their words
       layerleap debug smollm2                              look inside, in the browser
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
@@ -59,7 +60,7 @@ def _top(
         raise typer.Exit
 
 
-LOOKING = (look.models, look.check, look.read, look.card)
+LOOKING = (look.models, look.check, look.read, look.card, concepts.index, concepts.search)
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
 app.command()(grouped(debug))

@@ -45,15 +45,16 @@ def debug(
     Example: layerleap debug smollm2
     """
     with clean_errors():
-        from layerleap.show.web.session import need_web
+        from layerleap.show.web import need_web
 
         need_web()
         from layerleap.show.web.access import Access
         from layerleap.show.web.serve import listen, open_browser
-        from layerleap.show.web.session import make_server, open_engine
 
         listening = listen(host, port)  # before the model is loaded: a taken port is said at once
         with listening:
+            from layerleap.show.web.session import make_server, open_engine
+
             transformer = loading.load(model)
             with TerminalProgress() as progress:
                 engine = open_engine(transformer, bank, index, tell=tell, progress=progress)

@@ -27,6 +27,14 @@ def generate(
     no_bank: Annotated[
         bool, typer.Option("--no-bank", help="Use the logit lens, and drafts from the text alone.")
     ] = False,
+    edit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Change a neuron while generating: L12.N34=5 sets neuron 34 of block 12 to 5, *2 "
+            "scales, +3 adds, =off switches it off; @last, @generated or @0,3 chooses positions. "
+            "Can be given several times."
+        ),
+    ] = None,
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Maximum number of tokens.")] = 60,
     exit: Annotated[
         str | None,
@@ -90,17 +98,21 @@ def generate(
       layerleap generate smollm2 "The capital of France is"
 
       layerleap generate smollm2 "Once upon a time" --exit similarity:0.97 --html text.html
+
+      layerleap generate smollm2 "The capital of France is" --edit "L30.N511=off"
     """
     with clean_errors():
         import torch
 
         from layerleap.act.decode.generate import generate
+        from layerleap.act.edits import parse_edit
 
         _check(tokens, sample, temperature, exit, checks)
         prompt = sys.stdin.read() if prompt == "-" else prompt
         how: dict[str, Any] = {"max_new_tokens": tokens, "chat": chat}
         how |= {"do_sample": True, "temperature": temperature} if sample else {}
         exits = {**_exit(exit), "checks": _layers(checks), "policy": policy}
+        edits = [parse_edit(text) for text in edit or ()]
         transformer = load_model(model, blocks, tail, revision, dtype)
         if exit is None and not json:
             tell("measuring the cost of passes over several tokens; this takes a few seconds")
@@ -110,7 +122,8 @@ def generate(
             painter = None if json else _Painter(prompt, transformer.n_layers, bars.close)
             generation = generate(
                 transformer, prompt, bank=None if no_bank else bank or "default", strict=strict,
-                compare=compare, on_token=painter, tell=tell, progress=progress, **exits, **how,
+                compare=compare, edits=edits, on_token=painter, tell=tell, progress=progress,
+                **exits, **how,
             )  # fmt: skip
         if painter is not None:
             painter.end(str(generation.stats))
@@ -122,7 +135,7 @@ def generate(
                 )
         if against:
             torch.manual_seed(seed)
-            theirs = generate(transformer, prompt, decoder="transformers", **how)
+            theirs = generate(transformer, prompt, decoder="transformers", edits=edits, **how)
             tell(f"against generate: {_compared(transformer, generation, theirs)}")
         if html is not None:
             from layerleap.show.html.generation import write_generation

@@ -23,6 +23,8 @@ PATIENCE = 3  # seconds that answers in progress have to end
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections at once; they wait until the server runs."""
+    if not 0 <= port < 2**16:
+        raise BadSettings(f"port {port} does not exist; expected 0 to 65535")
     try:
         return _bound(host, port)
     except OSError as error:
@@ -40,8 +42,6 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}, port {port}: {error.strerror or error}; --host must be an "
             "address of this machine"
         ) from error
-    except OverflowError as error:
-        raise BadSettings(f"port {port} does not exist; expected 0 to 65535") from error
 
 
 def next_free(host: str, port: int) -> int | None:

@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 
 from layerleap.arguments import checked
 from layerleap.errors import LayerleapError
-from layerleap.extras import library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
+from layerleap.show.web import need_web
 
 if TYPE_CHECKING:
     from layerleap.show.web.access import Access
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_USER", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")
 HEIGHT = 900  # pixels of the page in a notebook
-
-
-def need_web() -> None:
-    """Say how to install the server's libraries, if they are missing."""
-    for name in ("fastapi", "uvicorn"):
-        library(name, "web")
 
 
 def make_server(

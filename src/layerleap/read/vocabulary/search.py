@@ -1,0 +1,304 @@
+"""Searching value vectors by the words they promote or suppress.
+
+In: an index and a few words.
+Out: `Matches`: the vectors whose ends hold most of the words, and hold them highest.
+
+    closeness of a token   1 for a vector's first token, falling to 1 / top for its last
+    score of a vector      mean over the words of (1 + closeness) / 2, 0 for a word it does not have
+
+So a vector with two of the words always comes before one with a single word, and 1.0 means that it
+has all words first. Equal scores are ordered by the closeness of all matching tokens together:
+"guitar", " Guitar" and " guitars" say more than " guitar" alone.
+
+A token matches a word if the word is in its text, whatever the case and accents (FTS5), with or
+without a leading space; "guitar*" also matches what begins like that. A word that is not a token is
+searched by the longest token that it begins with, and the result says so.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from layerleap.errors import BadSettings, check_choice
+from layerleap.read.vocabulary.lookup import IndexFile, ends_of, labels
+from layerleap.read.vocabulary.store import PROMOTED, SUPPRESSED
+from layerleap.read.vocabulary.tokens import TokenLabel
+
+SearchSide = Literal["both", "promoted", "suppressed"]
+Space = Literal["any", "with", "without"]
+SIDES: dict[str, tuple[int, ...]] = {
+    "both": (PROMOTED, SUPPRESSED), "promoted": (PROMOTED,), "suppressed": (SUPPRESSED,),
+}  # fmt: skip
+SIDE_NAMES: dict[int, Literal["promoted", "suppressed"]] = {
+    PROMOTED: "promoted", SUPPRESSED: "suppressed"
+}  # fmt: skip
+ENDS = {"promoted": "promotes", "suppressed": "suppresses"}  # the field of a match
+MOST_WORDS, LONGEST_WORD = 32, 64
+SHORTEST_PIECE = 3  # letters of the beginning that stands for a word without a token
+SHOWN = 10  # tokens per end in a result
+
+
+@dataclass(frozen=True)
+class Match:
+    """A value vector that has some of the words."""
+
+    block: int
+    neuron: int
+    score: float  # above 0, at most 1
+    side: Literal["promoted", "suppressed"]  # the end that has the words
+    matched: tuple[TokenLabel, ...]  # the tokens that match, highest first
+    promotes: tuple[TokenLabel, ...]
+    suppresses: tuple[TokenLabel, ...]
+
+    @property
+    def name(self) -> str:
+        """As in edits: L12.N34."""
+        return f"L{self.block}.N{self.neuron}"
+
+    @property
+    def matching(self) -> tuple[TokenLabel, ...]:
+        """The first tokens of the end that has the words, then those that match further down."""
+        first = getattr(self, ENDS[self.side])
+        return (*first, *(token for token in self.matched if token not in first))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        ends = {key: getattr(self, key) for key in ("matched", "promotes", "suppresses")}
+        return {
+            "block": self.block, "neuron": self.neuron, "score": self.score, "side": self.side,
+            **{key: [token.to_dict() for token in tokens] for key, tokens in ends.items()},
+        }  # fmt: skip
+
+
+class Matches(list[Match]):
+    """The vectors that match a query, best first, and what became of its words."""
+
+    def __init__(
+        self, query: str, found: Iterable[Match], missing: list[str], pieces: dict[str, str]
+    ) -> None:
+        super().__init__(found)
+        self.query = query
+        self.missing = missing  # words without a token
+        self.pieces = pieces  # by word that is not a token, the token it begins with
+
+    def notes(self) -> list[str]:
+        """What became of words that are not tokens, a sentence each."""
+        notes = [
+            f"{word!r} is not a token of this model; searched for {piece!r} instead."
+            for word, piece in self.pieces.items()
+        ]
+        return notes + [f"no token of this model contains {word!r}." for word in self.missing]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "query": self.query, "missing": self.missing, "pieces": self.pieces,
+            "results": [match.to_dict() for match in self],
+        }  # fmt: skip
+
+    def to_pandas(self) -> Any:
+        """One line per vector; tokens as they are shown, separated by spaces."""
+        import pandas
+
+        tokens = ("matched", "promotes", "suppresses")
+        return pandas.DataFrame(
+            [
+                {
+                    "block": match.block, "neuron": match.neuron, "score": match.score,
+                    "side": match.side,
+                    **{key: " ".join(t.label for t in getattr(match, key)) for key in tokens},
+                }
+                for match in self
+            ],
+            columns=["block", "neuron", "score", "side", *tokens],
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        first = ", ".join(f"{match.name} {match.score:.2f}" for match in self[:3])
+        more = ", ..." if len(self) > 3 else ""
+        return f"Matches({self.query!r}: {len(self)} neurons: {first}{more})"
+
+    def __str__(self) -> str:
+        lines = [
+            f"{match.name:<10} {match.score:.2f} {match.side:<10} "
+            + " ".join(token.label for token in match.matching)
+            for match in self
+        ]
+        return "\n".join([*lines, *self.notes()])
+
+    def _repr_html_(self) -> str:
+        from layerleap.show.html.concepts import matches_html
+
+        return matches_html(self)
+
+
+@dataclass
+class Words:
+    """The words of a query and the tokens that match each."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    pieces: dict[str, str] = field(default_factory=dict)
+
+
+def search(
+    index: IndexFile, query: str, *, top: int = 20, side: SearchSide = "both", space: Space = "any"
+) -> Matches:
+    """The vectors that match a query best; see the module for the order.
+
+    Args:
+        index: the file to search.
+        query: words separated by white space or commas.
+        top: how many vectors.
+        side: search what vectors promote, what they suppress, or both; a vector that matches at
+            both ends is listed once, with the better one.
+        space: "with" matches only tokens with a leading space, "without" only those without.
+    """
+    check_choice(side, SearchSide, "side")
+    if top < 1:
+        raise BadSettings(f"top is {top}; expected 1 or more")
+    with index.reading() as connection:
+        words = find_tokens(connection, query, space)
+        ranked = _ranked(connection, index, words, SIDES[side])[:top]
+        matched = {token for tokens in words.tokens.values() for token in tokens}
+        found = _matches(connection, index, ranked, matched)
+    return Matches(query, found, words.missing, words.pieces)
+
+
+def find_tokens(connection: sqlite3.Connection, query: str, space: Space = "any") -> Words:
+    """The tokens that match each word of a query."""
+    check_choice(space, Space, "space")
+    found = Words()
+    for word in split_query(query):
+        for piece in [word, *_beginnings(word)]:
+            if tokens := _tokens(connection, piece, space):
+                found.tokens[word] = tokens
+                if piece != word:
+                    found.pieces[word] = piece
+                break
+        else:
+            found.missing.append(word)
+    return found
+
+
+def split_query(query: str) -> list[str]:
+    """The words of a query, each once."""
+    query = query.encode("utf8", "replace").decode("utf8")  # lone surrogates cannot be stored
+    parts = [part for part in re.split(r"[\s,;]+", query) if part] or query.split()
+    once: dict[str, str] = {}
+    for part in parts:
+        once.setdefault(part.casefold(), part)
+    words = list(once.values())
+    if not words:
+        raise BadSettings("the query is empty; expected one or more words, such as 'guitar music'")
+    if len(words) > MOST_WORDS or max(map(len, words)) > LONGEST_WORD:
+        raise BadSettings(
+            f"the query has {len(words)} words, the longest of {max(map(len, words))} characters; "
+            f"expected at most {MOST_WORDS} words of {LONGEST_WORD} characters"
+        )
+    return words
+
+
+def _beginnings(word: str) -> list[str]:
+    """The beginnings of a word, longest first."""
+    letters = word.rstrip("*")
+    pieces = (letters[:n] for n in range(len(letters) - 1, SHORTEST_PIECE - 1, -1))
+    return [piece for piece in pieces if piece[-1].isalnum()]
+
+
+def _tokens(connection: sqlite3.Connection, word: str, space: Space) -> list[int]:
+    """The ids of the tokens that contain a word, in order."""
+    # Quoted, and without any sign that FTS5 could take for an operator.
+    letters = " ".join(re.findall(r"\w+", word))
+    if letters.strip("_ "):
+        star = "*" if word.endswith("*") else ""
+        statement = (
+            "SELECT tokens.id, tokens.text FROM words JOIN tokens ON tokens.id = words.rowid "
+            "WHERE words MATCH ? ORDER BY tokens.id"
+        )
+        rows = connection.execute(statement, (f'"{letters}"{star}',))
+    else:  # signs only, which full-text search does not see
+        statement = "SELECT id, text FROM tokens WHERE text IN (?, ?) ORDER BY id"
+        rows = connection.execute(statement, (word, f" {word}"))
+    starts = {"any": (True, False), "with": (True,), "without": (False,)}[space]
+    return [id_ for id_, text in rows if text[:1].isspace() in starts]
+
+
+def _ranked(
+    connection: sqlite3.Connection, index: IndexFile, words: Words, ends: tuple[int, ...]
+) -> list[tuple[int, int, float]]:
+    """(vector, end, score), best first."""
+    if not words.tokens:
+        return []
+    points = [_points(connection, index, words, end) for end in ends]
+    scores, totals = (np.stack(rows) for rows in zip(*points, strict=True))
+    # The better end of each vector; the first one if both are as good.
+    better = np.lexsort((-totals, -scores), axis=0)[0]
+    vectors = np.flatnonzero(scores.max(0))
+    better = better[vectors]
+    scores, totals = scores[better, vectors], totals[better, vectors]
+    full = 2 * index.top * len(words.tokens)
+    return [
+        (int(vectors[i]), ends[better[i]], round(int(scores[i]) / full, 6))
+        for i in np.lexsort((vectors, -totals, -scores))
+    ]
+
+
+def _points(
+    connection: sqlite3.Connection, index: IndexFile, words: Words, end: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """By vector, its score at one end, and the closeness of all matching tokens together.
+
+    Both are counted in places, `top` for the first one: whole numbers, so that ties are exact.
+    """
+    scores = np.zeros(index.n_vectors, np.int64)
+    totals = np.zeros_like(scores)
+    for tokens in words.tokens.values():
+        best = np.zeros_like(scores)
+        for token in tokens:
+            vectors, ranks = _posting(connection, token, end)
+            places = index.top - ranks.astype(np.int64)
+            best[vectors] = np.maximum(best[vectors], places)
+            totals[vectors] += places
+        scores += (best > 0) * (index.top + best)
+    return scores, totals
+
+
+def _posting(
+    connection: sqlite3.Connection, token: int, end: int
+) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """The vectors that have a token at one end, each once, and its rank there."""
+    found = connection.execute(
+        "SELECT vectors, ranks FROM postings WHERE id = ?", (2 * token + end,)
+    ).fetchone()
+    vectors, ranks = found or (b"", b"")
+    return np.frombuffer(vectors, "<i4"), np.frombuffer(ranks, np.uint8)
+
+
+def _matches(
+    connection: sqlite3.Connection,
+    index: IndexFile,
+    ranked: list[tuple[int, int, float]],
+    matched: set[int],
+) -> list[Match]:
+    ends = [ends_of(connection, vector) for vector, _, _ in ranked]
+    hits = [
+        [id_ for id_ in both[end].ids.tolist() if id_ in matched]
+        for both, (_, end, _) in zip(ends, ranked, strict=True)
+    ]
+    shown = [[side.ids[:SHOWN].tolist() for side in both] for both in ends]
+    names = labels(
+        connection, (i for some in (*hits, *(s for both in shown for s in both)) for i in some)
+    )
+    return [
+        Match(
+            *index.neuron(vector), score, SIDE_NAMES[end],
+            *(tuple(names[id_] for id_ in ids) for ids in (hit, *lists)),
+        )
+        for (vector, end, score), hit, lists in zip(ranked, hits, shown, strict=True)
+    ]  # fmt: skip

@@ -1,0 +1,74 @@
+"""How a concept index is built, and where it is kept."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from layerleap.arguments import check_fields
+from layerleap.errors import BadSettings
+from layerleap.files import cache_root
+from layerleap.models.transformer import Transformer
+from layerleap.stream.batches import modality
+from layerleap.stream.examples import reads_pairs
+from layerleap.stream.source import default_text
+
+METHOD = 1  # raise it when the same weights would give another index: caches then start anew
+MOST_TOKENS = 250  # per end: ranks are kept in one byte
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """What an index depends on besides the weights; plain values, written into the file."""
+
+    top: int = 50  # tokens per end of a vector
+    text: str | None = None  # reference text of natural ranges; None for the model's default
+    n_texts: int = 200  # sentences of it; 0 for no ranges
+    clusters: int | None = None  # 0 for none; None for one per 40 vectors
+    seed: int = 0  # of the clusters
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 1 <= self.top <= MOST_TOKENS:
+            raise BadSettings(f"top is {self.top}; expected 1 to {MOST_TOKENS}")
+        if self.n_texts < 0:
+            raise BadSettings(f"n_texts is {self.n_texts}; expected 0 (no ranges) or more")
+        if self.clusters is not None and self.clusters < 0:
+            raise BadSettings(f"clusters is {self.clusters}; expected 0 (none) or more, or None")
+
+    def to_dict(self, transformer: Transformer) -> dict[str, Any]:
+        """With the weights and the method: all that decides what the file holds."""
+        own = {"method": METHOD, "fingerprint": transformer.identity.fingerprint}
+        return {**own, **asdict(self)}
+
+
+def default_path(transformer: Transformer, settings: IndexSettings) -> Path:
+    """The file in the cache for these weights and settings."""
+    key = json.dumps(settings.to_dict(transformer), sort_keys=True)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+    return cache_root() / "indexes" / f"{transformer.identity.fingerprint}-{digest}.sqlite"
+
+
+def text_name(text: Any) -> str | None:
+    """A text in the settings: its name, or a fingerprint of given texts."""
+    if text is None or isinstance(text, str):
+        return text
+    if isinstance(text, Path):
+        return str(text)
+    if isinstance(text, list | tuple):
+        return f"given texts {hashlib.sha256(repr(text).encode()).hexdigest()[:16]}"
+    return "given texts"
+
+
+def reference_text(transformer: Transformer) -> tuple[str | None, str]:
+    """The default text for natural ranges, or None and why there is none."""
+    name = transformer.identity.name
+    if modality(transformer) != "text" or reads_pairs(transformer):
+        return None, f"no text is bundled for {name}, which does not read single texts"
+    if transformer.tokenizer is None:
+        return None, f"{name} has no tokenizer"
+    text = default_text(transformer)
+    if text == "generated":
+        return None, f"no text is bundled for {name}, which does not read English"
+    return text, ""

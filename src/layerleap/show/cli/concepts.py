@@ -1,0 +1,95 @@
+"""`layerleap index` and `search`: neurons by the words they promote or suppress."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import layerleap
+from layerleap.show.cli.options import Json, Loading, Model, Text
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+
+Index = Annotated[
+    Path | None, typer.Option("--index", "-i", help="File of the index; by default the cached one.")
+]
+
+
+def index(
+    model: Model,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File for the index; by default cached.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Tokens to keep at both ends of a vector.")] = 50,
+    text: Text = None,
+    texts: Annotated[
+        int, typer.Option(help="Sentences for natural ranges of coefficients; 0 for none.")
+    ] = 200,
+    clusters: Annotated[
+        int | None, typer.Option(help="How many clusters; 0 for none. Default: one per 40 vectors.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the clusters.")] = 0,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """Read all neurons of MODEL in its vocabulary and keep the result, for search and debugging.
+
+    For each value vector the index holds the tokens it promotes and suppresses most, its cluster,
+    and the range of its coefficient on a text. Interrupted, the same command goes on where it
+    stopped.
+
+    Example: layerleap index smollm2
+    """
+    with clean_errors(), TerminalProgress() as progress:
+        transformer = loading.load(model)
+        found = layerleap.index(
+            transformer, out_file, top=top, text=text, n_texts=texts, clusters=clusters, seed=seed,
+            tell=tell, progress=progress,
+        )  # fmt: skip
+    if json:
+        print_json(found.to_dict())
+        return
+    from layerleap.show.cli.concepts_table import index_table
+
+    out.print(index_table(found))
+
+
+def search(
+    model: Model,
+    query: Annotated[str, typer.Argument(help="Words; 'guitar*' also matches 'guitars'.")],
+    top: Annotated[int, typer.Option("--top", "-k", help="How many neurons.")] = 10,
+    side: Annotated[
+        str, typer.Option(help="Search the tokens that are 'promoted', 'suppressed', or 'both'.")
+    ] = "both",
+    space: Annotated[
+        str, typer.Option(help="Match tokens 'with' a leading space, 'without' one, or 'any'.")
+    ] = "any",
+    index: Index = None,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """Find the neurons of MODEL whose value vectors promote or suppress the words of QUERY.
+
+    Neurons with most of the words come first, then those that have them highest among their tokens.
+    The index is built first if there is none.
+
+    Example: layerleap search smollm2 "guitar music band"
+    """
+    with clean_errors():
+        from layerleap.read.vocabulary.index import ConceptIndex
+
+        transformer = loading.load(model)
+        found: Any
+        if index is not None:
+            found = ConceptIndex.open(transformer, index)
+        else:
+            with TerminalProgress() as progress:
+                found = layerleap.index(transformer, tell=tell, progress=progress)
+        matches = found.search(query, top=top, side=side, space=space)
+        if json:
+            print_json(matches.to_dict())
+            return
+        for note in matches.notes():
+            tell(note)
+        from layerleap.show.cli.concepts_table import matches_table
+
+        out.print(matches_table(matches))
