@@ -30,9 +30,12 @@ class Ends(NamedTuple):
 
 
 @torch.no_grad()
-def written_values(transformer: Transformer, ffn: FeedForward) -> Tensor:
-    """What a coefficient of 1 adds to the stream, float32: (n_neurons, d_model)."""
+def written_values(
+    transformer: Transformer, ffn: FeedForward, neurons: Sequence[int] | None = None
+) -> Tensor:
+    """What a coefficient of 1 adds to the stream, float32: (neuron, d_model); all when None."""
     values = ffn.values(transformer)
+    values = values if neurons is None else values[list(neurons)]
     if ffn.after is None and ffn.scale == 1.0:
         return values.float()  # no copy where they are float32
     # Alternating signs have mean 0 and mean square 1, so that a norm leaves their size alone.

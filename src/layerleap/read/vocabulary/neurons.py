@@ -27,8 +27,9 @@ from layerleap.models.hooks.capture import Capture, check_block
 from layerleap.models.inputs import padded
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, feed_forward, unembedding
-from layerleap.read.lens import Lens, chunks
+from layerleap.read.lens import Lens
 from layerleap.read.top import top_k
+from layerleap.read.vocabulary.ends import Ends, both_ends, written_values
 from layerleap.read.vocabulary.tokens import TokenLabel, output_label, token_label
 
 Where = Literal["before", "attention", "ffn"]
@@ -212,9 +213,9 @@ class Neurons:
         """One value vector: the tokens it promotes and suppresses most, as a unit sub-update."""
         ffn = self.feed_forward(block)
         check_neuron(ffn, neuron)
-        vector = ffn.values(self.transformer)[neuron]
-        ends = vector_ends(self.transformer, vector[None], top)[0]
-        norm = float(vector.float().norm())
+        vector = written_values(self.transformer, ffn, [neuron])
+        ends = vector_ends(self.transformer, vector, top)[0]
+        norm = float(vector.norm())
         return SubUpdate(block, neuron, 1.0, norm, norm, 0.0, *ends)
 
     def dominant(
@@ -289,7 +290,8 @@ class Neurons:
         updates, total, bias = self._updates(place, captured, top)
         missing = dict(place.missing)
         try:
-            vectors = place.ffn.values(self.transformer)[[update[0] for update in updates]]
+            chosen = [update[0] for update in updates]
+            vectors = written_values(self.transformer, place.ffn, chosen)
             ends = vector_ends(self.transformer, vectors, ENDS)
         except ModelRefused as error:
             ends, missing["vectors"] = [((), ())] * len(updates), str(error)
@@ -412,27 +414,17 @@ def check_neuron(ffn: FeedForward, neuron: int) -> None:
         )
 
 
-@torch.no_grad()
 def vector_ends(
     transformer: Transformer, vectors: Tensor, top: int
 ) -> list[tuple[tuple[Scored, ...], tuple[Scored, ...]]]:
     """For each vector, the tokens it promotes most and those it suppresses most."""
-    matrix, top = unembedding(transformer), min(top, transformer.d_vocab)
+    high, low = both_ends(vectors.float(), unembedding(transformer), top)
 
-    def scored(values: Tensor, ids: Tensor, sign: int) -> tuple[Scored, ...]:
-        return tuple(
-            Scored(output_label(transformer, index), sign * score)
-            for index, score in zip(ids.tolist(), values.tolist(), strict=True)
-        )
+    def scored(end: Ends, row: int) -> tuple[Scored, ...]:
+        pairs = zip(end.ids[row].tolist(), end.scores[row].tolist(), strict=True)
+        return tuple(Scored(output_label(transformer, index), score) for index, score in pairs)
 
-    ends = []
-    for rows in chunks(len(vectors), len(matrix)):
-        logits = (vectors[rows].to(matrix) @ matrix.T).float()
-        (highs, high_ids), (lows, low_ids) = top_k(logits, top), top_k(-logits, top)
-        for row in range(len(logits)):
-            both = scored(highs[row], high_ids[row], 1), scored(lows[row], low_ids[row], -1)
-            ends.append(both)
-    return ends
+    return [(scored(high, row), scored(low, row)) for row in range(len(vectors))]
 
 
 def _rank(logits: Tensor, index: int) -> int:
