@@ -22,12 +22,12 @@ ELSEWHERE = re.compile(r"^(?!data:|blob:|file:|https?://127\.0\.0\.1[:/])")
 class Served:
     """The app on a port of its own; it can go away and come back."""
 
-    def __init__(self, folder, **engine):
+    def __init__(self, folder, engine=None, **settings):
         from fake import FakeEngine
 
         from layerleap.show.web.store import Store
 
-        self.engine = FakeEngine(**engine)
+        self.engine = engine or FakeEngine(**settings)
         self.store = Store("f" * 32, folder / "sessions.sqlite")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -72,8 +72,8 @@ def own_server(tmp_path):
     """A server that one test may stop, or start with other settings."""
     made = []
 
-    def start(**engine):
-        made.append(Served(tmp_path, **engine))
+    def start(engine=None, **settings):
+        made.append(Served(tmp_path, engine, **settings))
         return made[-1]
 
     pytest.importorskip("uvicorn")

@@ -130,8 +130,8 @@ function stages(shown, reading) {
   const longest = Math.max(...shown.stages.map((stage) => stage.top.length));
   const notes = [];
   if (reading.after) notes.push(shown === reading ? "Without edits." : "With edits.");
-  if (shown.parallel) notes.push("Attention and FFN run in parallel in this model: both read the same state.");
   if (shown.reason) notes.push(sentence(shown.reason));
+  else if (shown.parallel) notes.push("Attention and FFN of this model run in parallel: both read the same state.");
   return [
     make("h3", {}, "Predictions"),
     notes.length > 0 && make("p", { class: "soft" }, notes.join(" ")),
@@ -184,6 +184,7 @@ function updates(shown, edited) {
     make("p", { class: "soft" }, `Ranked by |coefficient| × length of the value vector.${edited ? " Coefficients as edited." : ""} Share of the FFN's output (norm ${number(total_norm, 1)}):`),
     strip,
     make("p", { class: "soft legend" }, ...words),
+    shown.neurons_reason && make("p", { class: "soft" }, sentence(shown.neurons_reason)),
     table,
   ];
 }

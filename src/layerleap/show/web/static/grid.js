@@ -8,7 +8,7 @@ import { look } from "./look.js";
 import { hide, showSoon } from "./peek.js";
 import { now, on, set } from "./state.js";
 import { changes } from "./trace.js";
-import { spoken, tokenTitle } from "./words.js";
+import { noun, spoken, tokenTitle } from "./words.js";
 
 /** @typedef {import("./types.js").Trace} Trace */
 /** @typedef {{layer: number, position: number}} Spot */
@@ -115,8 +115,7 @@ class Grid {
   /** @param {Trace} trace @param {number} first @param {number} last */
   layout(trace, first, last) {
     const focused = this.table.contains(document.activeElement);
-    const classifies = now().model?.kind.endsWith("-class");
-    this.table.setAttribute("aria-label", `${this.number ? "Second prompt" : "Prompt"}: top ${classifies ? "class" : "token"} by token and layer`);
+    this.table.setAttribute("aria-label", `${this.number ? "Second prompt" : "Prompt"}: top ${noun(now().model)} by token and layer`);
     this.table.setAttribute("aria-rowcount", String(trace.positions.length + 1));
     this.table.setAttribute("aria-colcount", String(trace.layers.length + 1));
     this.table.style.setProperty("--columns", String(this.columns.length));
@@ -332,6 +331,9 @@ function startControls() {
     const wide = document.body.classList.toggle("wide");
     byId("maximise").setAttribute("aria-pressed", String(wide));
   });
+  on(["model"], ({ model }) => {
+    for (const option of colour.options) option.textContent = `${{ watch: "watched" }[option.value] ?? option.value} ${noun(model)}`;
+  });
   on(["colour", "watch", "view", "traces"], (state) => {
     colour.value = state.colour;
     const option = colour.querySelector("option[value=watch]");
@@ -350,7 +352,7 @@ function showStride() {
   byId("stride").textContent = strideText(stride);
   const button = byId("all-layers");
   button.hidden = stride === 1 && !all;
-  button.textContent = all ? "Fit the layers" : "Show all layers";
+  button.textContent = all ? "Fit them" : "Show all";
 }
 
 /** Move the keyboard into the grid. */

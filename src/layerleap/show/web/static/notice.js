@@ -60,6 +60,7 @@ function showNotice(state) {
 /** @param {Element} welcome @param {Readonly<State>} state */
 function showWelcome(welcome, state) {
   const any = state.traces.some((trace) => trace);
+  document.body.classList.toggle("fresh", !any);
   /** @type {HTMLElement} */ (welcome).hidden = any;
   if (any) return;
   if (!state.model) {

@@ -5,7 +5,7 @@
 import { bar, byId, fill, make } from "./dom.js";
 import { now, on } from "./state.js";
 import { cellAt, nameOf } from "./trace.js";
-import { chip, number, percent } from "./words.js";
+import { chip, noun, number, percent } from "./words.js";
 
 /** @typedef {import("./types.js").Selection} Selection */
 
@@ -52,8 +52,8 @@ function legend() {
   /** @param {string} name @param {string} text */
   const entry = (name, text) => make("span", { class: "entry" }, make("i", { class: `key ${name}` }), text);
   const entries = difference
-    ? [entry("more", state.colour === "top" ? "" : "more likely"), entry("less", "less likely"), entry("swapped", "another top token"), entry("same", "unchanged, bit for bit")]
-    : [entry("heat", `colour and bar: probability of the ${state.colour === "watch" ? "watched" : state.colour} token`), entry("agrees", "same as the final token"), entry("settled", "saturated from here on")];
+    ? [entry("more", state.colour === "top" ? "" : "more likely"), entry("less", "less likely"), entry("swapped", `another top ${noun(state.model)}`), entry("same", "unchanged, bit for bit")]
+    : [entry("heat", `colour and bar: probability of the ${state.colour === "watch" ? "watched" : state.colour} ${noun(state.model)}`), entry("agrees", `same as the final ${noun(state.model)}`), entry("settled", "saturated from here on")];
   if (difference && state.colour === "top") entries.splice(0, 2, entry("change", "divergence between without and with edits"));
   fill(byId("peek"), make("span", { class: "legend soft" }, ...entries));
 }

@@ -5,10 +5,10 @@ import { byId } from "./dom.js";
 
 const KEPT = "layerleap-sizes";
 const SPLITS = [
-  { id: "split-left", name: "--left", start: 220, least: 150, most: 480, grows: "right" },
-  { id: "split-right", name: "--right", start: 430, least: 260, most: 760, grows: "left" },
-  { id: "split-paths", name: "--paths", start: 210, least: 90, most: 520, grows: "up" },
-  { id: "split-dock", name: "--dock", start: 190, least: 70, most: 520, grows: "up" },
+  { id: "split-left", name: "--left", panel: "concepts", least: 150, most: 480, grows: "right" },
+  { id: "split-right", name: "--right", panel: "right", least: 260, most: 760, grows: "left" },
+  { id: "split-paths", name: "--paths", panel: "paths", least: 90, most: 520, grows: "up" },
+  { id: "split-dock", name: "--dock", panel: "dock", least: 70, most: 520, grows: "up" },
 ];
 
 /** @returns {Record<string, number>} */
@@ -26,10 +26,13 @@ export function start() {
     const bar = byId(split.id);
     const across = split.grows === "up";
     const sign = split.grows === "right" ? 1 : -1;
-    let size = split.start;
+    const measure = () => {
+      const box = byId(split.panel).getBoundingClientRect();
+      return Math.round(across ? box.height : box.width);
+    };
     /** @param {number} next */
     const resize = (next) => {
-      size = Math.round(Math.max(split.least, Math.min(split.most, next)));
+      const size = Math.round(Math.max(split.least, Math.min(split.most, next)));
       document.body.style.setProperty(split.name, `${size}px`);
       bar.setAttribute("aria-valuenow", String(size));
       sizes[split.name] = size;
@@ -43,10 +46,11 @@ export function start() {
     };
     bar.setAttribute("aria-valuemin", String(split.least));
     bar.setAttribute("aria-valuemax", String(split.most));
-    resize(Number(sizes[split.name]) || split.start);
+    if (Number(sizes[split.name])) resize(sizes[split.name]);
+    else bar.setAttribute("aria-valuenow", String(Math.max(split.least, measure())));
     bar.addEventListener("pointerdown", (event) => {
       bar.setPointerCapture(event.pointerId);
-      const from = { at: across ? event.clientY : event.clientX, size };
+      const from = { at: across ? event.clientY : event.clientX, size: measure() };
       /** @param {PointerEvent} move */
       const drag = (move) => resize(from.size + sign * ((across ? move.clientY : move.clientX) - from.at));
       bar.addEventListener("pointermove", drag);
@@ -61,11 +65,12 @@ export function start() {
       const step = steps[event.key];
       if (!step) return;
       event.preventDefault();
-      resize(size + step);
+      resize(measure() + step);
       keep();
     });
     bar.addEventListener("dblclick", () => {
-      resize(split.start);
+      document.body.style.removeProperty(split.name);
+      delete sizes[split.name];
       keep();
     });
   }

@@ -40,7 +40,8 @@ export function count(count, one, many = `${one}s`) {
 
 /** A message of the server, which writes them without a capital and a stop. @param {string} text */
 export function sentence(text) {
-  const start = text.charAt(0).toUpperCase() + text.slice(1);
+  const word = /^[a-z]+(?![\w.-])/.test(text); // and not a name such as gpt2
+  const start = word ? text.charAt(0).toUpperCase() + text.slice(1) : text;
   return /[.!?]$/.test(start) ? start : `${start}.`;
 }
 
@@ -63,6 +64,11 @@ export function tokenTitle(token) {
   const text = "text" in token ? `${JSON.stringify(token.text)}, ` : "";
   const kind = "kind" in token && token.kind !== "text" ? `, ${token.kind}` : "";
   return `${text}id ${token.id}${kind}`;
+}
+
+/** What a model predicts. @param {import("./types.js").Model|null} model */
+export function noun(model) {
+  return model?.kind.endsWith("-class") ? "class" : "token";
 }
 
 /** A token's label for screen readers, which skip the sign for a space. @param {Token|Named} token */
