@@ -1,7 +1,7 @@
 """Keyboard, screen readers, small windows, both themes."""
 
 import pytest
-from browsing import FIRST, NARROW, WIDE, prompt, ran
+from browsing import FIRST, NARROW, WIDE, prompt, ran, until
 
 
 def focused(page, what="id"):
@@ -27,6 +27,16 @@ def test_everything_works_by_keyboard_alone(tab):
     page.wait_for_selector(".updates")
     page.keyboard.press("Home")
     assert focused(page, "dataset.layer") == "0"
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if focused(page).startswith("update-"):
+            break
+    update = focused(page)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#vector .ends li")
+    until(page, "document.activeElement.id === 'vector'")
+    page.keyboard.press("Escape")
+    until(page, f"document.activeElement.id === '{update}'")
     page.keyboard.press("/")
     assert focused(page) == "query"
     page.keyboard.type("guitar")

@@ -133,3 +133,19 @@ def test_the_page_connects_again_when_the_server_is_back(tab, own_server):
     page.click("#run")
     ran(page)
     assert page.is_hidden("#notice")
+
+
+def test_another_model_at_the_same_address_is_noticed(tab, own_server):
+    server = own_server()
+    page = tab("p=one+two", url=server.url)
+    ran(page)
+    server.stop()
+    page.fill("#prompt-0", "one two three")
+    page.wait_for_selector("#connection.gone")
+    model = {**server.engine.describe(), "name": "another", "fingerprint": "e" * 32}
+    server.engine.describe = lambda: model
+    server.start()
+    page.wait_for_selector("#model:has-text('another')")
+    ran(page)
+    assert page.locator("#grid-0 tbody tr").count() == 3
+    page.wait_for_selector("#live-0 .token >> nth=2")

@@ -142,7 +142,7 @@ let timer = 0;
 
 function lost() {
   if (now().connection === "gone") return;
-  set({ connection: "gone" });
+  set({ connection: "gone", trouble: "The server does not answer." });
   clearTimeout(timer);
   timer = window.setTimeout(check, RETRY);
 }
@@ -157,8 +157,9 @@ export async function check() {
     const same = now().model?.fingerprint === model.fingerprint;
     set(same ? { connection: "ok" } : { connection: "ok", model });
     timer = window.setTimeout(check, HEARTBEAT);
-  } catch {
-    if (now().connection !== "loading" || !now().model) set({ connection: "gone" });
+  } catch (error) {
+    // Refused rather than silent: the server is there but wants something, such as a new link.
+    set({ connection: "gone", trouble: error instanceof Refused ? error.message : "The server does not answer." });
     timer = window.setTimeout(check, RETRY);
   }
 }

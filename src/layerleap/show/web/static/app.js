@@ -32,10 +32,10 @@ split.start();
 set(link.fromFragment(location.hash));
 for (const part of [prompt, notice, grid, peek, paths, cell, vector, search, edits, generation, sessions, exporting, tour, help, keys, link]) part.start();
 
-on(["model", "connection"], ({ model, connection }) => {
+on(["model", "connection", "trouble"], ({ model, connection, trouble }) => {
   const place = byId("connection");
   place.className = `connection ${connection}`;
-  place.textContent = connection === "gone" ? "The server does not answer. Trying again…" : "";
+  place.textContent = connection === "gone" ? `${trouble} Trying again…` : "";
   document.body.classList.toggle("gone", connection === "gone");
   if (!model) return;
   const kind = KINDS[/** @type {keyof typeof KINDS} */ (model.kind)] ?? model.kind;

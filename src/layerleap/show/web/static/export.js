@@ -11,7 +11,7 @@ import { cellAt, nameOf } from "./trace.js";
 
 /** @type {HTMLDialogElement} */
 let dialog;
-const CONTROLS = "script, link, dialog, .splitter, .skip, .tools, #ask .asks, #ask .more, #add-edit, #tour, #said, .concepts-choices, noscript, #search, .choices, #maximise, #all-layers, button.close, [data-off], #notice, .connection, [data-all], #stop-generate, #generate-too";
+const CONTROLS = "script, link, dialog, .splitter, .skip, .tools, #ask .asks, #ask .more, #add-edit, #tour, #said, noscript, #search, .choices, #maximise, #all-layers, .close, [data-off], [data-edit], .switch i, #notice, .connection, [data-all], #stop-generate, #generate-too, [hidden]";
 
 export function start() {
   dialog = byId("export");
@@ -103,8 +103,10 @@ async function page() {
     root = /** @type {HTMLElement} */ (document.documentElement.cloneNode(true));
   });
   const copy = /** @type {HTMLElement} */ (/** @type {unknown} */ (root));
-  freeze(copy);
+  freezeFields(copy);
   for (const element of copy.querySelectorAll(CONTROLS)) element.remove();
+  for (const button of copy.querySelectorAll("button")) button.replaceWith(frozenButton(button));
+  for (const element of copy.querySelectorAll("[tabindex]")) element.removeAttribute("tabindex");
   const head = /** @type {HTMLElement} */ (copy.querySelector("head"));
   const styles = [...document.styleSheets].map((sheet) => [...sheet.cssRules].map((rule) => rule.cssText).join("\n"));
   head.append(make("meta", { "http-equiv": "Content-Security-Policy", content: "default-src 'none'; style-src 'unsafe-inline'" }), make("style", {}, styles.join("\n")));
@@ -115,23 +117,19 @@ async function page() {
 }
 
 /** Fields become their values: a copy has no state of its own. @param {HTMLElement} copy */
-function freeze(copy) {
+function freezeFields(copy) {
   const fields = document.querySelectorAll("textarea, select, input");
   const copies = copy.querySelectorAll("textarea, select, input");
   fields.forEach((field, index) => {
-    const value = field instanceof HTMLSelectElement ? (field.selectedOptions[0]?.textContent ?? "") : field instanceof HTMLInputElement && field.type === "checkbox" ? (field.checked ? "on:" : "off:") : /** @type {HTMLInputElement} */ (field).value;
+    const value = field instanceof HTMLSelectElement ? (field.selectedOptions[0]?.textContent ?? "") : field instanceof HTMLInputElement && field.type === "checkbox" ? (field.checked ? "on" : "off") : /** @type {HTMLInputElement} */ (field).value;
     copies[index].replaceWith(make("span", { class: "frozen" }, value));
   });
-  for (const button of copy.querySelectorAll("button")) button.replaceWith(frozenButton(button));
-  for (const cell of copy.querySelectorAll("[tabindex]")) cell.removeAttribute("tabindex");
-  for (const box of copy.querySelectorAll("#grids .scroll")) box.setAttribute("tabindex", "0");
 }
 
 /** @param {HTMLButtonElement} button */
 function frozenButton(button) {
   const span = make("span", { class: button.className, title: button.title || null });
   if (button.getAttribute("aria-pressed") === "true") span.classList.add("pressed");
-  for (const name of ["data-off", "data-all", "id"]) if (button.hasAttribute(name)) span.setAttribute(name, button.getAttribute(name) ?? "");
   span.append(...button.cloneNode(true).childNodes);
   return span;
 }

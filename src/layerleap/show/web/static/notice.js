@@ -64,7 +64,7 @@ function showWelcome(welcome, state) {
   /** @type {HTMLElement} */ (welcome).hidden = any;
   if (any) return;
   if (!state.model) {
-    const text = state.connection === "gone" ? "The server does not answer. This page connects by itself when it is back." : "Loading the model…";
+    const text = state.connection === "gone" ? `${state.trouble} This page connects by itself when that changes.` : "Loading the model…";
     return fill(welcome, make("p", { class: "loading" }, make("span", { class: "spinner" }), text));
   }
   fill(welcome, ...welcomeParts(state.model));

@@ -42,7 +42,7 @@ export function start() {
 export function submit() {
   if (now().prompt === "") {
     box(0).focus();
-    showLive(0, { text: "", tokens: [], limit: 0, error: "The prompt is empty. Type a text first." });
+    showLive(0, { text: "", model: "", tokens: [], limit: 0, error: "The prompt is empty. Type a text first." });
     return;
   }
   run();
@@ -80,24 +80,24 @@ function startPrompt(grid) {
     clearTimeout(timer);
     if (!state.model) return;
     if (!text) return setLive(grid, null);
-    if (state.live[grid]?.text === text) return;
+    if (state.live[grid]?.text === text && state.live[grid]?.model === state.model.fingerprint) return;
     timer = window.setTimeout(async () => {
       const mine = ++asked;
-      const live = await tokenise(text);
+      const live = await tokenise(text, state.model?.fingerprint ?? "");
       if (mine === asked && live) setLive(grid, live);
     }, TYPING);
   });
   on(["live"], (state) => showLive(grid, state.live[grid]));
 }
 
-/** @param {string} text @returns {Promise<Live|null>} */
-async function tokenise(text) {
+/** @param {string} text @param {string} model @returns {Promise<Live|null>} */
+async function tokenise(text, model) {
   try {
     const { tokens, limit } = await json("tokens", { method: "POST", body: { text } });
-    return { text, tokens, limit, error: null };
+    return { text, model, tokens, limit, error: null };
   } catch (error) {
     if (error instanceof Gone) return null;
-    return { text, tokens: [], limit: 0, error: /** @type {Error} */ (error).message };
+    return { text, model, tokens: [], limit: 0, error: /** @type {Error} */ (error).message };
   }
 }
 

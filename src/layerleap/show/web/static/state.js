@@ -27,6 +27,7 @@ const state = {
   ...DEFAULTS,
   model: null,
   connection: "loading",
+  trouble: "",
   live: [null, null],
   traces: [null, null],
   cell: { status: "idle", message: "", reading: null },

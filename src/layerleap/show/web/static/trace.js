@@ -32,7 +32,8 @@ export function question(state, grid) {
   const text = promptOf(state, grid);
   const live = state.live[grid];
   // Ids where they are known: text that was decoded is never tokenised again.
-  const input = live && live.text === text && !live.error ? { ids: live.tokens.map((t) => t.id) } : { text };
+  const known = live && live.text === text && live.model === state.model?.fingerprint && !live.error;
+  const input = known ? { ids: live.tokens.map((t) => t.id) } : { text };
   return { input, text, lens: state.lens, watch: state.watch?.id ?? null, edits: inForce(state.edits) };
 }
 

@@ -162,7 +162,7 @@
  * @property {number} newTokens
  */
 
-/** @typedef {{text: string, tokens: Token[], limit: number, error: string|null}} Live */
+/** @typedef {{text: string, model: string, tokens: Token[], limit: number, error: string|null}} Live */
 /** @typedef {{status: "idle"|"loading"|"done"|"error", message: string}} Progress */
 /** @typedef {{pieces: Token[], status: "waiting"|"running"|"done"|"stopped", seconds: number}} Written */
 
@@ -171,6 +171,7 @@
  * @typedef {object} Now
  * @property {Model|null} model
  * @property {"loading"|"ok"|"gone"} connection
+ * @property {string} trouble why there is no connection
  * @property {(Live|null)[]} live
  * @property {(Trace|null)[]} traces
  * @property {Progress & {reading: CellReading|null}} cell

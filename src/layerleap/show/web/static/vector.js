@@ -49,7 +49,8 @@ export function start() {
     const key = state.vector ? neuronName(state.vector) : "";
     if (key !== shown) {
       load(state.vector);
-      if (key) requestAnimationFrame(() => place.scrollIntoView({ block: "nearest" }));
+      const byKeyboard = document.activeElement?.matches("button:focus-visible") ?? false;
+      if (key) requestAnimationFrame(() => reveal(place, byKeyboard));
     }
     shown = key;
   });
@@ -65,6 +66,12 @@ export function start() {
   place.addEventListener("change", (event) => {
     if (hit(event, "form.naming")) saveName();
   });
+}
+
+/** Someone who opened the vector by keyboard goes on from there. @param {HTMLElement} place @param {boolean} byKeyboard */
+function reveal(place, byKeyboard) {
+  place.scrollIntoView({ block: "nearest" });
+  if (byKeyboard && !place.contains(document.activeElement)) place.focus({ preventScroll: true });
 }
 
 /** @param {Event} event */
