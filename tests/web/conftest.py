@@ -1,12 +1,12 @@
 """The app around the make-believe engine, in this process and behind a real socket."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from asking import HERE
 from fake import FakeEngine
 from starlette.testclient import TestClient
 
@@ -16,8 +16,6 @@ from layerleap.show.web.guard import Guard
 from layerleap.show.web.limits import Limits
 from layerleap.show.web.serve import Server, listen
 from layerleap.show.web.store import Store
-
-HERE = "http://127.0.0.1:8123"
 
 
 @pytest.fixture
@@ -66,8 +64,3 @@ def serve(make_app: Callable[..., Guard]) -> Iterator[Callable[..., httpx2.Clien
         client.close()
         server.stop()
         assert not server.is_running
-
-
-def frames(text: str) -> list[dict[str, Any]]:
-    """The frames of a stream."""
-    return [json.loads(line) for line in text.splitlines()]

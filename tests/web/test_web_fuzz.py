@@ -1,6 +1,7 @@
 """The whole API under requests that nobody would write: never a 5xx, always one sentence."""
 
 import json
+from urllib.parse import urlencode
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +11,7 @@ from starlette.testclient import TestClient
 from tiny_models import WORDS, tiny
 
 from layerleap.act.debug.debugger import Debugger
+from layerleap.read.vocabulary.build import build_index
 from layerleap.show.web.app import create_app
 from layerleap.show.web.engine import ModelEngine
 from layerleap.show.web.store import Store
@@ -27,7 +29,10 @@ def app(tmp_path_factory):
     """The app of a tiny model, which outlives the clients that come and go."""
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "index.html").write_text("page")
-    made = create_app(ModelEngine(Debugger(tiny())), Store("m", folder / "saved"), static=folder)
+    transformer = tiny()
+    index = build_index(transformer, folder / "index", n_texts=0, clusters=5, progress=False)
+    engine = ModelEngine(Debugger(transformer, index=index))
+    made = create_app(engine, Store("m", folder / "saved"), static=folder)
 
     async def serve(scope, receive, send):
         if scope["type"] != "lifespan":
@@ -114,6 +119,32 @@ QUESTIONS = st.one_of(
         ),
     ),
 )  # fmt: skip
+
+
+SEARCHES = st.one_of(
+    st.builds(
+        "/search?{}".format,
+        st.builds(
+            lambda **values: urlencode(values),
+            q=st.text(max_size=12) | st.sampled_from(["cat", "cat*", '"cat', "a dog", "*", "a,b"]),
+            top=st.integers(0, 201), side=st.sampled_from(["both", "promoted", "x"]),
+            space=st.sampled_from(["any", "with", "without", ""]),
+        ),
+    ),
+    st.builds("/clusters?q={}".format, st.sampled_from(["", "cat", "%22", "*", "%00"])),
+    st.builds("/clusters/{}".format, NUMBERS),
+    st.builds("/vectors/{}/{}".format, NUMBERS, NUMBERS),
+    st.builds("/vectors/{}/{}/neighbours?top={}".format, NUMBERS, NUMBERS, NUMBERS),
+)  # fmt: skip
+
+
+@given(SEARCHES)
+@settings(FUZZ, max_examples=200)
+def test_searches_that_are_nearly_right_never_break_the_server(app, path):
+    with TestClient(app, base_url="http://localhost") as client:
+        answer = client.get(f"/api{path}")
+    assert answer.status_code < 500, answer.content
+    check(answer.status_code, answer.content)
 
 
 @given(QUESTIONS)

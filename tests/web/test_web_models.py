@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from conftest import frames
+from asking import frames
 from starlette.testclient import TestClient
 from tiny_models import tiny
 
@@ -350,4 +350,28 @@ def test_eight_clients_at_once_get_the_answers_of_one(serve, llama):
     for thread in threads:
         thread.join(120)
     assert not failed
+    assert not wrong
+
+
+def test_texts_are_cut_into_tokens_by_many_at_once_while_the_model_works(serve, llama):
+    client = serve(ModelEngine(Debugger(llama)), limits=Limits(waiting=20))
+    words = TEXT.split()
+    wrong = []
+
+    def work(number):
+        text = " ".join(words[: 1 + number])
+        for _ in range(25):
+            if number % 4 == 3:
+                found = frames(client.post("/api/trace", json={"input": {"text": text}}).text)
+                tokens = next(f["tokens"] for f in found if f["frame"] == "meta")
+            else:
+                tokens = client.post("/api/tokens", json={"text": text}).json()["tokens"]
+            if [token["text"].strip() for token in tokens] != words[: 1 + number]:
+                wrong.append(tokens)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
     assert not wrong

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from conftest import frames
+from asking import frames
 from fake import PROMPT, FakeEngine
 
 from layerleap.show.web.limits import Limits

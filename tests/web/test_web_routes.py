@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import frames
+from asking import frames
 from fake import N_LAYERS, PROMPT, FakeEngine
 from starlette.testclient import TestClient
 
@@ -162,6 +162,20 @@ def test_states_that_are_no_json_are_refused_and_others_come_back(client, raw):
     else:
         assert answer.status_code == 422
         assert "state" in answer.json()["error"]
+
+
+def test_an_export_of_no_json_is_refused(client):
+    headers = {"content-type": "application/json"}
+    for raw in (
+        '{"a": NaN}',
+        '{"a": "\\ud800"}',
+        '{"\\udfff": -Infinity}',
+        '{"a":' * 200 + "1" + "}" * 200,
+    ):
+        body = f'{{"state": {raw}}}'
+        answer = client.post("/api/export", content=body, headers=headers)
+        assert answer.status_code == (200 if "1" in raw else 422)
+        assert json.loads(answer.text, parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,25 @@
 import re
 
 import pytest
+from asking import HERE
+from fake import FakeEngine
 from starlette.testclient import TestClient
 
 from layerleap.show.web.access import Access, host_name
+from layerleap.show.web.app import create_app
 from layerleap.show.web.limits import Limits
+from layerleap.show.web.store import Store
 
-PROMPT = {"input": {"text": "The capital of France is"}}
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    """One for all tests here: nothing that is refused leaves a trace."""
+    folder = tmp_path_factory.mktemp("page")
+    for name in ("index.html", "app.js"):
+        (folder / name).write_text("")
+    app = create_app(FakeEngine(), Store("f" * 32, folder / "saved"), static=folder)
+    with TestClient(app, base_url=HERE) as client:
+        yield client
 
 
 @pytest.mark.parametrize(

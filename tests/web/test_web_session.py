@@ -8,6 +8,7 @@ from tiny_models import tiny
 
 import layerleap as ll
 from layerleap.errors import BadSettings, CannotFetch
+from layerleap.show.html.readings import write_readings
 from layerleap.show.web import session as web_session
 from layerleap.show.web.access import Access
 from layerleap.show.web.serve import listen, next_free
@@ -67,6 +68,20 @@ def test_a_second_session_of_a_model_replaces_the_first(model):
         assert web_session.running(model) is second
         second.close()
     assert web_session.running(model) is None
+
+
+def test_readings_link_to_the_debugger_of_their_model_while_it_runs(model, tmp_path):
+    readings = ll.read(model, TEXT["text"], bank=None)
+    assert "Open in the debugger" not in readings._repr_html_()
+    with ll.debug(model, index=False) as session:
+        assert f'href="{session.url}' in readings._repr_html_()
+        assert "debugger" not in ll.read(tiny(seed=1), TEXT["text"], bank=None)._repr_html_()
+        # This tokenizer's tokens do not say where spaces were: then the prompt is left out.
+        assert session.link(["the", "cat"]) == session.url
+        assert session.link(["the"]) == f"{session.url}#p=the"
+        page = write_readings(readings, "m", TEXT["text"], tmp_path / "page.html")
+        assert session.url not in page.read_text(), "a page outlives the server"
+    assert "Open in the debugger" not in readings._repr_html_()
 
 
 def test_two_models_have_two_sessions(model):

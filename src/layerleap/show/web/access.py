@@ -49,6 +49,11 @@ class Access:
     _link: str = field(default_factory=lambda: token_urlsafe(24), repr=False)
     _secret: str = field(default_factory=lambda: token_urlsafe(32), repr=False)
 
+    def __post_init__(self) -> None:
+        is_everywhere = self.host in EVERYWHERE
+        names = (socket.gethostname(), socket.getfqdn()) if is_everywhere else ()
+        self._own_names = {name.lower() for name in names}  # now: asking for them may take a while
+
     @property
     def is_open(self) -> bool:
         """Whether everyone who can reach the server may use it."""
@@ -82,7 +87,7 @@ class Access:
         try:  # a bare address cannot be pointed elsewhere by its owner
             ipaddress.ip_address(name)
         except ValueError:
-            return name in (socket.gethostname().lower(), socket.getfqdn().lower())
+            return name in self._own_names
         return True
 
     def knows(self, cookies: str) -> bool:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 import layerleap
 from layerleap.errors import LayerleapError
 from layerleap.show.web.access import Access
-from layerleap.show.web.answers import refusal
+from layerleap.show.web.answers import Json, refusal
 from layerleap.show.web.engine import Engine
 from layerleap.show.web.guard import Guard
 from layerleap.show.web.limits import Limits
@@ -81,6 +81,7 @@ def create_app(
     app = FastAPI(
         title="layerleap debug", version=layerleap.__version__, docs_url=None, redoc_url=None,
         openapi_url="/api/openapi.json", lifespan=lifespan, telemetry=UNSEEN,
+        default_response_class=Json,
     )  # fmt: skip
     for routes in (model_routes, vector_routes, saved_routes):
         app.include_router(routes(served), prefix="/api")

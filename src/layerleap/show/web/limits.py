@@ -33,7 +33,7 @@ class Limits:
     top: int = TOP
     waiting: int = 8
     clients: int = 32
-    body: int = 512 * 1024
+    body: int = 4 * 2**20
     sessions: int = 500
 
     def to_dict(self) -> dict[str, int]:

@@ -2,14 +2,23 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from layerleap.show.web import limits
+from layerleap.show.web.store import state_text
+
+
+def _carried(state: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what Python reads as JSON but cannot write as such, NaN for example."""
+    state_text(state)
+    return state
+
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]
 Edit = Annotated[str, Field(min_length=1, max_length=400)]
 Edits = Annotated[list[Edit], Field(max_length=limits.EDITS)]
 Top = Annotated[int, Field(ge=1, le=limits.TOP)]
+State = Annotated[dict[str, Any], AfterValidator(_carried)]
 Name = Annotated[str, Field(max_length=limits.NAME)]
 
 
@@ -84,10 +93,10 @@ class Session(Body):
     """What the page wants to find again; only the page knows what is inside `state`."""
 
     title: Name
-    state: dict[str, Any]
+    state: State
 
 
 class Export(Body):
     """A session to be written down for others."""
 
-    state: dict[str, Any]
+    state: State

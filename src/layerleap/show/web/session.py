@@ -5,10 +5,10 @@ In: a wrapped model. Out: a server on a thread of this process, and an object th
 
 import html
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from urllib.parse import quote
 
 from layerleap.arguments import checked
 from layerleap.errors import LayerleapError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from layerleap.show.web.access import Access
     from layerleap.show.web.serve import Server
 
+_RUNNING: list["DebugSession"] = []  # of this process
 REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_USER", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")
 HEIGHT = 900  # pixels of the page in a notebook
 
@@ -47,9 +48,11 @@ class DebugSession:
     It ends with the process, or with `close`, or at the end of a `with` block.
     """
 
-    def __init__(self, server: "Server", access: "Access", name: str) -> None:
-        self._server, self._access, self._name = server, access, name
+    def __init__(self, server: "Server", access: "Access", model: Transformer) -> None:
+        self._server, self._access, self._model = server, access, model
+        self._name = model.identity.name
         server.start()
+        _RUNNING.append(self)
 
     @property
     def url(self) -> str:
@@ -61,9 +64,19 @@ class DebugSession:
         """Whether the page can be opened."""
         return self._server.is_running
 
+    def link(self, tokens: Sequence[str]) -> str:
+        """The page with a prompt, if its text gives the same tokens again; else the page alone."""
+        text, tokenizer = "".join(tokens), self._model.tokenizer
+        if tokenizer is None:
+            return self.url
+        again = [tokenizer.decode([token]) for token in tokenizer(text)["input_ids"]]
+        return f"{self.url}#p={quote(text)}" if again == list(tokens) else self.url
+
     def close(self) -> None:
         """Stop the server; the model stays as it is."""
         self._server.stop()
+        if self in _RUNNING:
+            _RUNNING.remove(self)
 
     def __enter__(self) -> "DebugSession":
         return self
@@ -90,9 +103,6 @@ class DebugSession:
             f'{link}<iframe src="{url}" title="Debugger of {name}" width="100%" '
             f'height="{HEIGHT}" style="border:1px solid #8884"></iframe>'
         )
-
-
-_RUNNING: "WeakKeyDictionary[Transformer, DebugSession]" = WeakKeyDictionary()
 
 
 @checked
@@ -134,14 +144,12 @@ def debug(
     except BaseException:
         listening.close()
         raise
-    session = _RUNNING[model] = DebugSession(server, access, model.identity.name)
-    return session
+    return DebugSession(server, access, model)
 
 
-def running(model: Transformer) -> DebugSession | None:
+def running(model: object) -> DebugSession | None:
     """The session of a model in this process, if there is one."""
-    found = _RUNNING.get(model)
-    return found if found is not None and found.is_running else None
+    return next((each for each in _RUNNING if each._model is model and each.is_running), None)
 
 
 def open_engine(

@@ -86,7 +86,9 @@ class Store:
 
     def save_session(self, id: str, title: str, state: dict[str, Any]) -> dict[str, Any]:
         """Write or replace a session."""
-        text, now = _as_json(state), time.time()
+        text, now = state_text(state), time.time()
+        if (size := len(text.encode())) > limits.STATE:
+            raise BadSettings(f"the state has {size:,} bytes; at most {limits.STATE:,} are kept")
         with self._writing() as database:
             others = database.execute(
                 "SELECT count(*) FROM sessions WHERE model=? AND id<>?", (self.model, id)
@@ -164,13 +166,11 @@ class Store:
             ) from error
 
 
-def _as_json(state: dict[str, Any]) -> str:
-    """A state as text; what JSON or a reader of it cannot carry is refused."""
+def state_text(state: dict[str, Any]) -> str:
+    """A state as JSON; what JSON or a reader of it cannot carry is a `ValueError`."""
     try:
         text = json.dumps(state, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        size = len(text.encode())
-    except (ValueError, RecursionError) as error:  # NaN, half a surrogate pair, a tower of lists
-        raise BadSettings(f"the state cannot be saved as JSON: {error}") from error
-    if size > limits.STATE:
-        raise BadSettings(f"the state has {size:,} bytes; at most {limits.STATE:,} are kept")
+        text.encode()  # half of a surrogate pair has no bytes
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     return text
