@@ -11,7 +11,7 @@ WORKERS ?= --numprocesses 2 --dist loadfile
 SATURATION ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo paper saturation test check bench results clean
+.PHONY: help setup demo paper saturation test check bench results picture clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
@@ -56,6 +56,9 @@ results: demo ## Update the figures and numbers shown in the README (ten minutes
 	    $$from/findings.txt docs/results/$$model/ || exit 1; \
 	done
 	if [ -f build/bench.json ]; then cp build/bench.json docs/results/; fi
+
+picture: $(STAMP)  # the README's picture of the debugger; needs Chromium
+	$(BIN)/python tests/browser/picture.py
 
 clean: ## Remove build/, caches and .venv
 	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -10,6 +10,7 @@
     ll.search(model, "guitar music")                   neurons by the words they write
     model.capture(...), model.edit(...)                look inside, and change it
     ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
+    ll.debug(model)                                    all of this on a page in the browser
 
 Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
 is first used, so that `layerleap --help` does not wait for torch.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.read.vocabulary.build import search_index as search
     from layerleap.read.vocabulary.index import ConceptIndex
     from layerleap.read.vocabulary.neurons import Neurons, neurons
+    from layerleap.show.web.session import debug
     from layerleap.stream.documents import iter_documents
     from layerleap.stream.examples import Sampling
     from layerleap.study import registry as studies
@@ -89,6 +91,7 @@ _HOME = {
     "ConceptIndex": ("layerleap.read.vocabulary.index", "ConceptIndex"),
     "Neurons": ("layerleap.read.vocabulary.neurons", "Neurons"),
     "neurons": ("layerleap.read.vocabulary.neurons", "neurons"),
+    "debug": ("layerleap.show.web.session", "debug"),
     "iter_documents": ("layerleap.stream.documents", "iter_documents"),
     "Sampling": ("layerleap.stream.examples", "Sampling"),
     "studies": ("layerleap.study.registry", ""),
@@ -100,9 +103,10 @@ _HOME = {
 __all__ = [
     "ConceptIndex", "Decoder", "Effect", "Evaluation", "Generation", "LayerleapError", "Lens",
     "Neurons", "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability",
-    "Transformer", "check", "decoder", "default_bank", "edits", "effect", "evaluate", "exits",
-    "fit", "generate", "import_mat", "import_tuned_lens", "index", "iter_documents", "load",
-    "neurons", "read", "search", "stats", "studies", "suitability", "tune", "untrained", "zoo",
+    "Transformer", "check", "debug", "decoder", "default_bank", "edits", "effect", "evaluate",
+    "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index", "iter_documents",
+    "load", "neurons", "read", "search", "stats", "studies", "suitability", "tune", "untrained",
+    "zoo",
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ NEEDED_BY = {
     "report": "the report needs it",
     "learn": "calibrated and learned rules need it",
     "bundled": "images need it",
+    "web": "the debugger needs it",
 }
 
 

@@ -11,6 +11,7 @@ import typer
 
 import layerleap
 from layerleap.show.cli import concepts, fit, look, tune
+from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
@@ -37,6 +38,7 @@ app = typer.Typer(
       layerleap suitability smollm2                        is early exit worth it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
       layerleap search smollm2 "guitar music band"         neurons by their words
+      layerleap debug smollm2                              look inside, in the browser
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
     """,
@@ -61,6 +63,7 @@ def _top(
 LOOKING = (look.models, look.check, look.read, look.card, concepts.index, concepts.search)
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
+app.command()(grouped(debug))
 app.command("tune")(grouped(tune.tune_command))
 import_app.command("mat")(grouped(fit.import_mat))
 import_app.command("tuned-lens")(grouped(fit.import_tuned_lens))

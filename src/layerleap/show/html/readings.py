@@ -12,16 +12,27 @@ LEGEND = (
 )
 
 
-def readings_html(readings: Readings) -> str:
-    """A grid per lens, the last layer on top."""
+def readings_html(readings: Readings, *, linked: bool = True) -> str:
+    """A grid per lens, the last layer on top; a link to the model's debugger, if it runs."""
     grids = "".join(_grid(readings, name, track) for name, track in readings.tracks.items())
-    return styled("readings", f'{LEGEND}<div class="grids">{grids}</div>')
+    link = _link(readings) if linked else ""
+    return styled("readings", f'{LEGEND}{link}<div class="grids">{grids}</div>')
+
+
+def _link(readings: Readings) -> str:
+    from layerleap.show.web.session import running
+
+    session = running(getattr(readings.decode, "__self__", None))
+    if session is None:
+        return ""
+    url = html.escape(session.link(readings.tokens), quote=True)
+    return f'<p class="legend"><a href="{url}" target="_blank">Open in the debugger</a></p>'
 
 
 def write_readings(readings: Readings, model: str, text: str, path: Path) -> Path:
     """Write readings as a standalone page and return its path."""
     return write_page(
-        readings_html(readings), path, kicker="readings",
+        readings_html(readings, linked=False), path, kicker="readings",
         title=("What", model, "is about to say"),
         facts=(f"{readings.n_layers} layers", f"{len(readings.positions)} positions"),
         text=text, heading="Layer by layer",

@@ -1,0 +1,75 @@
+"""`layerleap debug`: look inside a model in the browser."""
+
+from typing import Annotated
+
+import typer
+
+from layerleap.show.cli.options import Loading, Model
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, err, out, tell
+
+
+def debug(
+    model: Model,
+    bank: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or hub name of a bank to read through as well as the logit lens; "
+            "'default' fits one once and caches it."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port of the page; 0 takes any free one.")] = 8123,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on. Other than this machine's own, it needs a link that works "
+            "once, which is printed. The connection is not encrypted."
+        ),
+    ] = "127.0.0.1",
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Only print the address.")
+    ] = False,
+    index: Annotated[
+        bool | None,
+        typer.Option(
+            "--index/--no-index",
+            help="Build the concept index first, or do without. By default it is used if it is "
+            "there.",
+        ),
+    ] = None,
+    loading: Loading = Loading(),
+) -> None:
+    """Open a page that shows MODEL layer by layer, searches its concepts and edits them.
+
+    The page stays on this machine: nothing is sent elsewhere. Ctrl-C stops it.
+
+    Example: layerleap debug smollm2
+    """
+    with clean_errors():
+        from layerleap.show.web import need_web
+
+        need_web()
+        from layerleap.show.web.access import Access
+        from layerleap.show.web.serve import listen, open_browser
+
+        listening = listen(host, port)  # before the model is loaded: a taken port is said at once
+        with listening:
+            from layerleap.show.web.session import make_server, open_engine
+
+            transformer = loading.load(model)
+            with TerminalProgress() as progress:
+                engine = open_engine(transformer, bank, index, tell=tell, progress=progress)
+            access = Access(host, listening.getsockname()[1], tell=_show_next)
+            server = make_server(engine, access, listening)
+            if reason := engine.describe()["index"]["reason"]:
+                tell(reason)
+            out.print(access.url, highlight=False, soft_wrap=True)
+            tell("Ctrl-C stops the debugger")
+            if not no_browser:
+                open_browser(access)
+            server.run_here()
+        tell("stopped; sessions and names are saved")
+
+
+def _show_next(link: str) -> None:
+    """The link has been used; the next visitor needs another."""
+    err.print(f"for another browser: {link}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,119 @@
+"""The app: an engine, a store and limits in, an ASGI application out. No globals.
+
+The guard stands before everything else; see `layerleap.show.web.guard`.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import layerleap
+from layerleap.errors import LayerleapError
+from layerleap.show.web.access import Access
+from layerleap.show.web.answers import Json, refusal
+from layerleap.show.web.engine import Engine
+from layerleap.show.web.guard import Guard
+from layerleap.show.web.limits import Limits
+from layerleap.show.web.routes import model_routes
+from layerleap.show.web.saved import saved_routes
+from layerleap.show.web.static_files import StaticPage
+from layerleap.show.web.store import Store
+from layerleap.show.web.vectors import vector_routes
+from layerleap.show.web.worker import Busy, Worker
+
+STATIC = Path(__file__).with_name("static")
+# Newer versions of FastAPI can send traces of requests elsewhere; prompts stay on this machine.
+UNSEEN: Any = {
+    "tracing": False, "metrics": False, "logs": False, "operation_spans": False,
+    "auto_configure": False,
+}  # fmt: skip
+WORDS = {404: "there is nothing at this address", 405: "this address does not take this method"}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the routes work with."""
+
+    engine: Engine
+    store: Store
+    worker: Worker
+    limits: Limits
+
+
+def create_app(
+    engine: Engine,
+    store: Store,
+    *,
+    access: Access | None = None,
+    limits: Limits | None = None,
+    static: Path = STATIC,
+    in_notebook: bool = False,
+) -> Guard:
+    """Build the app around an engine.
+
+    Args:
+        engine: answers the questions.
+        store: keeps sessions and names; it is closed with the app.
+        access: who may ask; by default whoever reaches the loopback address.
+        limits: on requests.
+        static: the folder of the page.
+        in_notebook: let pages of this machine show ours in a frame.
+    """
+    limits = limits or Limits()
+    longest = engine.describe().get("longest") or limits.tokens
+    limits = replace(limits, tokens=min(limits.tokens, longest))
+    served = Served(engine, store, Worker(limits.waiting), limits)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        served.worker.close()
+        store.close()
+
+    # The pages of /docs fetch scripts from elsewhere; the schema itself stays.
+    app = FastAPI(
+        title="layerleap debug", version=layerleap.__version__, docs_url=None, redoc_url=None,
+        openapi_url="/api/openapi.json", lifespan=lifespan, telemetry=UNSEEN,
+        default_response_class=Json,
+    )  # fmt: skip
+    for routes in (model_routes, vector_routes, saved_routes):
+        app.include_router(routes(served), prefix="/api")
+    app.router.default = StaticPage(static)  # not a mount, which would hide wrong methods
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(LayerleapError, _ours)
+    app.add_exception_handler(Exception, _failed)
+    # Outermost, so that even an answer to a mistake of ours carries the guard's headers.
+    return Guard(app, access or Access(), limits, in_notebook=in_notebook, stop=served.worker.stop)
+
+
+async def _invalid(_: Request, error: Any) -> Response:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    what = first["msg"].removeprefix("Value error, ")
+    return refusal(422, f"{where}: {what}" if where else what)
+
+
+async def _refused(_: Request, error: Any) -> Response:
+    said = WORDS.get(error.status_code, error.detail)
+    answer = refusal(error.status_code, str(said))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    name = type(error).__name__
+    return refusal(500, f"the server failed ({name}); the terminal it runs in says where")
+
+
+async def _ours(_: Request, error: Any) -> Response:
+    if isinstance(error, Busy):
+        return refusal(429, str(error), place=error.place)
+    return refusal(422, str(error))

@@ -1,0 +1,243 @@
+"""What the server asks, and of whom: the engine's answers in the shapes that the page reads.
+
+In: a `Debugger` with its index. Out: plain JSON types. Ranks count from 1 here, as people count.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from layerleap.errors import BadArtifact
+
+if TYPE_CHECKING:
+    from layerleap.act.debug.debugger import Debugger
+
+NO_INDEX = "there is no concept index of this model; build it with: layerleap index MODEL"
+MEMBERS = 50  # of a cluster that are shown
+FEW = 5  # tokens that stand for a vector
+Json = dict[str, Any]
+OnToken = Callable[[Json, str], None]
+ShouldStop = Callable[[], bool]
+
+
+class Engine(Protocol):
+    """What the routes call; tests bring a make-believe one."""
+
+    def describe(self) -> Json:
+        """The model, as the page shows it; it must not wait for the model."""
+
+    def tokens(self, text: str) -> list[Json]:
+        """A text cut into tokens."""
+
+    def vocabulary(self, text: str) -> list[Json]:
+        """Output tokens that a typed text may mean."""
+
+    def trace(
+        self, ids: Sequence[int], *, lens: str, watch: int | None, edits: Sequence[str], top: int,
+        selected: int | None, should_stop: ShouldStop,
+    ) -> Iterator[Json]:  # fmt: skip
+        """Frames of a reading at every layer and position."""
+
+    def cell(
+        self, ids: Sequence[int], *, block: int, position: int, lens: str, watch: int | None,
+        edits: Sequence[str], top: int,
+    ) -> Json:  # fmt: skip
+        """One block at one position."""
+
+    def generate(
+        self, ids: Sequence[int], *, edits: Sequence[str], max_new_tokens: int, on_token: OnToken,
+        should_stop: ShouldStop,
+    ) -> None:  # fmt: skip
+        """Continue a prompt."""
+
+    def check_edits(self, edits: Sequence[str]) -> None:
+        """Raise an error if an edit cannot be read or does not fit the model."""
+
+    def vector(self, block: int, neuron: int) -> Json:
+        """Both token ends of a value vector."""
+
+    def check_neuron(self, block: int, neuron: int) -> None:
+        """Raise an error if there is no such neuron."""
+
+    def search(self, query: str, *, top: int, side: str, space: str) -> list[Json]:
+        """Vectors that match words; this and what follows need the concept index."""
+
+    def neighbours(self, block: int, neuron: int, *, top: int) -> list[Json]:
+        """Vectors that point the same way."""
+
+    def clusters(self, *, top: int, query: str | None) -> list[Json]:
+        """Groups of vectors."""
+
+    def cluster(self, number: int) -> Json:
+        """One group with its members."""
+
+
+class ModelEngine:
+    """The engine of one model."""
+
+    def __init__(self, debugger: "Debugger", missing: str | None = None) -> None:
+        """`missing` says why there is no index."""
+        self.debugger, self.missing = debugger, missing or NO_INDEX
+        self._described = self._describe()
+
+    def describe(self) -> Json:
+        """The model, as the page shows it."""
+        return self._described
+
+    def _describe(self) -> Json:
+        debugger = self.debugger
+        known = debugger.index is not None
+        return {
+            **debugger.describe(),
+            "fingerprint": debugger.transformer.identity.fingerprint,
+            "index": {
+                "ready": known, "reason": None if known else self.missing,
+                "vectors": debugger.index.n_vectors if known else None,
+            },
+        }  # fmt: skip
+
+    def tokens(self, text: str) -> list[Json]:
+        """A text cut into tokens; none for an empty one."""
+        return [token.to_dict() for token in self.debugger.tokens(text)] if text else []
+
+    def vocabulary(self, text: str) -> list[Json]:
+        """Output tokens that a typed text may mean."""
+        return [token.to_dict() for token in self.debugger.outputs(text)] if text else []
+
+    def trace(self, ids: Sequence[int], **options: Any) -> Iterator[Json]:
+        """Frames of a reading at every layer and position."""
+        for frame in self.debugger.trace(ids, **options):
+            if frame["frame"] == "meta":
+                frame.setdefault("stride", 1)
+            for cell in frame.get("cells", ()):
+                cell["final"], cell["watch"] = _place(cell["final"]), _place(cell["watch"])
+            yield frame
+
+    def cell(self, ids: Sequence[int], *, block: int, **options: Any) -> Json:
+        """One block at one position."""
+        found = self.debugger.cell(ids, block=block, **options)
+        names: dict[int, Json] = {}
+        after = found.pop("after")
+        answer = {
+            "block": block, "position": found["position"], "token": found["token"],
+            **_reading(found, names), "names": names,
+        }  # fmt: skip
+        if after is not None:
+            answer["after"] = {**answer, **_reading(after, names)}
+        return answer
+
+    def generate(
+        self, ids: Sequence[int], *, edits: Sequence[str], max_new_tokens: int, on_token: OnToken,
+        should_stop: ShouldStop,
+    ) -> None:  # fmt: skip
+        """Continue a prompt."""
+        from layerleap.act.debug.debugger import Stopped
+        from layerleap.read.vocabulary.tokens import output_label
+
+        def told(token: int, piece: str) -> None:
+            on_token(output_label(self.debugger.transformer, token).to_dict(), piece)
+
+        try:
+            self.debugger.generate(
+                ids, edits=edits, max_new_tokens=max_new_tokens, on_token=told,
+                should_stop=should_stop,
+            )  # fmt: skip
+        except Stopped:
+            return
+
+    def check_edits(self, edits: Sequence[str]) -> None:
+        """Raise an error if an edit cannot be read or does not fit the model."""
+        from layerleap.act.edits.spec import parse_edit
+
+        for edit in edits:
+            list(parse_edit(edit).changes(self.debugger.transformer))
+
+    def vector(self, block: int, neuron: int) -> Json:
+        """Both token ends of a value vector, from the index or computed now."""
+        index = self.debugger.index
+        if index is not None:
+            return dict(index.vector(block, neuron).to_dict())
+        from layerleap.read.vocabulary.neurons import Neurons
+
+        found = Neurons(self.debugger.transformer).read(block, neuron).to_dict()
+        kept = ("block", "neuron", "norm", "promotes", "suppresses")
+        return {**{key: found[key] for key in kept}, "range": None, "cluster": None}
+
+    def check_neuron(self, block: int, neuron: int) -> None:
+        """Raise an error if there is no such neuron."""
+        from layerleap.models.weights import feed_forward
+        from layerleap.read.vocabulary.neurons import check_neuron
+
+        check_neuron(feed_forward(self.debugger.transformer, block), neuron)
+
+    def search(self, query: str, *, top: int, side: str, space: str) -> list[Json]:
+        """Vectors that match words."""
+        return [
+            each.to_dict() for each in self._index().search(query, top=top, side=side, space=space)
+        ]
+
+    def neighbours(self, block: int, neuron: int, *, top: int) -> list[Json]:
+        """Vectors that point the same way."""
+        return [each.to_dict() for each in self._index().neighbours(block, neuron, top=top)]
+
+    def clusters(self, *, top: int, query: str | None) -> list[Json]:
+        """Groups of vectors, with the tokens that name them."""
+        return [_cluster(each.to_dict()) for each in self._index().clusters(top=top, query=query)]
+
+    def cluster(self, number: int) -> Json:
+        """One group, with those of its members that are nearest to its middle."""
+        index = self._index()
+        found = index.cluster(number).to_dict()
+        members = found["members"][:MEMBERS]
+        for member in members:
+            tokens = index.vector(member["block"], member["neuron"]).promotes[:FEW]
+            member["promotes"] = [each.token.to_dict() for each in tokens]
+        return {**_cluster(found), "members": members}
+
+    def _index(self) -> Any:
+        if self.debugger.index is None:
+            raise BadArtifact(self.missing)
+        return self.debugger.index
+
+
+def _cluster(found: Json) -> Json:
+    tokens = [each["token"] for each in found["promotes"]]
+    return {"number": found["number"], "size": found["size"], "tokens": tokens}
+
+
+def _place(place: Sequence[Any] | None) -> list[Any] | None:
+    """Probability and rank, the rank counted from 1."""
+    return None if place is None else [place[0], place[1] + 1]
+
+
+def _reading(found: Json, names: dict[int, Json]) -> Json:
+    """Stages and neurons of a block; tokens go into `names`."""
+    missing = found["missing"]
+    return {
+        "stages": [_stage(stage, names) for stage in found["stages"]],
+        "parallel": found["style"] == "parallel",
+        "reason": missing.get("attention"),
+        "neurons": None if "neurons" in missing else _neurons(found),
+        "neurons_reason": missing.get("neurons") or missing.get("vectors"),
+    }
+
+
+def _stage(stage: Json, names: dict[int, Json]) -> Json:
+    watched = stage["watched"]
+    for each in (*stage["top"], *([watched] if watched else [])):
+        names[each["token"]["id"]] = each["token"]
+    return {
+        "where": stage["where"], "layer": stage["layer"],
+        "top": [[each["token"]["id"], each["prob"], each["climbed"]] for each in stage["top"]],
+        "watch": None if watched is None else [watched["prob"], watched["rank"] + 1],
+    }  # fmt: skip
+
+
+def _neurons(found: Json) -> Json:
+    shares = {key: found[key] for key in ("shown_share", "bias_share", "rest_share", "total_norm")}
+    return {"updates": [_update(update) for update in found["updates"]], **shares}
+
+
+def _update(update: Json) -> Json:
+    kept = ("neuron", "coefficient", "norm", "strength", "share", "range")
+    ends = {side: [each["token"] for each in update[side]] for side in ("promotes", "suppresses")}
+    return {**{key: update.get(key) for key in kept}, **ends, "name": None}

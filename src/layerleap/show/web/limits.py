@@ -1,0 +1,44 @@
+"""How much one request, and all of them together, may ask of the server."""
+
+from dataclasses import dataclass
+
+TEXT = 20_000  # characters of a prompt
+IDS = 4096  # tokens of a prompt; the model's own limit may be lower
+EDITS = 32
+NEW_TOKENS = 256
+TOP = 50
+NAME = 200  # characters of a name or a title
+NOTE = 4000
+STATE = 256 * 1024  # bytes of a saved session, as JSON
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server refuses; the page is told the first four.
+
+    Args:
+        tokens: of one prompt.
+        edits: in force at the same time.
+        new_tokens: of one generation.
+        top: tokens per cell.
+        waiting: requests that may wait for the model.
+        clients: requests that may be open at the same time.
+        body: bytes of one request.
+        sessions: that are kept per model.
+    """
+
+    tokens: int = 512
+    edits: int = EDITS
+    new_tokens: int = NEW_TOKENS
+    top: int = TOP
+    waiting: int = 8
+    clients: int = 32
+    body: int = 4 * 2**20
+    sessions: int = 500
+
+    def to_dict(self) -> dict[str, int]:
+        """Those that the page shows."""
+        return {
+            "tokens": self.tokens, "edits": self.edits, "new_tokens": self.new_tokens,
+            "top": self.top,
+        }  # fmt: skip

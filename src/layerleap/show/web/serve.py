@@ -1,0 +1,126 @@
+"""Running the app: a port, a server, and a clean end.
+
+In: an app and an address. Out: a server that runs until Ctrl-C, or on a thread until it is closed.
+"""
+
+import errno
+import os
+import socket
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+import uvicorn
+
+from layerleap.errors import BadSettings
+from layerleap.show.web.access import Access
+
+PORT = 8123
+LATER = 50  # ports that are tried to offer a free one
+PATIENCE = 3  # seconds that answers in progress have to end
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections at once; they wait until the server runs."""
+    if not 0 <= port < 2**16:
+        raise BadSettings(f"port {port} does not exist; expected 0 to 65535")
+    try:
+        return _bound(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            free = next_free(host, port)
+            offer = f"; port {free} is free: use --port {free}" if free else ""
+            raise BadSettings(
+                f"port {port} of {host} is in use by another program{offer}"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise BadSettings(
+                f"port {port} needs more rights than you have; use --port {PORT}, or any above 1023"
+            ) from error
+        raise BadSettings(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}; --host must be an "
+            "address of this machine"
+        ) from error
+
+
+def next_free(host: str, port: int) -> int | None:
+    """The first free port after `port`, if there is one nearby."""
+    for other in range(port + 1, min(port + 1 + LATER, 65536)):
+        with suppress(OSError):
+            _bound(host, other).close()
+            return other
+    return None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(128)  # now: two sockets that only are bound can share a port
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+class Server(uvicorn.Server):
+    """Serves one app on a socket that is already open."""
+
+    def __init__(self, app: Any, listening: socket.socket) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, log_level="error", access_log=False, ws="none", proxy_headers=False,
+                server_header=False, timeout_graceful_shutdown=PATIENCE, lifespan="on",
+            )
+        )  # fmt: skip
+        self.listening = listening
+        self._thread: threading.Thread | None = None
+
+    def run_here(self) -> None:
+        """Serve until Ctrl-C."""
+        with suppress(KeyboardInterrupt):
+            self.run(sockets=[self.listening])
+
+    def start(self) -> None:
+        """Serve on a thread."""
+        self._thread = threading.Thread(
+            target=self.run, kwargs={"sockets": [self.listening]}, name="layerleap-web", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a thread serves."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End the thread; answers in progress have a few seconds."""
+        self.should_exit = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=3 * PATIENCE)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop the model's work first: a stream ends only when its work does."""
+        self.config.app.stop()  # type: ignore[union-attr]  # a Guard
+        await super().shutdown(sockets)
+
+
+def has_display() -> bool:
+    """Whether a browser can be opened: a text browser would take the terminal away."""
+    if sys.platform.startswith("linux"):
+        return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return not os.environ.get("SSH_CONNECTION")
+
+
+def open_browser(access: Access) -> None:
+    """Show the page, if there is a screen to show it on."""
+    if has_display():
+        import webbrowser
+
+        with suppress(webbrowser.Error):
+            webbrowser.open(access.url)

@@ -1,0 +1,94 @@
+// @ts-check
+// Elements are made here and nowhere else. Text goes in as text, never as markup.
+
+/** @typedef {Node|string|number|null|undefined|false} Child */
+
+/**
+ * An element with attributes and children. `null` and `false` leave an attribute or child out.
+ * @template {keyof HTMLElementTagNameMap} Name
+ * @param {Name} name
+ * @param {Record<string, string|number|boolean|null|undefined>} [attributes]
+ * @param {...Child} children
+ * @returns {HTMLElementTagNameMap[Name]}
+ */
+export function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  setAll(element, attributes);
+  add(element, children);
+  return element;
+}
+
+/**
+ * @param {string} name
+ * @param {Record<string, string|number|boolean|null|undefined>} [attributes]
+ * @param {...Child} children
+ */
+export function draw(name, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  setAll(element, attributes);
+  add(element, children);
+  return element;
+}
+
+/** @param {Element} element @param {Record<string, string|number|boolean|null|undefined>} attributes */
+function setAll(element, attributes) {
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    element.setAttribute(key, value === true ? "" : String(value));
+  }
+}
+
+/** @param {Element} element @param {Child[]} children */
+function add(element, children) {
+  for (const child of children) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(typeof child === "number" ? String(child) : child);
+  }
+}
+
+/**
+ * Replace what an element contains.
+ * @param {Element} element
+ * @param {...Child} children
+ */
+export function fill(element, ...children) {
+  element.replaceChildren();
+  add(element, children);
+}
+
+/**
+ * The element with an id, which index.html has.
+ * @template {HTMLElement} [T=HTMLElement]
+ * @param {string} id
+ * @returns {T}
+ */
+export function byId(id) {
+  const element = document.getElementById(id);
+  if (!element) throw new Error(`index.html has no element #${id}`);
+  return /** @type {T} */ (element);
+}
+
+/**
+ * The closest ancestor of an event's target that matches, within the element that listens.
+ * @param {Event} event
+ * @param {string} selector
+ * @returns {HTMLElement|null}
+ */
+export function hit(event, selector) {
+  const target = /** @type {Element|null} */ (event.target);
+  const found = target?.closest?.(selector) ?? null;
+  const within = /** @type {Element} */ (event.currentTarget);
+  return found && within.contains(found) ? /** @type {HTMLElement} */ (found) : null;
+}
+
+/** Tell a screen reader something that the eye sees anyway. @param {string} text */
+export function say(text) {
+  byId("said").textContent = text;
+}
+
+/** @param {string} text @param {number} [share] */
+export function bar(text, share = 0) {
+  const element = make("span", { class: "meter" }, make("span", { class: "number" }, text));
+  element.style.setProperty("--p", String(Math.max(0, Math.min(1, share))));
+  return element;
+}

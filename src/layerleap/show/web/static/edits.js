@@ -1,0 +1,133 @@
+// @ts-check
+// Edits, each a sentence whose words can be changed. Nothing runs until Run or Generate is pressed.
+
+import { byId, fill, hit, make, say } from "./dom.js";
+import { parse, spec } from "./specs.js";
+import { now, on, set } from "./state.js";
+import { count, neuronName, sentence } from "./words.js";
+
+/** @typedef {import("./types.js").Edit} Edit */
+
+const OPERATIONS = { set: "Set", scale: "Multiply", add: "Add to", off: "Switch off" };
+const PLACES = { all: "at every position", last: "at the last position", generated: "at generated tokens", some: "at positions" };
+
+/** @param {Edit} edit */
+export function addEdit(edit) {
+  const { edits, model } = now();
+  const limit = model?.limits.edits ?? Infinity;
+  const same = edits.findIndex((each) => spec(each) === spec(edit));
+  if (same >= 0) {
+    set({ edits: edits.map((each, index) => (index === same ? { ...each, on: true } : each)) });
+  } else if (edits.length >= limit) {
+    return refuse(`At most ${limit} edits are possible. Delete one first.`);
+  } else {
+    set({ edits: [...edits, edit] });
+  }
+  refuse("");
+  say(`Added: ${spec(edit)}. Press Run to see what it changes.`);
+}
+
+/** @param {string} text */
+function refuse(text) {
+  const place = byId("edit-error");
+  place.hidden = !text;
+  place.textContent = text;
+}
+
+/** What is wrong with an edit for this model; empty if nothing is. @param {Edit} edit */
+function fault(edit) {
+  const model = now().model;
+  if (!model) return "";
+  const block = model.blocks.find((each) => each.block === edit.block);
+  if (!block) return `Block ${edit.block} does not exist: this model has blocks 1 to ${model.n_layers}.`;
+  if (block.n_neurons === null) return `Neurons of block ${edit.block} cannot be edited. ${sentence(block.reason ?? "they could not be verified")}`;
+  if (edit.neuron >= block.n_neurons) return `Neuron ${edit.neuron} does not exist: block ${edit.block} has neurons 0 to ${block.n_neurons - 1}.`;
+  return "";
+}
+
+export function start() {
+  const input = /** @type {HTMLInputElement} */ (byId("edit-spec"));
+  byId("add-edit").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const edit = parse(input.value);
+    if (!edit) return refuse(`"${input.value}" is not an edit. Write for example L12.N34=5, L12.N34*2@last, L12.N34+3@0,4 or L12.N34=off.`);
+    const wrong = fault(edit);
+    if (wrong) return refuse(wrong);
+    addEdit(edit);
+    input.value = "";
+  });
+  const list = byId("edit-list");
+  list.addEventListener("change", change);
+  list.addEventListener("click", (event) => {
+    const index = indexOf(event);
+    if (index === null) return;
+    const edit = now().edits[index];
+    if (hit(event, "[data-delete]")) {
+      set({ edits: now().edits.filter((_, each) => each !== index) });
+      input.focus();
+    } else if (hit(event, "[data-open]")) {
+      set({ vector: { block: edit.block, neuron: edit.neuron } });
+    }
+  });
+  on(["edits", "model"], render);
+}
+
+/** @param {Event} event */
+function indexOf(event) {
+  const item = hit(event, "[data-index]");
+  return item ? Number(item.dataset.index) : null;
+}
+
+/** @param {Event} event */
+function change(event) {
+  const index = indexOf(event);
+  const field = /** @type {HTMLInputElement} */ (event.target);
+  if (index === null) return;
+  const edit = { ...now().edits[index] };
+  if (field.name === "on") edit.on = field.checked;
+  if (field.name === "operation") changeOperation(edit, /** @type {any} */ (field.value));
+  if (field.name === "value" && field.value !== "" && Number.isFinite(Number(field.value))) edit.value = Number(field.value);
+  if (field.name === "place") edit.positions = field.value === "some" ? String(now().selected?.position ?? 0) : field.value;
+  if (field.name === "positions" && /^\s*\d+(\s*,\s*\d+)*\s*$/.test(field.value)) edit.positions = field.value.replaceAll(/\s/g, "");
+  set({ edits: now().edits.map((each, other) => (other === index ? edit : each)) });
+}
+
+/** @param {Edit} edit @param {Edit["operation"]} operation */
+function changeOperation(edit, operation) {
+  edit.operation = operation;
+  if (operation === "off") edit.value = 0;
+  else if (edit.value === 0) edit.value = operation === "scale" ? 2 : 5;
+}
+
+function render() {
+  const { edits } = now();
+  const list = byId("edit-list");
+  const on = edits.filter((edit) => edit.on).length;
+  byId("edits-count").textContent = edits.length ? `${on} of ${count(edits.length, "edit")} on` : "";
+  const kept = document.activeElement instanceof HTMLElement && list.contains(document.activeElement) ? document.activeElement.id : "";
+  if (!edits.length) return fill(list, make("li", { class: "empty" }, "No edits. Choose a sub-update, read its tokens and press “Add to edits”, or type one such as L12.N34=5@last."));
+  fill(list, ...edits.map(editRow));
+  if (kept) document.getElementById(kept)?.focus();
+}
+
+/** @param {Edit} edit @param {number} index */
+function editRow(edit, index) {
+  const name = neuronName(edit);
+  const own = /^\d/.test(edit.positions);
+  /** @param {Record<string, string>} options @param {string} chosen */
+  const options = (options, chosen) => Object.entries(options).map(([value, text]) => make("option", { value, selected: value === chosen }, text));
+  const wrong = fault(edit);
+  return make(
+    "li",
+    { "data-index": index, class: edit.on ? null : "off" },
+    make("label", { class: "switch" }, make("input", { type: "checkbox", role: "switch", name: "on", id: `on-${index}`, checked: edit.on, "aria-label": `Edit of ${name}` }), make("i", { "aria-hidden": "true" })),
+    make("select", { name: "operation", id: `operation-${index}`, "aria-label": `What to do with ${name}` }, ...options(OPERATIONS, edit.operation)),
+    make("button", { type: "button", class: "link", "data-open": true, id: `open-${index}` }, name),
+    edit.operation !== "off" && make("span", {}, { set: "to", scale: "by", add: "" }[edit.operation]),
+    edit.operation !== "off" && make("input", { type: "number", name: "value", id: `value-${index}`, step: "any", value: edit.value, "aria-label": `Value for ${name}` }),
+    make("select", { name: "place", id: `place-${index}`, "aria-label": `Where ${name} is edited` }, ...options(PLACES, own ? "some" : edit.positions)),
+    own && make("input", { name: "positions", id: `positions-${index}`, class: "positions", value: edit.positions, "aria-label": "Positions, with commas", pattern: "\\s*\\d+(\\s*,\\s*\\d+)*\\s*" }),
+    make("button", { type: "button", class: "quiet close", "data-delete": true, "aria-label": `Delete the edit of ${name}` }, "×"),
+    wrong && make("span", { class: "error" }, wrong),
+  );
+}

@@ -1,0 +1,28 @@
+// @ts-check
+// The model's example prompts.
+
+import { json } from "./api.js";
+import { submit } from "./prompt.js";
+import { now, set } from "./state.js";
+
+/** @param {number} index */
+export async function openExample(index) {
+  const example = now().model?.examples[index];
+  if (!example) return;
+  const { watch } = example;
+  set({ prompt: example.text, selected: null });
+  if (watch && typeof watch === "object") set({ watch: { id: watch.id, label: watch.label } });
+  else if (typeof watch === "string") await watchText(watch);
+  submit();
+}
+
+/** @param {string} text */
+async function watchText(text) {
+  try {
+    const { tokens } = await json("vocabulary", { method: "POST", body: { text } });
+    const token = tokens.find((/** @type {any} */ each) => each.text === text) ?? tokens[0];
+    if (token) set({ watch: { id: token.id, label: token.label } });
+  } catch {
+    // The example runs without a watched token.
+  }
+}

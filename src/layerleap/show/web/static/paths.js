@@ -1,0 +1,216 @@
+// @ts-check
+// Paths: how the probability of tokens changes over the layers, at the selected position. Shown are pinned
+// tokens and those that led at some layer, ranked by their maximum.
+
+import { byId, draw, fill, hit, make } from "./dom.js";
+import { now, on, set } from "./state.js";
+import { cellAt, nameOf } from "./trace.js";
+import { percent, pin, tokenTitle } from "./words.js";
+
+/** @typedef {import("./types.js").Trace} Trace */
+/** @typedef {import("./types.js").Side} Side */
+/** @typedef {import("./types.js").Named} Named */
+/** @typedef {{layer: number, share: number}} Point */
+/** @typedef {{id: number, points: Point[], most: number, mostAt: number, pinned: boolean}} Path */
+
+const LED = 6; // tokens that led, besides the pinned ones
+const MARKS = ["circle", "square", "diamond", "triangle"];
+
+/** @param {Named} token */
+export function togglePin(token) {
+  const { pinned } = now();
+  const without = pinned.filter((each) => each.id !== token.id);
+  set({ pinned: without.length < pinned.length ? without : [...pinned, { id: token.id, label: token.label }] });
+}
+
+/**
+ * The probability of a token in a cell, as far as the reading says it.
+ * @param {import("./types.js").Cell} cell
+ * @param {number} id
+ * @param {number|null} watch
+ * @param {number|null} final
+ */
+function shareIn(cell, id, watch, final) {
+  if (id === watch && cell.watch) return cell.watch[0];
+  if (id === final) return cell.final[0];
+  return cell.top.find(([other]) => other === id)?.[1] ?? null;
+}
+
+/**
+ * @param {Trace} trace
+ * @param {Side} side
+ * @param {number} position
+ * @param {number[]} ids
+ * @returns {Map<number, Point[]>}
+ */
+function pointsOf(trace, side, position, ids) {
+  const last = cellAt(trace, "before", trace.layers[trace.layers.length - 1], position);
+  const final = last?.top[0]?.[0] ?? null;
+  /** @type {Map<number, Point[]>} */
+  const found = new Map(ids.map((id) => [id, []]));
+  for (const layer of trace.layers) {
+    const cell = cellAt(trace, side, layer, position);
+    if (!cell) continue;
+    for (const [id, points] of found) {
+      const share = shareIn(cell, id, trace.question.watch, final);
+      if (share !== null) points.push({ layer, share });
+    }
+  }
+  return found;
+}
+
+/** Tokens that led at some layer, those with the highest maximum first. @param {Trace} trace @param {Side} side @param {number} position */
+function leaders(trace, side, position) {
+  /** @type {Map<number, number>} */
+  const most = new Map();
+  for (const layer of trace.layers) {
+    const guess = cellAt(trace, side, layer, position)?.top[0];
+    if (guess) most.set(guess[0], Math.max(guess[1], most.get(guess[0]) ?? 0));
+  }
+  return [...most].sort((a, b) => b[1] - a[1]).map(([id]) => id);
+}
+
+/** @param {Trace} trace @param {Side} side @param {number} position @returns {Path[]} */
+function chosenPaths(trace, side, position) {
+  const { pinned, watch } = now();
+  const own = [...new Set([...(watch && trace.question.watch === watch.id ? [watch.id] : []), ...pinned.map((token) => token.id)])];
+  const led = leaders(trace, side, position).filter((id) => !own.includes(id)).slice(0, LED);
+  return [...pointsOf(trace, side, position, [...own, ...led])].map(([id, points]) => {
+    const best = points.reduce((a, b) => (b.share > a.share ? b : a), { layer: 0, share: 0 });
+    return { id, points, most: best.share, mostAt: best.layer, pinned: own.includes(id) };
+  });
+}
+
+export function start() {
+  const place = byId("paths");
+  place.addEventListener("click", (event) => {
+    const token = hit(event, "[data-pin]");
+    if (token) togglePin({ id: Number(token.dataset.pin), label: token.dataset.label ?? "" });
+  });
+  let due = 0;
+  const soon = () => {
+    due ||= requestAnimationFrame(() => {
+      due = 0;
+      render();
+    });
+  };
+  on(["traces", "selected", "pinned", "view", "watch"], soon);
+  new ResizeObserver(soon).observe(place);
+}
+
+function render() {
+  const { selected, traces, view } = now();
+  const place = byId("paths");
+  const trace = selected && traces[selected.grid];
+  if (!selected || !trace) return fill(place, make("p", { class: "empty" }, "The paths of tokens over the layers appear here after a run."));
+  if (!trace.layers.length || !trace.tokens[selected.position]) return;
+  const edited = trace.question.edits.length > 0;
+  const side = edited && view !== "before" ? "after" : "before";
+  const paths = chosenPaths(trace, side, selected.position);
+  const others = edited ? pointsOf(trace, side === "after" ? "before" : "after", selected.position, paths.filter((path) => path.pinned).map((path) => path.id)) : new Map();
+  const other = side === "after" ? "without" : "with";
+  const title = make(
+    "p",
+    { class: "title" },
+    make("b", {}, "Paths"),
+    ` of tokens at position ${selected.position}`,
+    make("span", { class: "soft" }, ` · those that led at some layer, by their maximum${edited ? ` · ${side === "after" ? "with" : "without"} edits, pinned tokens also ${other} (dashed)` : ""}`),
+  );
+  fill(place, title, make("div", { class: "chart" }, chart(trace, paths, others, selected), legend(paths)));
+}
+
+/** @param {Path[]} paths */
+function legend(paths) {
+  const items = paths.map((path, index) => {
+    const key = draw("svg", { class: `swatch line-${index % 8}`, viewBox: "0 0 26 12", "aria-hidden": "true" }, draw("path", { class: "path", d: "M1 6H25" }), mark(13, 6, index));
+    return make("li", {}, key, pin(nameOf(path.id), path.pinned), make("span", { class: "soft number", title: `Highest at layer ${path.mostAt}` }, path.points.length ? `max ${percent(path.most)} at ${path.mostAt}` : "never in the list"));
+  });
+  return make("ol", { class: "lines", tabindex: "0", "aria-label": "Tokens of the paths" }, ...items);
+}
+
+/** A sign of its own per line, so that colour is not needed to tell them apart. @param {number} x @param {number} y @param {number} index */
+function mark(x, y, index) {
+  const kind = MARKS[index % MARKS.length];
+  if (kind === "circle") return draw("circle", { class: "mark", cx: x, cy: y, r: 3 });
+  const shapes = { square: "m-2.7-2.7h5.4v5.4h-5.4z", diamond: "m0-4l4 4l-4 4l-4-4z", triangle: "m0-3.8l3.8 6.6h-7.6z" };
+  return draw("path", { class: "mark", d: `M${x} ${y}${shapes[/** @type {keyof typeof shapes} */ (kind)]}` });
+}
+
+/**
+ * @param {Trace} trace
+ * @param {Path[]} paths
+ * @param {Map<number, Point[]>} others
+ * @param {import("./types.js").Selection} selected
+ */
+function chart(trace, paths, others, selected) {
+  const box = byId("paths");
+  const stacked = box.clientWidth < 560;
+  const width = Math.max(260, box.clientWidth - (stacked ? 24 : 250));
+  const height = Math.max(110, (stacked ? 190 : box.clientHeight) - 44);
+  const left = 40;
+  const bottom = 24;
+  const last = trace.layers[trace.layers.length - 1];
+  /** @param {number} layer */
+  const x = (layer) => left + ((width - left - 14) * layer) / last;
+  /** @param {number} share */
+  const y = (share) => 12 + (height - bottom - 12) * (1 - share);
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": describe(paths) });
+  for (const share of [0, 0.25, 0.5, 0.75, 1]) {
+    svg.append(draw("path", { class: "rule", d: `M${left} ${y(share)}H${width - 14}` }));
+    if ((100 * share) % 50 === 0) svg.append(draw("text", { class: "tick", x: left - 6, y: y(share) + 4, "text-anchor": "end" }, `${100 * share} %`));
+  }
+  const every = Math.ceil(last / Math.max(2, Math.floor((width - left) / 44)));
+  for (const layer of trace.layers) {
+    if (layer % every && layer !== last) continue;
+    if (layer !== last && last - layer < every) continue;
+    svg.append(draw("text", { class: "tick", x: x(layer), y: height - 6, "text-anchor": "middle" }, layer));
+  }
+  svg.append(draw("path", { class: "here", d: `M${x(selected.layer)} ${y(1)}V${y(0)}` }));
+  settledMarks(svg, trace, selected.position, x, y);
+  paths.forEach((path, index) => {
+    const group = draw("g", { class: `line-${index % 8}${path.pinned ? " pinned" : ""}` }, draw("title", {}, `${nameOf(path.id).label} (${tokenTitle(nameOf(path.id))})`));
+    const also = others.get(path.id);
+    if (also) group.append(draw("path", { class: "path other", d: line(also, trace.layers, x, y) }));
+    group.append(draw("path", { class: "path", d: line(path.points, trace.layers, x, y) }));
+    for (const point of path.points) if (point.share > 0.004) group.append(mark(x(point.layer), y(point.share), index));
+    svg.append(group);
+  });
+  return svg;
+}
+
+/** @param {Element} svg @param {Trace} trace @param {number} position @param {(layer: number) => number} x @param {(share: number) => number} y */
+function settledMarks(svg, trace, position, x, y) {
+  const settled = trace.saturation.get(position);
+  if (!settled) return;
+  const last = trace.layers[trace.layers.length - 1];
+  const edited = trace.question.edits.length > 0;
+  for (const side of /** @type {Side[]} */ (["before", "after"])) {
+    const layer = settled[side];
+    if (layer === null || (side === "after" && !edited)) continue;
+    const words = `saturated from layer ${layer}${edited ? (side === "after" ? " with edits" : " without edits") : ""}`;
+    const right = layer > last / 2;
+    svg.append(
+      draw("path", { class: `settled ${side}`, d: `M${x(layer)} ${y(1) - 4}V${y(0)}` }),
+      draw("text", { class: "tick settled", x: x(layer) + (right ? -5 : 5), y: side === "after" ? y(1) + 20 : y(1) + 6, "text-anchor": right ? "end" : "start" }, words),
+    );
+  }
+}
+
+/** A line with gaps where the token is out of the list. @param {Point[]} points @param {number[]} layers @param {(layer: number) => number} x @param {(share: number) => number} y */
+function line(points, layers, x, y) {
+  let before = -2;
+  return points
+    .map(({ layer, share }) => {
+      const index = layers.indexOf(layer);
+      const joined = index === before + 1;
+      before = index;
+      return `${joined ? "L" : "M"}${x(layer).toFixed(1)} ${y(share).toFixed(1)}`;
+    })
+    .join("");
+}
+
+/** @param {Path[]} paths */
+function describe(paths) {
+  const words = paths.filter((path) => path.points.length).map((path) => `${nameOf(path.id).label} at most ${percent(path.most)} at layer ${path.mostAt}`);
+  return `Probability of tokens over the layers: ${words.join("; ")}`;
+}

@@ -1,0 +1,131 @@
+// @ts-check
+// Concepts: search of all value vectors by token, and clusters of vectors that point the same way.
+
+import { isAbort, json } from "./api.js";
+import { byId, fill, hit, make } from "./dom.js";
+import { now, on, set } from "./state.js";
+import { chip, count, neuronName, number, sentence } from "./words.js";
+
+/** @typedef {import("./types.js").Match} Match */
+/** @typedef {import("./types.js").Cluster} Cluster */
+/** @typedef {import("./types.js").Neighbour} Neighbour */
+
+const TYPING = 180; // milliseconds without a key before the search
+/** @type {AbortController|null} */
+let asking = null;
+
+/** @param {string} id @returns {HTMLSelectElement} */
+function choice(id) {
+  return byId(id);
+}
+
+export function start() {
+  const input = /** @type {HTMLInputElement} */ (byId("query"));
+  let timer = 0;
+  const soon = (/** @type {number} */ wait) => {
+    clearTimeout(timer);
+    timer = window.setTimeout(search, wait);
+  };
+  input.addEventListener("input", () => set({ query: input.value }));
+  byId("search").addEventListener("submit", (event) => {
+    event.preventDefault();
+    soon(0);
+  });
+  for (const id of ["search-side", "search-space"]) choice(id).addEventListener("change", () => soon(0));
+  on(["query", "model"], (state) => {
+    if (input.value !== state.query) input.value = state.query;
+    if (state.model) soon(state.query ? TYPING : 0);
+  });
+  on(["vector"], markChosen);
+  byId("found").addEventListener("click", (event) => {
+    const vector = hit(event, "[data-neuron]");
+    const cluster = hit(event, "[data-cluster]");
+    if (vector) set({ vector: { block: Number(vector.dataset.block), neuron: Number(vector.dataset.neuron) } });
+    else if (cluster) openCluster(Number(cluster.dataset.cluster));
+    else if (hit(event, "[data-back]")) search();
+  });
+}
+
+/** @param {string} path @param {(answer: any) => (Node|false)[]} view */
+async function show(path, view) {
+  asking?.abort();
+  const controller = new AbortController();
+  asking = controller;
+  const place = byId("found");
+  place.classList.add("loading");
+  try {
+    fill(place, ...view(await json(path, { signal: controller.signal })));
+    markChosen();
+  } catch (error) {
+    if (isAbort(error)) return;
+    fill(place, make("p", { class: "error" }, /** @type {Error} */ (error).message));
+  }
+  place.classList.remove("loading");
+}
+
+function search() {
+  const { model, query } = now();
+  const ready = model?.index.ready ?? false;
+  const input = /** @type {HTMLInputElement} */ (byId("query"));
+  input.disabled = !ready;
+  if (!ready) {
+    return fill(byId("found"), make("p", { class: "empty" }, sentence(model?.index.reason ?? "there is no index of this model's concepts yet")), make("p", { class: "soft" }, "Everything else on this page works without it."));
+  }
+  if (!query.trim()) return show("clusters?top=40", clusters);
+  const parts = new URLSearchParams({ q: query, top: "30", side: choice("search-side").value, space: choice("search-space").value });
+  return show(`search?${parts}`, results);
+}
+
+/** @param {{results: Match[], milliseconds: number}} answer */
+function results({ results, milliseconds }) {
+  if (!results.length) return [make("p", { class: "empty" }, "No value vector has these tokens among its 50 strongest. Try another word, or both ends.")];
+  const items = results.map((match) => {
+    const down = match.side === "suppressed";
+    const matched = new Set(match.matched.map((token) => token.id));
+    const tokens = (down ? match.suppresses : match.promotes).map((token) => {
+      const element = chip(token);
+      if (matched.has(token.id)) element.classList.add("matched");
+      return element;
+    });
+    return row(match, match.name, down ? "− suppresses" : "+ promotes", tokens);
+  });
+  return [make("p", { class: "soft" }, `${count(results.length, "vector")}, ${number(milliseconds, 0)} ms`), make("ol", { class: "vectors" }, ...items)];
+}
+
+/** @param {{clusters: Cluster[]}} answer */
+function clusters({ clusters }) {
+  if (!clusters.length) return [make("p", { class: "empty" }, "Type a word to search. The index has no clusters.")];
+  const items = clusters.map((cluster) =>
+    make("li", {}, make("button", { type: "button", class: "row", "data-cluster": cluster.number }, make("b", {}, `Cluster ${cluster.number}`), make("small", {}, count(cluster.size, "vector")), make("span", { class: "tokens" }, ...cluster.tokens.slice(0, 5).map(chip)))),
+  );
+  return [make("h3", {}, "Clusters"), make("ol", { class: "vectors" }, ...items)];
+}
+
+/** @param {number} number */
+export function openCluster(number) {
+  return show(`clusters/${number}`, (/** @type {Cluster} */ cluster) => [
+    make("p", {}, make("button", { type: "button", class: "link", "data-back": true }, "‹ All")),
+    make("h3", {}, `Cluster ${cluster.number}: ${count(cluster.size, "vector")}`),
+    make("p", { class: "tokens" }, ...cluster.tokens.map(chip)),
+    make("ol", { class: "vectors" }, ...(cluster.members ?? []).map((member) => row(member, member.name ?? null, "", member.promotes.map(chip)))),
+  ]);
+}
+
+/** @param {{block: number, neuron: number}} neuron @param {string|null} name @param {string} side @param {Node[]} tokens */
+function row(neuron, name, side, tokens) {
+  const title = name ? `${name} · ${neuronName(neuron)}` : neuronName(neuron);
+  return make(
+    "li",
+    {},
+    make("button", { type: "button", class: "row", "data-block": neuron.block, "data-neuron": neuron.neuron }, make("b", {}, title), side && make("small", {}, side), make("span", { class: "tokens" }, ...tokens)),
+  );
+}
+
+function markChosen() {
+  const chosen = now().vector;
+  for (const button of byId("found").querySelectorAll("[data-neuron]")) {
+    const { block, neuron } = /** @type {HTMLElement} */ (button).dataset;
+    if (Number(block) === chosen?.block && Number(neuron) === chosen?.neuron) button.setAttribute("aria-current", "true");
+    else button.removeAttribute("aria-current");
+  }
+}

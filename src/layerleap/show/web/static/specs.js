@@ -1,0 +1,42 @@
+// @ts-check
+// Edits as text: "L12.N34=5@last" to an edit and back. The server has the last word on them.
+
+/** @typedef {import("./types.js").Edit} Edit */
+
+const SPEC = /^L(\d+)\.?N(\d+)(?:=?(off)|([=*+-])([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))(?:@([a-z]+|\d+(?:,\d+)*))?$/i;
+/** @type {Record<string, Edit["operation"]>} */
+const OPERATIONS = { "=": "set", "*": "scale", "+": "add", "-": "add" };
+
+/**
+ * @param {string} text
+ * @returns {Edit|null} null if it is not an edit
+ */
+export function parse(text) {
+  const match = SPEC.exec(text.replaceAll("−", "-").replaceAll(/\s/g, ""));
+  if (!match) return null;
+  const [, block, neuron, off, sign, value, where] = match;
+  const positions = (where ?? "all").toLowerCase();
+  if (/[a-z]/.test(positions) && !["all", "last", "generated"].includes(positions)) return null;
+  const size = sign === "-" ? -Number(value) : Number(value ?? 0);
+  return {
+    block: Number(block),
+    neuron: Number(neuron),
+    operation: off ? "off" : OPERATIONS[sign],
+    value: size,
+    positions,
+    on: true,
+  };
+}
+
+/** @param {Edit} edit */
+export function spec(edit) {
+  const { operation, value } = edit;
+  const signs = { set: `=${value}`, scale: `*${value}`, add: value < 0 ? `${value}` : `+${value}`, off: "=off" };
+  const where = edit.positions === "all" ? "" : `@${edit.positions}`;
+  return `L${edit.block}.N${edit.neuron}${signs[operation]}${where}`;
+}
+
+/** The edits that are switched on. @param {Edit[]} edits */
+export function inForce(edits) {
+  return edits.filter((edit) => edit.on && Number.isFinite(edit.value)).map(spec);
+}

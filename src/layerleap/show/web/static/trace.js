@@ -1,0 +1,198 @@
+// @ts-check
+// A run: asks for the readings of a prompt and collects the frames as they arrive.
+
+import { frames, isAbort, patiently, queueText } from "./api.js";
+import { inForce } from "./specs.js";
+import { now, set, touch } from "./state.js";
+import { sentence } from "./words.js";
+
+/** @typedef {import("./types.js").Trace} Trace */
+/** @typedef {import("./types.js").Question} Question */
+/** @typedef {import("./types.js").Cell} Cell */
+/** @typedef {import("./types.js").Side} Side */
+/** @typedef {import("./types.js").State} State */
+
+export const TOP = 8; // guesses per cell: enough for the paths of tokens that led at some layer
+
+/** @type {(AbortController|null)[]} */
+const running = [null, null];
+
+/** @param {Readonly<State>} state @param {number} grid */
+function promptOf(state, grid) {
+  return grid === 0 ? state.prompt : (state.second ?? "");
+}
+
+/**
+ * What the page would ask now.
+ * @param {Readonly<State>} state
+ * @param {number} grid
+ * @returns {Question}
+ */
+export function question(state, grid) {
+  const text = promptOf(state, grid);
+  const live = state.live[grid];
+  // Ids where they are known: text that was decoded is never tokenised again.
+  const known = live && live.text === text && live.model === state.model?.fingerprint && !live.error;
+  const input = known ? { ids: live.tokens.map((t) => t.id) } : { text };
+  return { input, text, lens: state.lens, watch: state.watch?.id ?? null, edits: inForce(state.edits) };
+}
+
+/**
+ * What has changed since a run, in words; empty if nothing has.
+ * @param {Readonly<State>} state
+ * @param {number} grid
+ * @returns {string[]}
+ */
+export function changes(state, grid) {
+  const trace = state.traces[grid];
+  if (!trace) return [];
+  const asked = trace.question;
+  const next = question(state, grid);
+  const words = [];
+  if (asked.text !== next.text) words.push("prompt");
+  if (asked.lens !== next.lens) words.push("lens");
+  if (asked.watch !== next.watch) words.push("watched token");
+  if (asked.edits.join(";") !== next.edits.join(";")) words.push("edits");
+  return words;
+}
+
+/** @param {number} layer @param {number} position */
+export function cellKey(layer, position) {
+  return `${layer}.${position}`;
+}
+
+/**
+ * A reading. Where edits change nothing, bit for bit, the server sends no second one.
+ * @param {Trace} trace
+ * @param {Side} side
+ * @param {number} layer
+ * @param {number} position
+ * @returns {Cell|undefined}
+ */
+export function cellAt(trace, side, layer, position) {
+  const key = cellKey(layer, position);
+  const before = trace.cells.before.get(key);
+  if (side === "before") return before;
+  return trace.cells.after.get(key) ?? (before && { ...before, change: 0, changed: false });
+}
+
+/** A token's label, wherever it was seen. @param {number} id */
+export function nameOf(id) {
+  const state = now();
+  for (const trace of state.traces) {
+    const name = trace?.names.get(id);
+    if (name) return name;
+  }
+  const known = [state.watch, ...state.pinned].find((token) => token?.id === id);
+  return { id, text: "", label: known?.label ?? `#${id}`, kind: "text" };
+}
+
+/** Run what the page shows; a run that is still going is stopped. */
+export function run() {
+  const state = now();
+  const last = state.traces[0]?.question;
+  // The first run with edits shows what they do.
+  if (last && !last.edits.length && inForce(state.edits).length && state.view === "before") set({ view: "after" });
+  for (const grid of [0, 1]) {
+    running[grid]?.abort();
+    if (promptOf(state, grid)) start(grid);
+    else if (grid === 1) setTrace(1, null);
+  }
+}
+
+export function stop() {
+  for (const controller of running) controller?.abort();
+}
+
+/** @param {number} grid @param {Trace|null} trace */
+function setTrace(grid, trace) {
+  const traces = [...now().traces];
+  traces[grid] = trace;
+  set({ traces });
+}
+
+/** @param {Question} asked @returns {Trace} */
+function emptyTrace(asked) {
+  return {
+    question: asked,
+    status: "waiting",
+    message: "",
+    tokens: [],
+    positions: [],
+    layers: [],
+    selected: 0,
+    edits: [],
+    lowest: null,
+    cells: { before: new Map(), after: new Map() },
+    names: new Map(),
+    saturation: new Map(),
+    seconds: 0,
+  };
+}
+
+/** @param {number} grid */
+async function start(grid) {
+  const controller = new AbortController();
+  running[grid] = controller;
+  const state = now();
+  const trace = emptyTrace(question(state, grid));
+  const selected = state.selected?.grid === grid ? state.selected.position : null;
+  const { input, lens, watch, edits } = trace.question;
+  const top = Math.min(TOP, state.model?.limits.top ?? TOP);
+  const body = { input, lens, watch, edits, top, selected };
+  setTrace(grid, trace);
+  try {
+    await patiently(
+      controller.signal,
+      (place) => change(trace, { message: queueText(place) }),
+      async () => {
+        for await (const frame of frames("trace", body, controller.signal)) take(trace, frame);
+      },
+    );
+    if (trace.status === "running" || trace.status === "waiting") {
+      change(trace, { status: "error", message: "The answer ended too early. Run again." });
+    }
+  } catch (error) {
+    const message = isAbort(error) ? "Stopped." : /** @type {Error} */ (error).message;
+    change(trace, { status: isAbort(error) ? "stopped" : "error", message });
+  } finally {
+    if (running[grid] === controller) running[grid] = null;
+  }
+}
+
+/** @param {Trace} trace @param {Partial<Trace>} patch */
+function change(trace, patch) {
+  Object.assign(trace, patch);
+  touch("traces");
+}
+
+/** @param {Trace} trace @param {any} frame */
+function take(trace, frame) {
+  switch (frame.frame) {
+    case "queued":
+      change(trace, { message: queueText(frame.place) });
+      break;
+    case "meta": {
+      const { tokens, positions, layers, selected, edits, lowest } = frame;
+      change(trace, { status: "running", message: "", tokens, positions, layers, selected, edits, lowest });
+      break;
+    }
+    case "cells": {
+      const side = /** @type {Side} */ (frame.side);
+      for (const [id, token] of Object.entries(frame.names)) trace.names.set(Number(id), /** @type {any} */ (token));
+      for (const cell of /** @type {Cell[]} */ (frame.cells)) trace.cells[side].set(cellKey(cell.layer, cell.position), cell);
+      touch("traces");
+      break;
+    }
+    case "saturation":
+      trace.saturation.set(frame.position, { before: frame.before, after: frame.after });
+      touch("traces");
+      break;
+    case "done":
+      change(trace, { status: "done", seconds: frame.seconds });
+      break;
+    case "error":
+      change(trace, { status: "error", message: sentence(frame.error) });
+      break;
+  }
+}

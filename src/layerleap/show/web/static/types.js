@@ -1,0 +1,184 @@
+// @ts-check
+// The types of what the server sends and of what the page keeps. Types only: nothing here runs.
+
+/** @typedef {{id: number, text: string, label: string, kind: string}} Token */
+/** @typedef {[id: number, probability: number]} Guess */
+/** @typedef {[probability: number, rank: number]} Place */
+
+/**
+ * @typedef {object} Model
+ * @property {string} name
+ * @property {string} class
+ * @property {string} kind
+ * @property {number} n_layers
+ * @property {number} d_model
+ * @property {number} d_vocab
+ * @property {{block: number, n_neurons: number|null, reason: string|null, style: string}[]} blocks
+ * @property {{name: string, title: string}[]} lenses
+ * @property {Token|string|null} mask_token
+ * @property {boolean} can_generate
+ * @property {string|null} generate_reason
+ * @property {{ready: boolean, reason: string|null, vectors: number|null}} index
+ * @property {{title: string, text: string, watch: Token|string|number|null}[]} examples
+ * @property {{tokens: number, edits: number, new_tokens: number, top: number}} limits
+ * @property {string} version
+ * @property {string} fingerprint
+ */
+
+/** @typedef {"before"|"after"} Side */
+
+/**
+ * One reading of the grid.
+ * @typedef {object} Cell
+ * @property {number} layer
+ * @property {number} position
+ * @property {Guess[]} top
+ * @property {Place|null} watch
+ * @property {Place} final
+ * @property {boolean} agrees
+ * @property {number} kl
+ * @property {number} entropy
+ * @property {number} [change] KL between the readings without and with edits
+ * @property {boolean} [changed]
+ */
+
+/**
+ * What a run was asked for; the grid is stale when the page would ask for something else.
+ * @typedef {object} Question
+ * @property {{ids: number[]}|{text: string}} input
+ * @property {string} text
+ * @property {string} lens
+ * @property {number|null} watch
+ * @property {string[]} edits
+ */
+
+/**
+ * @typedef {object} Trace
+ * @property {Question} question
+ * @property {"waiting"|"running"|"done"|"stopped"|"error"} status
+ * @property {string} message
+ * @property {Token[]} tokens
+ * @property {number[]} positions
+ * @property {number[]} layers
+ * @property {number} selected the position that the server chose
+ * @property {{spec: string, sentence: string, applied?: boolean}[]} edits
+ * @property {number|null} lowest
+ * @property {Record<Side, Map<string, Cell>>} cells by `layer.position`
+ * @property {Map<number, Token>} names
+ * @property {Map<number, {before: number|null, after: number|null}>} saturation
+ * @property {number} seconds
+ */
+
+/**
+ * @typedef {object} Update
+ * @property {number} neuron
+ * @property {number} coefficient
+ * @property {number} norm
+ * @property {number} strength
+ * @property {number} share
+ * @property {Token[]} promotes
+ * @property {Token[]} suppresses
+ * @property {Range|null} range
+ * @property {string|null} name
+ */
+
+/** @typedef {{low: number, mean: number, high: number}} Range */
+/** @typedef {[id: number, probability: number, change: number|null]} Moved */
+/** @typedef {{where: string, layer: number|null, top: Moved[], watch: Place|null}} Stage */
+
+/**
+ * @typedef {object} CellReading
+ * @property {number} block
+ * @property {number} position
+ * @property {Token} token
+ * @property {Stage[]} stages
+ * @property {boolean} parallel
+ * @property {string|null} reason
+ * @property {{updates: Update[], shown_share: number, bias_share: number, rest_share: number, total_norm: number}|null} neurons
+ * @property {string|null} neurons_reason
+ * @property {Record<string, Token>} names
+ * @property {CellReading} [after]
+ */
+
+/** @typedef {{token: Token, score: number}} Scored */
+
+/**
+ * @typedef {object} Vector
+ * @property {number} block
+ * @property {number} neuron
+ * @property {number} norm
+ * @property {Scored[]} promotes
+ * @property {Scored[]} suppresses
+ * @property {Range|null} range
+ * @property {number|null} cluster
+ * @property {string|null} name
+ * @property {string|null} note
+ */
+
+/** @typedef {{block: number, neuron: number}} Neuron */
+/** @typedef {{block: number, neuron: number, cosine?: number, promotes: Token[], name?: string|null}} Neighbour */
+/** @typedef {{number: number, size: number, tokens: Token[], members?: Neighbour[]}} Cluster */
+/**
+ * @typedef {object} Match
+ * @property {number} block
+ * @property {number} neuron
+ * @property {number} score
+ * @property {string} side
+ * @property {Token[]} matched
+ * @property {Token[]} promotes
+ * @property {Token[]} suppresses
+ * @property {string|null} name
+ */
+
+/** @typedef {"set"|"scale"|"add"|"off"} Operation */
+/**
+ * @typedef {object} Edit
+ * @property {number} block
+ * @property {number} neuron
+ * @property {Operation} operation
+ * @property {number} value
+ * @property {string} positions "all", "last", "generated" or numbers with commas
+ * @property {boolean} on
+ */
+
+/** @typedef {{grid: number, layer: number, position: number}} Selection */
+/** @typedef {{id: number, label: string}} Named */
+
+/**
+ * What a link or a session keeps.
+ * @typedef {object} View
+ * @property {string} prompt
+ * @property {string|null} second
+ * @property {string} lens
+ * @property {Named|null} watch
+ * @property {Edit[]} edits
+ * @property {Selection|null} selected
+ * @property {Named[]} pinned
+ * @property {"top"|"watch"|"final"} colour
+ * @property {"before"|"after"|"difference"} view
+ * @property {boolean} allLayers
+ * @property {Neuron|null} vector
+ * @property {string} query
+ * @property {number} newTokens
+ */
+
+/** @typedef {{text: string, model: string, tokens: Token[], limit: number, error: string|null}} Live */
+/** @typedef {{status: "idle"|"loading"|"done"|"error", message: string}} Progress */
+/** @typedef {{pieces: Token[], status: "waiting"|"running"|"done"|"stopped", seconds: number}} Written */
+
+/**
+ * What only this tab knows.
+ * @typedef {object} Now
+ * @property {Model|null} model
+ * @property {"loading"|"ok"|"gone"} connection
+ * @property {string} trouble why there is no connection
+ * @property {(Live|null)[]} live
+ * @property {(Trace|null)[]} traces
+ * @property {Progress & {reading: CellReading|null}} cell
+ * @property {Progress & {vector: Vector|null, neighbours: Neighbour[]|null}} vectorReading
+ * @property {Progress & {sides: Record<string, Written>}} generation
+ */
+
+/** @typedef {View & Now} State */
+
+export {};

@@ -1,0 +1,274 @@
+// @ts-check
+// One value vector: both ends of its tokens, a name and a note, its natural range, its neighbours.
+
+import { isAbort, json } from "./api.js";
+import { bar, byId, fill, hit, make, say } from "./dom.js";
+import { addEdit } from "./edits.js";
+import { openCluster } from "./search.js";
+import { now, on, set } from "./state.js";
+import { chip, neuronName, number, sentence, signed } from "./words.js";
+
+/** @typedef {import("./types.js").Vector} Vector */
+/** @typedef {import("./types.js").Neuron} Neuron */
+/** @typedef {import("./types.js").Neighbour} Neighbour */
+/** @typedef {import("./types.js").Range} Range */
+/** @typedef {import("./types.js").State} State */
+
+const SHORT = 10; // tokens per end before "show all"
+let all = false;
+/** @type {AbortController|null} */
+let asking = null;
+
+/** @param {Neuron|null} neuron */
+async function load(neuron) {
+  asking?.abort();
+  all = false;
+  if (!neuron) return set({ vectorReading: { status: "idle", message: "", vector: null, neighbours: null } });
+  const controller = new AbortController();
+  asking = controller;
+  set({ vectorReading: { status: "loading", message: "", vector: null, neighbours: null } });
+  const path = `vectors/${neuron.block}/${neuron.neuron}`;
+  try {
+    const vector = await json(path, { signal: controller.signal });
+    set({ vectorReading: { status: "done", message: "", vector, neighbours: null } });
+    if (!now().model?.index.ready) return;
+    const { neighbours } = await json(`${path}/neighbours?top=8`, { signal: controller.signal });
+    set({ vectorReading: { status: "done", message: "", vector: now().vectorReading.vector, neighbours } });
+  } catch (error) {
+    if (isAbort(error)) return;
+    const { vector } = now().vectorReading;
+    set({ vectorReading: { status: vector ? "done" : "error", message: /** @type {Error} */ (error).message, vector, neighbours: null } });
+  }
+}
+
+export function start() {
+  const place = byId("vector");
+  let shown = "";
+  on(["vector", "model"], (state) => {
+    if (!state.model) return;
+    const key = state.vector ? neuronName(state.vector) : "";
+    if (key !== shown) {
+      load(state.vector);
+      const byKeyboard = document.activeElement?.matches("button:focus-visible") ?? false;
+      if (key) requestAnimationFrame(() => reveal(place, byKeyboard));
+    }
+    shown = key;
+  });
+  on(["connection"], (state) => {
+    if (state.connection === "ok" && state.vectorReading.status === "error") load(state.vector);
+  });
+  on(["vector", "vectorReading", "cell"], render);
+  place.addEventListener("click", click);
+  place.addEventListener("submit", (event) => {
+    event.preventDefault();
+    saveName();
+  });
+  place.addEventListener("change", (event) => {
+    if (hit(event, "form.naming")) saveName();
+  });
+}
+
+/** Someone who opened the vector by keyboard goes on from there. @param {HTMLElement} place @param {boolean} byKeyboard */
+function reveal(place, byKeyboard) {
+  place.scrollIntoView({ block: "nearest" });
+  if (byKeyboard && !place.contains(document.activeElement)) place.focus({ preventScroll: true });
+}
+
+/** @param {Event} event */
+function click(event) {
+  const vector = now().vectorReading.vector;
+  const neighbour = hit(event, "[data-neuron]");
+  const cluster = hit(event, "[data-cluster]");
+  if (hit(event, "[data-close]")) return close();
+  if (neighbour) return set({ vector: { block: Number(neighbour.dataset.block), neuron: Number(neighbour.dataset.neuron) } });
+  if (cluster) return openCluster(Number(cluster.dataset.cluster));
+  if (hit(event, "[data-all]")) {
+    all = !all;
+    return render(now());
+  }
+  if (hit(event, "[data-edit]") && vector) addEdit(firstEdit(vector));
+}
+
+/** Close the vector and go back to the sub-update or result it came from. */
+export function close() {
+  const old = now().vector;
+  set({ vector: null });
+  if (old) requestAnimationFrame(() => document.getElementById(`update-${old.block}-${old.neuron}`)?.focus());
+}
+
+/** The coefficient that the selected cell shows for this vector. @param {Neuron} neuron */
+function coefficient(neuron) {
+  const reading = now().cell.reading;
+  if (reading?.block !== neuron.block) return null;
+  return reading.neurons?.updates.find((update) => update.neuron === neuron.neuron)?.coefficient ?? null;
+}
+
+/**
+ * A neuron that is active here is switched off first; one that was found by search is set to the top of
+ * its natural range.
+ * @param {Vector} vector
+ * @returns {import("./types.js").Edit}
+ */
+function firstEdit(vector) {
+  const { block, neuron, range } = vector;
+  const edit = { block, neuron, positions: "all", on: true };
+  if (coefficient(vector) !== null) return { ...edit, operation: "off", value: 0 };
+  return { ...edit, operation: "set", value: range ? Number(range.high.toPrecision(3)) : 10 };
+}
+
+async function saveName() {
+  const vector = now().vectorReading.vector;
+  const form = byId("vector").querySelector("form");
+  if (!vector || !form) return;
+  const name = /** @type {HTMLInputElement} */ (form.elements.namedItem("name")).value.trim();
+  const note = /** @type {HTMLTextAreaElement} */ (form.elements.namedItem("note")).value.trim();
+  if (name === (vector.name ?? "") && note === (vector.note ?? "")) return;
+  const status = form.querySelector("output");
+  try {
+    await json(`vectors/${vector.block}/${vector.neuron}/name`, { method: "PUT", body: { name, note } });
+    vector.name = name || null;
+    vector.note = note || null;
+    rename(vector, vector.name);
+    if (status) status.textContent = "Saved.";
+    say(`The name of ${neuronName(vector)} is saved.`);
+  } catch (error) {
+    if (status) status.textContent = /** @type {Error} */ (error).message;
+  }
+}
+
+/** Show a new name in the list of sub-updates, too. @param {Neuron} neuron @param {string|null} name */
+function rename(neuron, name) {
+  const { reading } = now().cell;
+  if (reading?.block !== neuron.block) return;
+  for (const each of [reading, reading.after]) {
+    const update = each?.neurons?.updates.find((one) => one.neuron === neuron.neuron);
+    if (update) update.name = name;
+  }
+  set({ cell: { ...now().cell } });
+}
+
+/** @param {Readonly<State>} state */
+function render(state) {
+  const place = byId("vector");
+  const { vector: chosen, vectorReading } = state;
+  place.hidden = !chosen;
+  if (!chosen) return fill(place);
+  const typing = document.activeElement instanceof HTMLElement && document.activeElement.closest("form.naming");
+  if (typing && vectorReading.vector && place.contains(typing)) return;
+  const { vector, status, message } = vectorReading;
+  const head = make(
+    "div",
+    { class: "bar" },
+    make("h2", {}, neuronName(chosen)),
+    ...steps(chosen),
+    make("span", { class: "spring" }),
+    vector && make("button", { type: "button", class: "primary", "data-edit": true }, "Add to edits"),
+    make("button", { type: "button", class: "quiet close", "data-close": true, "aria-label": "Close the vector" }, "×"),
+  );
+  if (status === "error") return fill(place, head, make("p", { class: "error" }, message));
+  if (!vector) return fill(place, head, make("p", { class: "loading" }, make("span", { class: "spinner" }), "Reading the vector…"));
+  fill(place, head, naming(vector), ...facts(vector), ends(vector), ...related(vector, vectorReading.neighbours, message));
+}
+
+/** Through the sub-updates of the selected cell without going back to their list. @param {Neuron} chosen */
+function steps(chosen) {
+  const reading = now().cell.reading;
+  const updates = reading?.block === chosen.block ? (reading.neurons?.updates ?? []) : [];
+  const at = updates.findIndex((update) => update.neuron === chosen.neuron);
+  if (at < 0) return [make("span", { class: "soft" }, "value vector")];
+  /** @param {number} to @param {string} sign @param {string} name */
+  const step = (to, sign, name) => {
+    const neuron = updates[to]?.neuron;
+    return make("button", { type: "button", class: "quiet", "aria-label": name, title: name, disabled: neuron === undefined, "data-block": chosen.block, "data-neuron": neuron }, sign);
+  };
+  return [step(at - 1, "‹", "Stronger sub-update"), make("span", { class: "soft number" }, `${at + 1} of ${updates.length}`), step(at + 1, "›", "Weaker sub-update")];
+}
+
+/** @param {Vector} vector */
+function naming(vector) {
+  return make(
+    "form",
+    { class: "naming" },
+    make("input", { name: "name", value: vector.name ?? "", placeholder: "Name it", "aria-label": "Name of this vector", maxlength: 80, autocomplete: "off" }),
+    make("textarea", { name: "note", rows: 1, placeholder: "Note", "aria-label": "Note on this vector", maxlength: 500 }, vector.note ?? ""),
+    make("output", { class: "soft" }),
+  );
+}
+
+/** @param {Vector} vector */
+function facts(vector) {
+  const here = coefficient(vector);
+  const range = vector.range;
+  const words = [`length ${number(vector.norm)}`];
+  if (here !== null) words.push(`coefficient here ${signed(here)}`);
+  if (!range) words.push("natural range not known: the index has none");
+  return [make("p", { class: "soft" }, words.join(" · ")), range && ruler(range, here)];
+}
+
+/** Where this cell's coefficient is in its natural range. @param {Range} range @param {number|null} here */
+function ruler(range, here) {
+  const ends = [range.low, range.high, 0, ...(here === null ? [] : [here])];
+  const from = Math.min(...ends);
+  const width = Math.max(...ends) - from || 1;
+  /** @param {string} name @param {number} value @param {string} text */
+  const mark = (name, value, text) => {
+    const element = make("i", { class: name, title: text });
+    element.style.left = `${(100 * (value - from)) / width}%`;
+    return element;
+  };
+  const band = make("i", { class: "band" });
+  band.style.left = `${(100 * (range.low - from)) / width}%`;
+  band.style.width = `${(100 * (range.high - range.low)) / width}%`;
+  const words = `Natural range ${number(range.low, 1)} to ${number(range.high, 1)}, mean ${number(range.mean, 1)}`;
+  return make(
+    "div",
+    { class: "ruler" },
+    make("div", { class: "line", role: "img", "aria-label": here === null ? words : `${words}; here ${signed(here)}` }, band, mark("zero", 0, "0"), mark("mean", range.mean, `mean ${number(range.mean)}`), here !== null && mark("here", here, `here ${signed(here)}`)),
+    make("p", { class: "soft" }, words),
+  );
+}
+
+/** @param {Vector} vector */
+function ends(vector) {
+  /** @param {string} title @param {import("./types.js").Scored[]} scored @param {string} tone */
+  const end = (title, scored, tone) => {
+    const most = Math.max(...scored.map(({ score }) => Math.abs(score)), 1e-9);
+    const items = scored.slice(0, all ? scored.length : SHORT).map(({ token, score }) => {
+      const meter = bar(number(score, 1), Math.abs(score) / most);
+      meter.classList.add(tone);
+      return make("li", {}, chip(token), meter);
+    });
+    return make("div", { class: "end" }, make("h3", {}, title), make("ol", { class: "guesses-list" }, ...items));
+  };
+  const longest = Math.max(vector.promotes.length, vector.suppresses.length);
+  return make(
+    "div",
+    { class: "ends" },
+    end("+ promotes", vector.promotes, "more"),
+    end("− suppresses", vector.suppresses, "less"),
+    longest > SHORT && make("button", { type: "button", class: "quiet", "data-all": true }, all ? "Show fewer" : `Show all ${longest}`),
+  );
+}
+
+/** @param {Vector} vector @param {Neighbour[]|null} neighbours @param {string} message */
+function related(vector, neighbours, message) {
+  const index = now().model?.index;
+  const parts = [];
+  if (vector.cluster !== null && vector.cluster !== undefined) {
+    parts.push(make("p", {}, make("button", { type: "button", class: "link", "data-cluster": vector.cluster }, `Cluster ${vector.cluster}`)));
+  }
+  const head = make("h3", {}, "Neighbours by direction");
+  if (!index?.ready) return [...parts, head, make("p", { class: "empty" }, sentence(index?.reason ?? "there is no index"))];
+  if (message) return [...parts, head, make("p", { class: "error" }, message)];
+  if (!neighbours) return [...parts, head, make("p", { class: "loading" }, make("span", { class: "spinner" }), "Searching…")];
+  const items = neighbours.map((each) =>
+    make(
+      "li",
+      {},
+      make("button", { type: "button", class: "link", "data-block": each.block, "data-neuron": each.neuron }, each.name ?? neuronName(each)),
+      bar(number(each.cosine ?? 0), Math.abs(each.cosine ?? 0)),
+      make("span", { class: "tokens" }, ...each.promotes.slice(0, 4).map(chip)),
+    ),
+  );
+  return [...parts, head, make("ol", { class: "neighbours" }, ...items)];
+}

@@ -1,0 +1,71 @@
+"""Routes about value vectors: their tokens, neighbours, names, search and clusters."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from layerleap.show.web import limits
+from layerleap.show.web import requests as ask
+from layerleap.show.web.answers import answer
+
+if TYPE_CHECKING:
+    from layerleap.show.web.app import Served
+
+Block = Annotated[int, Path(ge=1, lt=2**31)]
+Neuron = Annotated[int, Path(ge=0, lt=2**31)]
+Top = Annotated[int, Query(ge=1, le=200)]
+Words = Annotated[str, Query(max_length=limits.NAME)]
+
+
+def vector_routes(served: "Served") -> APIRouter:
+    """The routes, around one engine and its index."""
+    routes, engine, store = APIRouter(), served.engine, served.store
+
+    def named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        names = store.names((row["block"], row["neuron"]) for row in rows)
+        return [{**row, "name": names.get((row["block"], row["neuron"]))} for row in rows]
+
+    @routes.get("/vectors/{block}/{neuron}")
+    async def vector(block: Block, neuron: Neuron, request: Request) -> Response:
+        def compute() -> dict[str, Any]:
+            found = engine.vector(block, neuron)
+            name, note = store.name(block, neuron)
+            return {**found, "name": name, "note": note}
+
+        return await answer(served.worker, request, compute)
+
+    @routes.get("/vectors/{block}/{neuron}/neighbours")
+    def neighbours(block: Block, neuron: Neuron, top: Top = 10) -> dict[str, Any]:
+        return {"neighbours": named(engine.neighbours(block, neuron, top=top))}
+
+    @routes.put("/vectors/{block}/{neuron}/name")
+    def name(block: Block, neuron: Neuron, body: ask.VectorName) -> dict[str, Any]:
+        engine.check_neuron(block, neuron)
+        title, note = body.name.strip(), body.note.strip()
+        store.save_name(block, neuron, title, note)
+        return {"block": block, "neuron": neuron, "name": title or None, "note": note or None}
+
+    @routes.get("/search")
+    def search(
+        q: Words,
+        top: Top = 20,
+        side: Literal["both", "promoted", "suppressed"] = "both",
+        space: Literal["any", "with", "without"] = "any",
+    ) -> dict[str, Any]:
+        started = time.perf_counter()
+        found = engine.search(q, top=top, side=side, space=space)
+        took = (time.perf_counter() - started) * 1000
+        return {"query": q, "results": named(found), "milliseconds": round(took, 3)}
+
+    @routes.get("/clusters")
+    def clusters(q: Words | None = None, top: Top = 50) -> dict[str, Any]:
+        return {"clusters": engine.clusters(top=top, query=q or None)}
+
+    @routes.get("/clusters/{number}")
+    def cluster(number: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
+        found = engine.cluster(number)
+        return {**found, "members": named(found["members"])}
+
+    return routes

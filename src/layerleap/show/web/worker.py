@@ -1,0 +1,154 @@
+"""One thread that owns the model, and the short queue before it.
+
+In: jobs, each a function that emits frames. Out: the frames, as they come, to whoever waits for
+them. A job whose client has gone is dropped from the queue, or told to stop.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from layerleap.errors import LayerleapError
+
+Frame = dict[str, Any]
+Emit = Callable[[Frame], None]
+ShouldStop = Callable[[], bool]
+Work = Callable[[Emit, ShouldStop], None]
+
+
+class Busy(LayerleapError):
+    """The queue is full."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(
+            f"the model is busy and {place - 1} requests are waiting; try again in a moment"
+        )
+        self.place = place
+
+
+class Job:
+    """One piece of work and the frames it has emitted; belongs to one event loop."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.ahead = 0  # jobs before this one when it was queued
+        self._loop = asyncio.get_running_loop()
+        self._frames: asyncio.Queue[Frame | BaseException | None] = asyncio.Queue()
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Do the work on the calling thread; an error becomes the last thing to be received."""
+        try:
+            if not self.is_cancelled():
+                self.work(self._emit, self.is_cancelled)
+        except Stopped:
+            pass
+        except BaseException as error:  # it is raised again where the frames are read
+            self.put(error)
+        finally:
+            self.put(None)
+
+    def _emit(self, frame: Frame) -> None:
+        if self.is_cancelled():
+            raise Stopped
+        self.put(frame)
+
+    def put(self, item: Frame | BaseException | None) -> None:
+        """Hand something to the reader; from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._frames.put_nowait, item)
+        except RuntimeError:  # the loop is closed: the server is shutting down
+            self._stop.set()
+
+    def cancel(self) -> None:
+        """Ask the work to stop."""
+        self._stop.set()
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the rest."""
+        return self._stop.is_set()
+
+    async def next(self) -> Frame | None:
+        """The next frame, or None after the last one; raises what the work raised."""
+        item = await self._frames.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """All frames, as they come."""
+        while (frame := await self.next()) is not None:
+            yield frame
+
+
+class Stopped(Exception):
+    """Leaves the work of a job that nobody waits for; never seen outside of this file."""
+
+
+class Worker:
+    """Runs jobs one after the other, in the order in which they came."""
+
+    def __init__(self, waiting: int) -> None:
+        """`waiting` jobs may stand in the queue beside the one that runs."""
+        self._room = waiting
+        self._queue: deque[Job] = deque()
+        self._running: Job | None = None
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name="layerleap-debug", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work) -> Job:
+        """Queue some work; raises `Busy` if there is no room."""
+        job = Job(work)
+        with self._changed:
+            job.ahead = len(self._queue) + (self._running is not None)
+            if self._is_closed or len(self._queue) >= self._room:
+                raise Busy(len(self._queue) + 1)
+            self._queue.append(job)
+            self._changed.notify()
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Drop a job that waits, or ask the one that runs to stop."""
+        job.cancel()
+        with self._changed:
+            if job in self._queue:
+                self._queue.remove(job)
+                self._tell_places()
+
+    def stop(self) -> None:
+        """End all jobs, as far as they listen, and take no more."""
+        with self._changed:
+            self._is_closed = True
+            for job in self._queue:
+                job.cancel()
+                job.put(None)
+            if self._running is not None:
+                self._running.cancel()
+            self._queue.clear()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Stop, and wait for the thread to end."""
+        self.stop()
+        self._thread.join(timeout=10)
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._running = None
+                self._changed.wait_for(lambda: self._queue or self._is_closed)
+                if self._is_closed:
+                    return
+                self._running = job = self._queue.popleft()
+                self._tell_places()
+            job.run()
+            del job  # with its frames and states, before the next one comes
+
+    def _tell_places(self) -> None:
+        """Tell every job that waits how many are before it."""
+        for place, job in enumerate(self._queue, start=1):
+            job.put({"frame": "queued", "place": place})

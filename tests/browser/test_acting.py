@@ -1,0 +1,161 @@
+"""Search, edit, generate."""
+
+from browsing import FIRST, prompt, ran, until
+
+
+def test_from_a_sub_update_to_the_edited_answer_in_four_clicks(tab):
+    page = tab()
+    prompt(page, FIRST)
+    page.wait_for_selector("#cell .updates")
+    name = page.inner_text(".updates tbody th >> nth=0")
+    page.click(".updates tbody tr >> nth=0")
+    page.wait_for_selector("#vector .ends li")
+    assert page.inner_text("#vector h2") == name
+    page.click("#vector >> text=Add to edits")
+    page.click("#run")
+    ran(page)
+    page.click("#generate")
+    page.wait_for_selector(".side.edited.done")
+    assert "Madrid" in page.inner_text(".side.plain")
+    assert "Barcelona" in page.inner_text(".side.edited")
+    # The first run with an edit shows what it does.
+    assert page.get_attribute("[data-view=after]", "aria-pressed") == "true"
+    page.click("[data-view=difference]")
+    page.wait_for_selector("#grid-0 td.change")
+    assert "unchanged" in page.get_attribute("#grid-0 td[data-position='0'] >> nth=0", "aria-label")
+
+
+def test_results_are_marked_as_old_until_they_are_run_again(tab):
+    page = tab()
+    prompt(page, FIRST)
+    page.fill("#edit-spec", "L12.N34=5@last")
+    page.press("#edit-spec", "Enter")
+    page.wait_for_selector("#notice:text('the edits changed since')")
+    assert page.locator(".gridbox.stale").count() == 1
+    page.select_option("#lens", "mat")
+    page.wait_for_selector("#notice:text('the lens and edits changed since')")
+    page.click("#notice button")
+    ran(page)
+    assert page.is_hidden("#notice")
+
+
+def test_an_edit_is_a_sentence_that_can_be_changed(tab):
+    page = tab("edits=L12.N34=5@last")
+    page.select_option("#operation-0", "scale")
+    page.fill("#value-0", "-2")
+    page.press("#value-0", "Tab")
+    page.select_option("#place-0", "some")
+    page.fill(".positions", "0, 3")
+    page.press(".positions", "Tab")
+    until(page, "decodeURIComponent(location.hash) === '#edits=L12.N34*-2@0,3'")
+    page.uncheck("#on-0", force=True)
+    until(page, "decodeURIComponent(location.hash) === '#edits=!L12.N34*-2@0,3'")
+    page.click("[data-delete]")
+    page.wait_for_selector("#edit-list .empty")
+
+
+def test_edits_that_cannot_be_are_refused_in_a_sentence(tab):
+    page = tab()
+    for text, message in {
+        "L99.N1=5": "Block 99 does not exist: this model has blocks 1 to 30.",
+        "L3.N9999=5": "Neuron 9999 does not exist: block 3 has neurons 0 to 1535.",
+        "L7.N1=5": "Neurons of block 7 cannot be edited. Block 7 is a mixture of experts.",
+        "nonsense": '"nonsense" is not an edit.',
+    }.items():
+        page.fill("#edit-spec", text)
+        page.press("#edit-spec", "Enter")
+        page.wait_for_selector(f"#edit-error:has-text('{message}')")
+    assert page.locator("#edit-list .empty").count() == 1
+
+
+def test_specs_are_written_as_python_reads_them(tab):
+    from layerleap.act.edits.spec import edit_spec, parse_edit
+
+    specs = ["L1.N0=5", "L12.N34*-0.5@last", "L2.N3+3@0,4", "L2.N3-3@generated", "L1.N1=off",
+             "L1.N1=-2.5e-3@all", "l4n5=1e20"]  # fmt: skip
+    page = tab()
+    script = """async texts => {
+      const { parse, spec } = await import('./specs.js');
+      return texts.map(text => spec(parse(text)));
+    }"""
+    written = page.evaluate(script, specs)
+    assert [edit_spec(parse_edit(text)) for text in written] == [
+        edit_spec(parse_edit(text)) for text in specs
+    ]
+
+
+def test_search_finds_vectors_and_opens_them(tab):
+    page = tab()
+    page.fill("#query", "guitar music")
+    page.wait_for_selector("#found [data-neuron]")
+    assert page.locator("#found .token.matched, #found [data-neuron]").count() > 0
+    first = page.locator("#found [data-neuron]").first
+    name = first.locator("b").inner_text()
+    first.click()
+    page.wait_for_selector("#vector .neighbours li")
+    assert page.inner_text("#vector h2") == name
+    page.click("#vector [data-cluster]")
+    page.wait_for_selector("#found h3:has-text('Cluster')")
+    page.click("#found [data-back]")
+    page.fill("#query", "zzzz")
+    page.wait_for_selector("#found .empty")
+
+
+def test_a_vector_can_be_named(tab):
+    page = tab("vector=12.34")
+    page.fill("#vector [name=name]", "strings <b>and</b> bows")
+    page.press("#vector [name=name]", "Enter")
+    page.wait_for_selector("#vector output:has-text('Saved.')")
+    again = tab("vector=12.34")
+    again.wait_for_selector("#vector [name=name]")
+    assert again.input_value("#vector [name=name]") == "strings <b>and</b> bows"
+    again.fill("#vector [name=name]", "")
+    again.press("#vector [name=name]", "Enter")
+    again.wait_for_selector("#vector output:has-text('Saved.')")
+
+
+def test_without_an_index_the_page_says_how_to_get_one(tab, own_server):
+    page = tab("p=one+two&vector=12.34", url=own_server(index=False).url)
+    ran(page)
+    page.wait_for_selector("#found .empty")
+    assert "layerleap index" in page.inner_text("#found")
+    assert page.is_disabled("#query")
+    page.wait_for_selector("#vector .ends li")
+    assert "layerleap index" in page.inner_text("#vector")
+
+
+def test_a_generation_can_be_stopped(tab):
+    page = tab()
+    page.fill("#prompt-0", "very !slow")
+    page.click("#generate")
+    page.wait_for_selector(".side.plain .piece")
+    page.click("#stop-generate")
+    page.wait_for_selector("#generation-note:text('Stopped.')")
+    assert page.locator(".side.plain .piece").count() < 5
+
+
+def test_a_run_can_be_stopped(tab):
+    page = tab()
+    page.fill("#prompt-0", "very !slow")
+    page.click("#run")
+    page.wait_for_selector("#grid-0 td:not(.waiting)")
+    page.click("#stop")
+    page.wait_for_selector("#notice:has-text('Stopped before all cells were read.')")
+
+
+def test_failures_are_said_in_a_sentence(tab):
+    page = tab()
+    page.click("#run")
+    page.wait_for_selector("#live-0 :text('The prompt is empty.')")
+    page.fill("#prompt-0", "an !error")
+    page.click("#run")
+    page.wait_for_selector(
+        "#notice.bad:has-text('The prompt asks for an error; take the word out of it.')"
+    )
+    page.fill("#prompt-0", "it fails !midway")
+    page.click("#run")
+    page.wait_for_selector("#notice.bad:has-text('The reading failed midway')")
+    page.fill("#prompt-0", "so !busy")
+    page.click("#run")
+    page.wait_for_selector("#notice.busy:has-text('Place 3 in the queue')")
+    page.click("#stop")

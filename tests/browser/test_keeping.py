@@ -1,0 +1,151 @@
+"""Links, sessions, exports, several tabs, and a server that goes away."""
+
+import json
+
+from browsing import FIRST, prompt, ran, until
+
+
+def test_a_link_reopens_the_same_view(tab):
+    page = tab()
+    prompt(page, FIRST)
+    entries = page.evaluate("history.length")
+    page.fill("#edit-spec", "L12.N34=5@last")
+    page.press("#edit-spec", "Enter")
+    page.click("#run")
+    ran(page)
+    page.click("#grid-0 td[data-layer='18'][data-position='4']")
+    page.wait_for_selector(".updates tbody tr")
+    page.click(".updates tbody tr >> nth=2")
+    page.click("#cell .stage .pin >> nth=1")
+    page.click("[data-view=difference]")
+    page.select_option("#colour", "final")
+    page.hover("#grid-0 td[data-layer='20'][data-position='2']")
+    page.wait_for_selector("#vector .ends li")
+    until(page, "location.hash.includes('colour=final')")
+    assert page.evaluate("history.length") == entries
+    other = tab(page.url.partition("#")[2])
+    ran(other)
+    other.wait_for_selector("#vector .ends li")
+    other.wait_for_selector(".updates tbody tr")
+    for selector in ("#grid-0", "#edit-list", "#vector h2", "#cell h2", "#paths .lines"):
+        assert other.inner_text(selector) == page.inner_text(selector), selector
+    chosen = "td.chosen"
+    assert other.get_attribute(chosen, "aria-label") == page.get_attribute(chosen, "aria-label")
+    assert other.url == page.url
+
+
+def test_a_plain_view_has_a_plain_address(tab):
+    page = tab()
+    page.wait_for_timeout(300)
+    assert "#" not in page.url
+    page.fill("#prompt-0", "one")
+    until(page, "location.hash === '#p=one'")
+
+
+def test_a_damaged_link_still_opens(tab):
+    page = tab("p=one+two&cell=x.y&edits=foo;L1.N2=3&pins=%7B&watch=3&vector=1&view=evil&new=-x")
+    ran(page)
+    assert page.locator("#edit-list li").count() == 1
+
+
+def test_sessions_are_saved_listed_opened_and_deleted(tab):
+    page = tab("p=one+two&edits=!L12.N34=5")
+    ran(page)
+    page.click("#open-sessions")
+    page.fill("#sessions [name=title]", "my <i>view</i>")
+    page.click("#sessions .primary")
+    page.wait_for_selector("#sessions li")
+    other = tab()
+    other.click("#open-sessions")
+    other.click("#sessions [data-open]:has-text('my <i>view</i>')")
+    ran(other)
+    assert other.input_value("#prompt-0") == "one two"
+    assert not other.is_checked("#on-0")
+    other.click("#open-sessions")
+    other.click("#sessions [data-delete]")
+    other.wait_for_selector("#sessions .empty")
+
+
+def test_an_export_opens_offline(tab, chromium, tmp_path):
+    page = tab("p=one+two&edits=L12.N34=5&vector=12.34")
+    ran(page)
+    page.wait_for_selector("#vector .ends li")
+    page.wait_for_selector(".updates")
+    page.click("#open-export")
+    with page.expect_download() as waiting:
+        page.click("[data-export=html]")
+    waiting.value.save_as(tmp_path / "view.html")
+    context = chromium.new_context(offline=True, viewport={"width": 1600, "height": 1000})
+    asked = []
+    copy = context.new_page()
+    copy.on("request", lambda request: asked.append(request.url))
+    copy.goto((tmp_path / "view.html").as_uri())
+    assert copy.inner_text("#grid-0 tbody") == page.inner_text("#grid-0 tbody")
+    assert "L12.N34" in copy.inner_text("#vector")
+    assert "one two" in copy.inner_text("#ask")
+    assert copy.locator("script, button, input").count() == 0
+    assert len(asked) == 1
+    colour = "getComputedStyle(document.querySelector('#grid-0 td:last-child')).backgroundColor"
+    assert copy.evaluate(colour) == page.evaluate(colour)
+    context.close()
+
+
+def test_json_and_python_come_from_the_server(tab, tmp_path):
+    page = tab("p=one+two")
+    ran(page)
+    page.click("#open-export")
+    with page.expect_download() as waiting:
+        page.click("[data-export=json]")
+    waiting.value.save_as(tmp_path / "view.json")
+    data = json.loads((tmp_path / "view.json").read_text())
+    assert data["state"]["prompt"] == "one two"
+    assert [token["label"] for token in data["shown"][0]["tokens"]] == ["one", "␣two"]
+    assert len(data["shown"][0]["cells"]) == 2 * 31
+    assert "label" in data["shown"][0]["cells"][0]["top"][0]
+    with page.expect_download() as waiting:
+        page.click("[data-export=python]")
+    assert waiting.value.suggested_filename == "layerleap-one-two.py"
+
+
+def test_two_tabs_do_not_disturb_each_other(tab):
+    first = tab()
+    second = tab(share=first.context)
+    first.fill("#prompt-0", "one two three")
+    second.fill("#prompt-0", "four five")
+    first.click("#run")
+    second.click("#run")
+    ran(first)
+    ran(second)
+    assert first.locator("#grid-0 tbody .token").all_inner_texts() == ["one", "␣two", "␣three"]
+    assert second.locator("#grid-0 tbody .token").all_inner_texts() == ["four", "␣five"]
+
+
+def test_the_page_connects_again_when_the_server_is_back(tab, own_server):
+    server = own_server()
+    page = tab(url=server.url)
+    prompt(page, "one two")
+    server.stop()
+    page.click("#run")
+    page.wait_for_selector("#connection.gone:has-text('The server does not answer')")
+    page.wait_for_selector("#notice.bad:has-text('The server does not answer.')")
+    server.start()
+    page.wait_for_selector("#connection.ok", state="attached")
+    page.click("#run")
+    ran(page)
+    assert page.is_hidden("#notice")
+
+
+def test_another_model_at_the_same_address_is_noticed(tab, own_server):
+    server = own_server()
+    page = tab("p=one+two", url=server.url)
+    ran(page)
+    server.stop()
+    page.fill("#prompt-0", "one two three")
+    page.wait_for_selector("#connection.gone")
+    model = {**server.engine.describe(), "name": "another", "fingerprint": "e" * 32}
+    server.engine.describe = lambda: model
+    server.start()
+    page.wait_for_selector("#model:has-text('another')")
+    ran(page)
+    assert page.locator("#grid-0 tbody tr").count() == 3
+    page.wait_for_selector("#live-0 .token >> nth=2")

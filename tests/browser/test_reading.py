@@ -1,0 +1,132 @@
+"""Run a prompt, read the grid, follow tokens, select cells."""
+
+from browsing import FIRST, prompt, ran, until
+
+
+def test_an_example_runs_and_fills_the_grid(tab):
+    page = tab()
+    assert page.locator(".example").count() == 3
+    page.click(".example >> nth=0")
+    ran(page)
+    page.wait_for_selector("#live-0 .token")
+    rows = page.locator("#grid-0 tbody tr")
+    assert rows.count() == page.locator("#live-0 .token").count() == 13
+    assert rows.nth(12).locator(".token").inner_text() == "␣is"
+    # Its watched token is chosen with it.
+    assert page.input_value("#watch") == "␣Madrid"
+    assert "layer 30: " in rows.nth(12).locator("td").last.get_attribute("aria-label")
+
+
+def test_tokens_appear_while_one_types(tab):
+    page = tab()
+    page.click("#prompt-0")
+    page.keyboard.type("two words")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("€")
+    page.wait_for_selector("#live-0 .token.bytes")
+    labels = page.locator("#live-0 .token").all_inner_texts()
+    assert labels == ["two", "␣words", "⏎", "<E2 82>"]
+    page.wait_for_selector("#live-0 :text('4 of 512 tokens')")
+
+
+def test_a_prompt_that_looks_like_markup_stays_text(tab):
+    page = tab()
+    prompt(page, '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>')
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main img, main script, #ask img").count() == 0
+    assert "<" in page.locator("#grid-0 tbody th").first.inner_text()
+
+
+def test_layers_are_left_out_when_space_is_short_but_never_the_last(tab):
+    page = tab()
+    prompt(page, FIRST)
+    heads = page.locator("#grid-0 thead th").all_inner_texts()
+    assert heads[-1] == "30"
+    assert len(heads) == 17
+    assert page.inner_text("#stride") == "every 2nd layer"
+    page.click("#all-layers")
+    until(page, "document.querySelectorAll('#grid-0 thead th').length === 32")
+    assert page.inner_text("#stride") == ""
+
+
+def test_a_selected_cell_shows_stages_and_sub_updates(tab):
+    page = tab()
+    prompt(page, FIRST)
+    page.click("#grid-0 td[data-layer='12'][data-position='3']")
+    page.wait_for_selector("#cell h2:text('Block 12 of 30')")
+    page.wait_for_selector("#cell .updates")
+    titles = page.locator("#cell .stage h4").all_inner_texts()
+    assert titles == ["Before", "After attention", "After the FFN"]
+    assert page.locator("#cell .updates tbody tr").count() == 10
+    signs = [text[0] for text in page.locator(".updates tbody .meter").all_inner_texts()]
+    assert set(signs) <= {"+", "\N{MINUS SIGN}"}
+    assert "these 10: 47 %" in page.inner_text("#cell")
+    assert "the rest: 51 %" in page.inner_text("#cell")
+
+
+def test_a_block_without_neurons_says_why(tab):
+    page = tab("p=one+two&cell=7.0.0&layers=all")
+    ran(page)
+    page.wait_for_selector("#cell .stages")
+    assert "Block 7 is a mixture of experts." in page.inner_text("#cell")
+    assert page.locator("#cell .updates").count() == 0
+
+
+def test_the_embedding_has_no_block(tab):
+    page = tab("p=one+two&cell=0.0.0&layers=all")
+    ran(page)
+    page.wait_for_selector("#cell h2:text('before block 1')")
+    assert page.locator("#cell .guesses-list li").count() > 0
+
+
+def test_a_look_at_a_cell_covers_nothing(tab):
+    page = tab()
+    prompt(page, FIRST)
+    page.hover("#grid-0 td[data-layer='20'][data-position='2']")
+    page.wait_for_selector("#peek .where")
+    assert "layer 20" in page.inner_text("#peek")
+    box, grid = page.locator("#peek").bounding_box(), page.locator("#grids").bounding_box()
+    assert box["y"] >= grid["y"] + grid["height"]
+
+
+def test_tokens_can_be_pinned_and_followed(tab):
+    page = tab()
+    prompt(page, FIRST)
+    page.wait_for_selector("#cell .stage .pin")
+    before = page.locator("#paths .lines li").count()
+    token = page.locator("#cell .stage").last.locator(".pin").nth(3)
+    label = token.inner_text()
+    token.click()
+    page.wait_for_selector("#paths .pin[aria-pressed=true]")
+    assert page.inner_text("#paths .pin[aria-pressed=true]") == label
+    assert page.locator("#paths .lines li").count() >= before
+    assert "saturated from layer 21" in page.text_content("#paths svg >> nth=0")
+
+
+def test_two_prompts_scroll_together(tab):
+    page = tab()
+    prompt(page, "one two three " * 12)
+    page.click("#open-second")
+    page.fill("#prompt-1", "four five six " * 12)
+    page.click("#run")
+    page.wait_for_selector("#grid-1 tbody td")
+    ran(page)
+    page.evaluate("document.querySelector('[data-grid=\"0\"] .scroll').scrollTop = 200")
+    until(page, "document.querySelector('.gridbox[data-grid=\"1\"] .scroll').scrollTop === 200")
+    page.click("#close-second")
+    page.wait_for_selector("#grid-1", state="hidden")
+
+
+def test_a_long_prompt_has_only_the_rows_in_view_in_the_document(tab):
+    page = tab()
+    prompt(page, " ".join(f"w{number}" for number in range(400)))
+    rows = page.locator("#grid-0 tbody tr[data-row]")
+    assert rows.count() < 80
+    assert page.get_attribute("#grid-0", "aria-rowcount") == "401"
+    page.focus("#grid-0 td[tabindex='0']") if page.locator(
+        "#grid-0 td[tabindex='0']"
+    ).count() else (page.click("#grid-0 td >> nth=0"))
+    page.keyboard.press("Control+Home")
+    assert page.evaluate("document.activeElement.dataset.position") == "0"
+    page.keyboard.press("Control+End")
+    assert page.evaluate("document.activeElement.dataset.position") == "399"

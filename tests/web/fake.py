@@ -1,0 +1,377 @@
+"""A make-believe engine: canned but realistic answers, so that the server and the page can be
+worked on and tested without a model.
+
+Prompts with these words behave specially: `!error` (refused), `!midway` (fails in the middle of the
+stream), `!busy` (queue full), `!slow` (a frame per second), `!crash` (a mistake of the server's).
+"""
+
+import math
+import random
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from layerleap.errors import BadArtifact, BadSettings, BadText
+from layerleap.show.web.worker import Busy
+
+PROMPT = "The capital of France is Paris, and the capital of Spain is"
+N_LAYERS, N_NEURONS = 30, 1536
+ENDS = (" Madrid", " the", " a", " Barcelona", " Spain", " not", " located", " in", " called")
+EARLY = ("\n", " ", "\t", "ed", "ing", " thing", "é", " of", " and", " very", " capital", " city")
+MORE = (
+    " guitar", " music", " band", " song", " album", " drum", " jazz", " rock", " piano", " singer",
+    " river", " mountain", " lake", " sea", " Paris", " London", " Berlin", " Rome", " Lisbon",
+    " king", " queen", " war", " peace", " 1", " 2", " 3", ".", ",", "!", "<|endoftext|>",
+)  # fmt: skip
+TEXTS = (
+    "Madrid . It is a large city in the middle of the country ,",
+    "Barcelona , a city by the sea , with music and guitar",
+)
+BROKEN = 900  # the id of an incomplete piece of UTF-8
+SPEC = re.compile(r"L(\d+)\.N(\d+)\s*(=off|off|[=*+-]\s*-?[\d.]+)?(@(all|last|generated|[\d,]+))?")
+
+
+@dataclass(frozen=True)
+class Label:
+    id: int
+    text: str
+    label: str
+    kind: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "text": self.text, "label": self.label, "kind": self.kind}
+
+
+@dataclass
+class Words:
+    """Text pieces and their ids, made up on first sight."""
+
+    ids: dict[str, int] = field(default_factory=dict)
+
+    def id(self, text: str) -> int:
+        return self.ids.setdefault(text, len(self.ids) + 1000)
+
+    def label(self, id: int) -> Label:
+        if id == BROKEN:
+            return Label(id, "", "<E2 82>", "bytes")
+        text = next((text for text, number in self.ids.items() if number == id), f"#{id}")
+        if text.startswith("<|"):
+            return Label(id, text, text, "special")
+        shown = text.replace("\n", "⏎").replace("\t", "⇥")
+        if not text.strip(" ") or text.startswith(" "):
+            shown = "␣" + shown[1:]
+        return Label(id, text, shown, "text" if text.strip() else "space")
+
+
+class FakeEngine:
+    """See the module."""
+
+    def __init__(self, *, index: bool = True, delay: float = 0.0) -> None:
+        self.words, self.delay = Words(), delay
+        for text in (*ENDS, *EARLY, *MORE):
+            self.words.id(text)
+        self._index = FakeIndex(self) if index else None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("search", "neighbours", "clusters", "cluster"):
+            raise AttributeError(name)
+        if self._index is None:
+            raise BadArtifact(self.describe()["index"]["reason"])
+        return getattr(self._index, name)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": "make-believe", "class": "FakeForCausalLM", "kind": "next-token",
+            "n_layers": N_LAYERS, "d_model": 576, "d_vocab": 49152,
+            "blocks": [
+                {"block": b, "n_neurons": None, "reason": "block 7 is a mixture of experts",
+                 "style": "experts"}
+                if b == 7 else
+                {"block": b, "n_neurons": N_NEURONS, "reason": None, "style": "gated"}
+                for b in range(1, N_LAYERS + 1)
+            ],
+            "lenses": [
+                {"name": "id", "title": "logit lens"}, {"name": "mat", "title": "linear shortcut"}
+            ],
+            "mask_token": None, "can_generate": True, "generate_reason": None,
+            "index": {
+                "ready": self._index is not None,
+                "reason": None if self._index else "there is no concept index of this model; "
+                "build it with: layerleap index MODEL",
+                "vectors": N_LAYERS * N_NEURONS if self._index else None,
+            },
+            "examples": [
+                {"title": "A fact", "text": PROMPT, "watch": " Madrid"},
+                {"title": "A pattern", "text": "red blue red blue red", "watch": " blue"},
+                {"title": "A story", "text": "Once upon a time", "watch": None},
+            ],
+            "fingerprint": "f" * 32,
+        }  # fmt: skip
+
+    def tokens(self, text: str) -> list[dict[str, Any]]:
+        return [label.to_dict() for label in self._tokens(text)]
+
+    def _tokens(self, text: str) -> list[Label]:
+        pieces = re.findall(r" ?\w+|\n|\t| |[^\w\s]", text)
+        return [
+            self.words.label(BROKEN if piece == "€" else self.words.id(piece)) for piece in pieces
+        ]
+
+    def vocabulary(self, text: str) -> list[dict[str, Any]]:
+        wanted = [" " + text.strip(), text] if not text.startswith(" ") else [text]
+        known = [self.words.ids[each] for each in wanted if each in self.words.ids]
+        return [self.words.label(id).to_dict() for id in known]
+
+    def _given(self, given: Any, edits: Any = ()) -> list[Label]:
+        if isinstance(given, str):
+            tokens = self._tokens(given)
+        else:
+            tokens = [self.words.label(id) for id in given]
+        text = "".join(token.text for token in tokens)
+        if "!error" in text:
+            raise BadText("the prompt asks for an error; take the word out of it")
+        if "!busy" in text:
+            raise Busy(3)
+        if "!crash" in text:
+            raise RuntimeError("a mistake of the server's")
+        for edit in edits:
+            self._edit(edit)
+        return tokens
+
+    def _edit(self, spec: str) -> dict[str, Any]:
+        match = SPEC.fullmatch(spec)
+        if not match:
+            raise BadSettings(f"edit {spec!r} is not understood; expected one such as L12.N34=5")
+        block, neuron = int(match[1]), int(match[2])
+        self.check_neuron(block, neuron)
+        return {
+            "spec": spec,
+            "sentence": f"Change neuron {neuron} of block {block} by {match[3] or '=0'} at "
+            f"{match[5] or 'all'} positions",
+            "block": block,
+        }
+
+    def check_edits(self, edits: Any) -> None:
+        for edit in edits:
+            self._edit(edit)
+
+    def check_neuron(self, block: int, neuron: int) -> None:
+        if not (1 <= block <= N_LAYERS and neuron < N_NEURONS):
+            raise BadSettings(
+                f"there is no neuron L{block}.N{neuron}; blocks are 1 to {N_LAYERS}, neurons 0 to "
+                f"{N_NEURONS - 1}"
+            )
+        if block == 7:
+            raise BadSettings("block 7 is a mixture of experts, so its neurons cannot be edited")
+
+    def _cell(self, layer: int, position: int, watch: int | None, top: int, shift: float) -> Any:
+        rng = random.Random(f"{layer} {position} {shift}")
+        final = self.words.id(ENDS[position % 3]) if shift == 0 or layer < 20 else None
+        final = final or self.words.id(ENDS[3])
+        grown = layer / N_LAYERS
+        pool = [self.words.id(w) for w in rng.sample(EARLY + MORE, 12)] + [BROKEN]
+        chosen = list(dict.fromkeys([final, *pool] if grown > 0.6 else [*pool[:2], final, *pool]))
+        weights = sorted((rng.random() ** 3 + 0.02 for _ in chosen), reverse=True)
+        weights[0] += grown**2 * 8
+        total = sum(weights) * (1.3 - 0.3 * grown)
+        probs = [w / total for w in weights]
+        rank = chosen.index(final)
+        base = self.words.id(ENDS[position % 3])
+        return {
+            "layer": layer, "position": position,
+            "top": [[i, round(p, 6)] for i, p in list(zip(chosen, probs, strict=True))[:top]],
+            "watch": None if watch is None else
+            [round(grown**3 * 0.7, 6), max(1, int(5000 * (1 - grown) ** 3))],
+            "final": [probs[rank], rank + 1], "agrees": chosen[0] == base,
+            "kl": round((1 - grown) * 6 * rng.uniform(0.8, 1.2), 5),
+            "entropy": round(0.5 + (1 - grown) * 7, 5),
+        }  # fmt: skip
+
+    def trace(
+        self, ids: Any, *, lens: str, watch: int | None, edits: Any, top: int,
+        selected: int | None, should_stop: Any,
+    ) -> Any:  # fmt: skip
+        tokens = self._given(ids, edits)
+        text = "".join(token.text for token in tokens)
+        positions = list(range(len(tokens)))
+        chosen = positions[-1] if selected is None else selected
+        if chosen not in positions:
+            raise BadSettings(f"selected is {chosen}; the prompt has {len(tokens)} tokens")
+        known = [self._edit(each) for each in edits]
+        lowest = min((each["block"] for each in known), default=None)
+        started = time.perf_counter()
+        yield {
+            "frame": "meta", "tokens": [token.to_dict() for token in tokens],
+            "positions": positions, "layers": list(range(N_LAYERS + 1)), "selected": chosen,
+            "edits": [{"spec": e["spec"], "sentence": e["sentence"]} for e in known],
+            "lowest": lowest, "stride": 1,
+        }  # fmt: skip
+        coarse = [layer for layer in range(N_LAYERS + 1) if layer % 4 == 0 or layer == N_LAYERS]
+        fine = [layer for layer in range(N_LAYERS + 1) if layer not in coarse]
+        others = [p for p in positions if p != chosen]
+        parts = [[(layer, chosen) for layer in range(N_LAYERS + 1)]]
+        parts += [[(layer, p) for p in others] for layer in (*coarse, *fine)]
+        seen: set[int] = set()
+        for number, part in enumerate(parts):
+            for side in ("before", "after") if known else ("before",):
+                if should_stop():
+                    return
+                time.sleep(1.0 if "!slow" in text else self.delay)
+                cells = [self._side(*c, watch, top, side, lowest) for c in part]
+                cells = [cell for cell in cells if side == "before" or cell["changed"]]
+                new = {id for cell in cells for id, _ in cell["top"]} - seen
+                seen |= new
+                names = {str(id): self.words.label(id).to_dict() for id in sorted(new)}
+                if cells:
+                    yield {"frame": "cells", "side": side, "names": names, "cells": cells}
+            if number == 0:
+                yield {"frame": "saturation", "position": chosen, "before": 21,
+                       "after": 24 if known else None}  # fmt: skip
+            if number == 3 and "!midway" in text:
+                raise BadText("the reading failed midway, as the prompt asked for")
+        for position in others:
+            yield {"frame": "saturation", "position": position, "before": 19 + position % 9,
+                   "after": None}  # fmt: skip
+        yield {"frame": "done", "seconds": time.perf_counter() - started, "passes": 1 + bool(known)}
+
+    def _side(self, layer: int, position: int, watch: Any, top: int, side: str, lowest: Any) -> Any:
+        touched = side == "after" and layer >= (lowest or 0)
+        cell = self._cell(layer, position, watch, top, 0.5 if touched else 0.0)
+        if side == "after":
+            cell |= {"change": round(0.4 * layer / N_LAYERS, 5) if touched else 0.0,
+                     "changed": touched}  # fmt: skip
+        return cell
+
+    def cell(
+        self, ids: Any, *, block: int, position: int, lens: str, watch: int | None,
+        edits: Any, top: int,
+    ) -> Any:  # fmt: skip
+        tokens = self._given(ids, edits)
+        if not (1 <= block <= N_LAYERS and position < len(tokens)):
+            raise BadSettings(f"there is no block {block} at position {position}")
+        time.sleep(self.delay)
+        found = self._one_cell(tokens, block, position, watch, top, 0.0)
+        if edits:
+            found["after"] = self._one_cell(tokens, block, position, watch, top, 0.5)
+        return found
+
+    def _one_cell(self, tokens: Any, block: int, position: int, watch: Any, top: int, shift: float):
+        stages, names = [], {}
+        for number, where in enumerate(("before", "attention", "ffn")):
+            cell = self._cell(block - 1 + number // 2, position, watch, top, shift + number)
+            rows = [[id, prob, None if not number else (id % 7) - 3] for id, prob in cell["top"]]
+            names |= {str(id): self.words.label(id).to_dict() for id, *_ in rows}
+            stages.append({"where": where, "layer": block - 1 + number // 2, "top": rows,
+                           "watch": cell["watch"]})  # fmt: skip
+        return {
+            "block": block, "position": position, "token": tokens[position].to_dict(),
+            "stages": stages, "parallel": False, "reason": None,
+            "neurons": None if block == 7 else self._updates(block, position, top),
+            "neurons_reason": "block 7 is a mixture of experts" if block == 7 else None,
+            "names": names,
+        }  # fmt: skip
+
+    def _updates(self, block: int, position: int, top: int) -> dict[str, Any]:
+        rng = random.Random(f"{block} {position}")
+        updates = []
+        for _ in range(10):
+            neuron, size = rng.randrange(N_NEURONS), rng.uniform(0.5, 26)
+            coefficient = size * rng.choice((-1, 1))
+            ends = self._ends(block, neuron)
+            updates.append(
+                {
+                    "neuron": neuron, "coefficient": coefficient, "norm": 4.5,
+                    "strength": size * 4.5, "share": size / 200,
+                    "promotes": [e["token"] for e in ends["promotes"][:5]],
+                    "suppresses": [e["token"] for e in ends["suppresses"][:5]],
+                    "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if neuron % 3 else None,
+                    "name": None,
+                }
+            )  # fmt: skip
+        updates.sort(key=lambda each: -each["strength"])
+        return {"updates": updates, "shown_share": 0.47, "bias_share": 0.02, "rest_share": 0.51,
+                "total_norm": 180.5}  # fmt: skip
+
+    def _ends(self, block: int, neuron: int) -> dict[str, Any]:
+        rng = random.Random(f"{block}.{neuron}")
+        pool = rng.sample(ENDS + EARLY + MORE, 50)
+        rows = [
+            {"token": self.words.label(self.words.id(t)).to_dict(), "score": 3 * math.exp(-i / 15)}
+            for i, t in enumerate(pool)
+        ]
+        return {"promotes": rows, "suppresses": [{**r, "score": -r["score"]} for r in rows[::-1]]}
+
+    def vector(self, block: int, neuron: int) -> dict[str, Any]:
+        self.check_neuron(block, neuron)
+        return {
+            "block": block, "neuron": neuron, "norm": 4.5, **self._ends(block, neuron),
+            "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if self._index else None,
+            "cluster": neuron % 40 if self._index else None,
+        }  # fmt: skip
+
+    def generate(
+        self, ids: Any, *, edits: Any, max_new_tokens: int, on_token: Any, should_stop: Any
+    ) -> None:
+        tokens = self._given(ids, edits)
+        text = "".join(token.text for token in tokens)
+        words = TEXTS[bool(edits)].split()
+        for number in range(max_new_tokens):
+            if should_stop():
+                return
+            time.sleep(1.0 if "!slow" in text else self.delay * 3)
+            if number == 3 and "!midway" in text:
+                raise BadText("the generation failed midway, as the prompt asked for")
+            piece = " " + words[number % len(words)]
+            on_token(self.words.label(self.words.id(piece)).to_dict(), piece)
+
+
+class FakeIndex:
+    """Search, neighbours and clusters over made-up vectors."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+
+    def _row(self, block: int, neuron: int) -> dict[str, Any]:
+        ends = self.engine._ends(block, neuron)
+        return {
+            "block": block, "neuron": neuron,
+            "promotes": [e["token"] for e in ends["promotes"][:5]],
+            "suppresses": [e["token"] for e in ends["suppresses"][:5]],
+        }  # fmt: skip
+
+    def search(self, query: str, *, top: int, side: str, space: str) -> list[dict[str, Any]]:
+        words = self.engine.words
+        matched = [i for w in query.split() for t, i in words.ids.items() if t.strip() == w]
+        if not matched:
+            return []
+        rng = random.Random(query)
+        rows = []
+        for number in range(min(top, 25)):
+            row = self._row(rng.choice((3, 12, 24, 29)), rng.randrange(N_NEURONS))
+            end = ("promoted", "suppressed")[number % 4 == 3] if side == "both" else side
+            hits = [words.label(i).to_dict() for i in matched[: 1 + number % 3]]
+            row |= {"score": 9.5 - number / 3, "side": end, "matched": hits}
+            rows.append(row)
+        return rows
+
+    def neighbours(self, block: int, neuron: int, *, top: int) -> list[dict[str, Any]]:
+        self.engine.check_neuron(block, neuron)
+        return [
+            {**self._row(1 + (block + n) % 6, (neuron + n) % N_NEURONS), "cosine": 0.9 - n / 20}
+            for n in range(1, top + 1)
+        ]  # fmt: skip
+
+    def clusters(self, *, top: int, query: str | None) -> list[dict[str, Any]]:
+        return [self.cluster(number) for number in range(min(top, 40))]
+
+    def cluster(self, number: int) -> dict[str, Any]:
+        if number >= 40:
+            raise BadSettings(f"there is no cluster {number}; there are 40")
+        rng = random.Random(number)
+        tokens = [self.engine.words.id(t) for t in rng.sample(MORE, 8)]
+        members = [self._row(rng.choice((3, 12, 24)), rng.randrange(N_NEURONS)) for _ in range(10)]
+        return {
+            "number": number, "size": 20 + number * 3, "members": members,
+            "tokens": [self.engine.words.label(i).to_dict() for i in tokens],
+        }  # fmt: skip

@@ -1,0 +1,210 @@
+"""One model, many clients: places in the queue, cancelled work, right answers for all."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+from asking import frames
+from fake import PROMPT, FakeEngine
+
+from layerleap.show.web.limits import Limits
+
+
+class Slow(FakeEngine):
+    """Traces run until they are let go, or until their client has gone."""
+
+    def __init__(self):
+        super().__init__()
+        self.go, self.running, self.stopped = threading.Event(), threading.Event(), 0
+        self.cells = []
+
+    def cell(self, ids, **options):
+        self.cells.append(options["position"])
+        return super().cell(ids, **options)
+
+    def trace(self, ids, *, should_stop, **options):
+        yield {"frame": "meta"}
+        self.running.set()
+        while not self.go.wait(0.01):
+            if should_stop():
+                self.stopped += 1
+                return
+        yield {"frame": "done"}
+
+
+ASK = {"input": {"text": PROMPT}}
+CELL = {**ASK, "block": 3, "position": 1}
+
+
+def until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def slow():
+    engine = Slow()
+    yield engine
+    engine.go.set()
+
+
+def in_thread(work):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(work()))
+    thread.start()
+    return thread, result
+
+
+def test_a_full_queue_is_said_with_the_place_and_later_there_is_room(serve, slow):
+    client = serve(slow, limits=Limits(waiting=2))
+    first_lines, rest = [], []
+
+    def wait_in_line():
+        with client.stream("POST", "/api/trace", json=ASK) as answer:
+            lines = answer.iter_lines()
+            first_lines.append(json.loads(next(lines)))
+            rest.append([json.loads(line) for line in lines])
+
+    threads = []
+    for number in range(3):  # one runs, two wait
+        threads.append(in_thread(wait_in_line)[0])
+        until(lambda number=number: len(first_lines) > number)
+    refused = client.post("/api/trace", json=ASK)
+    assert refused.status_code == 429
+    assert refused.json()["place"] == 3
+    assert "busy" in refused.json()["error"]
+    assert refused.headers["retry-after"]
+    slow.go.set()
+    for thread in threads:
+        thread.join(20)
+    assert [line.get("place") for line in first_lines] == [None, 1, 2]
+    assert all(lines[-1]["frame"] == "done" for lines in rest)
+    assert client.post("/api/trace", json=ASK).status_code == 200
+
+
+def test_who_waits_is_told_when_the_queue_moves(serve, slow):
+    client = serve(slow)
+    with client.stream("POST", "/api/trace", json=ASK) as first:
+        assert first.status_code == 200
+        assert slow.running.wait(10)
+        second, _ = in_thread(lambda: client.post("/api/trace", json=ASK))
+        time.sleep(0.2)
+        with client.stream("POST", "/api/trace", json=ASK) as third:
+            lines = third.iter_lines()
+            assert json.loads(next(lines)) == {"frame": "queued", "place": 2}
+            slow.go.set()
+            rest = [json.loads(line) for line in lines]
+        second.join(10)
+    assert {"frame": "queued", "place": 1} in rest
+    assert [frame["frame"] for frame in rest][-2:] == ["meta", "done"]
+
+
+def test_a_client_that_leaves_frees_the_worker(serve, slow):
+    client = serve(slow)
+    with client.stream("POST", "/api/trace", json=ASK) as answer:
+        assert answer.status_code == 200
+        assert slow.running.wait(10)
+    until(lambda: slow.stopped == 1)
+    assert client.post("/api/cell", json=CELL).status_code == 200
+
+
+def test_a_client_that_leaves_the_queue_is_forgotten(serve, slow):
+    client = serve(slow, limits=Limits(waiting=1))
+    with client.stream("POST", "/api/trace", json=ASK):
+        assert slow.running.wait(10)
+        with client.stream("POST", "/api/trace", json=ASK) as waiting:
+            assert waiting.status_code == 200
+            assert client.post("/api/cell", json=CELL).status_code == 429
+
+        def has_room():
+            with client.stream("POST", "/api/trace", json=ASK) as answer:
+                return answer.status_code == 200
+
+        until(has_room)
+    until(lambda: slow.stopped == 1)
+
+
+def test_a_cell_that_nobody_waits_for_is_not_computed(serve, slow):
+    client = serve(slow, limits=Limits(waiting=1))
+    with client.stream("POST", "/api/trace", json=ASK):
+        assert slow.running.wait(10)
+        body = json.dumps({**CELL, "position": 2}).encode()
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
+            raw.sendall(
+                b"POST /api/cell HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            time.sleep(0.3)
+            assert client.post("/api/cell", json=CELL).status_code == 429
+
+        def has_room():
+            with client.stream("POST", "/api/trace", json=ASK) as answer:
+                return answer.status_code == 200
+
+        until(has_room)
+        slow.go.set()
+    assert client.post("/api/cell", json=CELL).status_code == 200
+    assert slow.cells == [1], "the cell at position 2 was dropped"
+
+
+def test_cheap_questions_do_not_wait_for_the_model(serve, slow):
+    client = serve(slow)
+    with client.stream("POST", "/api/trace", json=ASK):
+        assert slow.running.wait(10)
+        assert client.get("/api/model", timeout=5).status_code == 200
+        assert client.post("/api/tokens", json={"text": "a"}, timeout=5).status_code == 200
+        assert client.get("/api/sessions", timeout=5).status_code == 200
+        assert client.get("/", timeout=5).status_code == 200
+
+
+def test_eight_clients_at_once_get_their_own_answers(serve):
+    client = serve(limits=Limits(waiting=16))
+    expected = {
+        position: client.post("/api/cell", json={**CELL, "position": position}).json()
+        for position in range(8)
+    }
+    statuses, wrong = [], []
+
+    def work(position):
+        for _ in range(10):
+            answer = client.post("/api/cell", json={**CELL, "position": position})
+            statuses.append(answer.status_code)
+            if answer.status_code == 200 and answer.json() != expected[position]:
+                wrong.append(position)
+            got = frames(client.post("/api/trace", json={**ASK, "selected": position}).text)
+            if next(f for f in got if f["frame"] == "meta")["selected"] != position:
+                wrong.append(position)
+
+    threads = [threading.Thread(target=work, args=(position,)) for position in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not wrong
+    assert set(statuses) == {200}
+    assert len(statuses) == 80
+
+
+def test_a_stream_that_runs_ends_when_the_server_stops(make_app, slow):
+    import httpx2
+
+    from layerleap.show.web.access import Access
+    from layerleap.show.web.serve import Server, listen
+
+    listening = listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    server = Server(make_app(slow, access=Access(port=port)), listening)
+    server.start()
+    with (
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+        client.stream("POST", "/api/trace", json=ASK) as answer,
+    ):
+        assert slow.running.wait(10)
+        server.stop()
+        assert not server.is_running
+        assert [frame["frame"] for frame in frames(answer.read().decode())] == ["meta"]
+    assert slow.stopped == 1
