@@ -12,6 +12,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from common import MODEL, Row, median
 
@@ -49,7 +50,7 @@ def _built_by_child(path: Path, smoke: bool) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"building the index failed: {last}")
+        raise RuntimeError(f"building the index failed ({done.returncode}): {last}")
     told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return told
 
@@ -73,19 +74,32 @@ def build(path: Path, smoke: bool) -> None:
 
     from layerleap import index, load
 
-    transformer = load(MODEL, dtype=torch.float32)
+    transformer = _tiny() if smoke else load(MODEL, dtype=torch.float32)
     with suppress(OSError):  # the peak starts anew, from what is in use
         Path("/proc/self/clear_refs").write_text("5")
     before = peak_memory() or 0.0
     started = time.perf_counter()
-    sizes = {"n_texts": 8, "top": 5, "clusters": 64} if smoke else {}
-    found = index(transformer, path, progress=False, **sizes)
+    found = index(transformer, path, progress=False, n_texts=8 if smoke else 200)
     seconds = time.perf_counter() - started
     told = {
         "seconds": seconds, "extra_mib": (peak_memory() or 0.0) - before,
         "model_mib": before, "vectors": found.n_vectors, "file_mb": path.stat().st_size / 1e6,
     }  # fmt: skip
     print(json.dumps(told))
+
+
+def _tiny() -> Any:
+    """A small random model with the tokens of the bundled one."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from layerleap import Transformer, zoo
+
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4,
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(zoo.fetch(MODEL))
+    return Transformer.wrap(LlamaForCausalLM(config).eval(), tokenizer, name="tiny")
 
 
 if __name__ == "__main__":
