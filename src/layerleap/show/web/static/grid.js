@@ -33,6 +33,7 @@ class Grid {
     /** @type {Spot|null} */
     this.cursor = null;
     this.signature = "";
+    this.revealed = "";
     /** @type {WeakMap<Element, string>} */
     this.painted = new WeakMap();
     this.head = make("thead", { role: "rowgroup" });
@@ -93,6 +94,19 @@ class Grid {
       this.layout(trace, window[0], window[1]);
     }
     this.paint();
+    this.reveal(trace);
+  }
+
+  /** Scroll, within the table only, to a row that was selected elsewhere. @param {Trace} trace */
+  reveal(trace) {
+    const chosen = now().selected;
+    const key = chosen?.grid === this.number ? `${chosen.position} of ${trace.positions.length}, ${trace.edits.length}` : "";
+    if (!key || key === this.revealed) return;
+    this.revealed = key;
+    const top = trace.positions.indexOf(chosen?.position ?? 0) * ROW;
+    const room = this.scroll.clientHeight - 2 * ROW - 2; // under the head, which stays in place
+    if (top < this.scroll.scrollTop) this.scroll.scrollTop = top;
+    else if (top > this.scroll.scrollTop + room) this.scroll.scrollTop = top - room;
   }
 
   /** @param {Trace} trace @param {boolean} all */

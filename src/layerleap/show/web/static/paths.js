@@ -75,6 +75,9 @@ function chosenPaths(trace, side, position) {
   const { pinned, watch } = now();
   const own = [...new Set([...(watch && trace.question.watch === watch.id ? [watch.id] : []), ...pinned.map((token) => token.id)])];
   const led = leaders(trace, side, position).filter((id) => !own.includes(id)).slice(0, LED);
+  // The answer is always among them, however short it led.
+  const answer = cellAt(trace, side, trace.layers[trace.layers.length - 1], position)?.top[0]?.[0];
+  if (answer !== undefined && !own.includes(answer) && !led.includes(answer)) led.splice(LED - 1, 1, answer);
   return [...pointsOf(trace, side, position, [...own, ...led])].map(([id, points]) => {
     const best = points.reduce((a, b) => (b.share > a.share ? b : a), { layer: 0, share: 0 });
     return { id, points, most: best.share, mostAt: best.layer, pinned: own.includes(id) };

@@ -11,6 +11,7 @@ import { chip, count, neuronName, number, sentence } from "./words.js";
 /** @typedef {import("./types.js").Neighbour} Neighbour */
 
 const TYPING = 180; // milliseconds without a key before the search
+const SHOWN = 7; // tokens of a result, those that match first
 /** @type {AbortController|null} */
 let asking = null;
 
@@ -40,7 +41,8 @@ export function start() {
   byId("found").addEventListener("click", (event) => {
     const vector = hit(event, "[data-neuron]");
     const cluster = hit(event, "[data-cluster]");
-    if (vector) set({ vector: { block: Number(vector.dataset.block), neuron: Number(vector.dataset.neuron) } });
+    const end = vector?.dataset.side === "suppressed" ? "suppressed" : "promoted";
+    if (vector) set({ vector: { block: Number(vector.dataset.block), neuron: Number(vector.dataset.neuron), end } });
     else if (cluster) openCluster(Number(cluster.dataset.cluster));
     else if (hit(event, "[data-back]")) search();
   });
@@ -82,12 +84,13 @@ function results({ results, milliseconds }) {
   const items = results.map((match) => {
     const down = match.side === "suppressed";
     const matched = new Set(match.matched.map((token) => token.id));
-    const tokens = (down ? match.suppresses : match.promotes).map((token) => {
+    const others = (down ? match.suppresses : match.promotes).filter((token) => !matched.has(token.id));
+    const tokens = [...match.matched, ...others].slice(0, SHOWN).map((token) => {
       const element = chip(token);
       if (matched.has(token.id)) element.classList.add("matched");
       return element;
     });
-    return row(match, match.name, down ? "− suppresses" : "+ promotes", tokens);
+    return row(match, match.name, match.side, tokens);
   });
   return [make("p", { class: "soft" }, `${count(results.length, "vector")}, ${number(milliseconds, 0)} ms`), make("ol", { class: "vectors" }, ...items)];
 }
@@ -117,7 +120,7 @@ function row(neuron, name, side, tokens) {
   return make(
     "li",
     {},
-    make("button", { type: "button", class: "row", "data-block": neuron.block, "data-neuron": neuron.neuron }, make("b", {}, title), side && make("small", {}, side), make("span", { class: "tokens" }, ...tokens)),
+    make("button", { type: "button", class: "row", "data-block": neuron.block, "data-neuron": neuron.neuron, "data-side": side || null }, make("b", {}, title), side && make("small", {}, side === "suppressed" ? "− suppresses" : "+ promotes"), make("span", { class: "tokens" }, ...tokens)),
   );
 }
 

@@ -104,16 +104,18 @@ function coefficient(neuron) {
 }
 
 /**
- * A neuron that is active here is switched off first; one that was found by search is set to the top of
- * its natural range.
+ * A neuron that is active here is switched off first. One that was found by search is set to the end of
+ * its natural range that pushes towards what was searched for.
  * @param {Vector} vector
  * @returns {import("./types.js").Edit}
  */
 function firstEdit(vector) {
   const { block, neuron, range } = vector;
   const edit = { block, neuron, positions: "all", on: true };
-  if (coefficient(vector) !== null) return { ...edit, operation: "off", value: 0 };
-  return { ...edit, operation: "set", value: range ? Number(range.high.toPrecision(3)) : 10 };
+  const end = now().vector?.end;
+  if (!end && coefficient(vector) !== null) return { ...edit, operation: "off", value: 0 };
+  const [low, high] = range ? [range.low, range.high] : [-10, 10];
+  return { ...edit, operation: "set", value: Number((end === "suppressed" ? low : high).toPrecision(3)) };
 }
 
 async function saveName() {
