@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def photograph(url: str, out: Path) -> None:
-    """Open the page, go through the loop once, and save the picture with few colours."""
+    """Open the page, go through the loop once, and save the picture."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport=WIDE, color_scheme="light", reduced_motion="reduce")
@@ -51,7 +51,7 @@ def photograph(url: str, out: Path) -> None:
         shot = page.screenshot()
         browser.close()
     out.parent.mkdir(parents=True, exist_ok=True)
-    Image.open(io.BytesIO(shot)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out)
+    Image.open(io.BytesIO(shot)).convert("RGB").save(out, optimize=True)
     sys.stdout.write(f"{out}\n")
 
 
