@@ -48,15 +48,23 @@ export function start() {
   });
 }
 
-/** @param {string} path @param {(answer: any) => (Node|false)[]} view */
-async function show(path, view) {
+/**
+ * @param {string[]} paths asked at the same time; those after the first are extras
+ * @param {(...answers: any[]) => (Node|false)[]} view
+ */
+async function show(paths, view) {
   asking?.abort();
   const controller = new AbortController();
   asking = controller;
   const place = byId("found");
   place.classList.add("loading");
   try {
-    fill(place, ...view(await json(path, { signal: controller.signal })));
+    const asked = paths.map((path, index) => {
+      const answer = json(path, { signal: controller.signal });
+      return index ? answer.catch(() => ({ clusters: [] })) : answer; // An index may have no clusters.
+    });
+    const answers = await Promise.all(asked);
+    fill(place, ...view(...answers));
     markChosen();
   } catch (error) {
     if (isAbort(error)) return;
@@ -77,14 +85,18 @@ function search() {
       make("p", { class: "soft" }, "Everything else on this page works without it."),
     );
   }
-  if (!query.trim()) return show("clusters?top=40", clusters);
+  if (!query.trim()) return show(["clusters?top=40"], clusters);
   const parts = new URLSearchParams({
     q: query,
     top: "30",
     side: choice("search-side").value,
     space: choice("search-space").value,
   });
-  return show(`search?${parts}`, results);
+  const named = new URLSearchParams({ q: query, top: "5" });
+  return show([`search?${parts}`, `clusters?${named}`], (found, groups) => [
+    ...results(found),
+    ...(groups.clusters.length ? clusters(groups) : []),
+  ]);
 }
 
 /** @param {{results: Match[], milliseconds: number}} answer */
@@ -117,25 +129,28 @@ function results({ results, milliseconds }) {
 /** @param {{clusters: Cluster[]}} answer */
 function clusters({ clusters }) {
   if (!clusters.length) return [make("p", { class: "empty" }, "Type a word to search. The index has no clusters.")];
-  const items = clusters.map((cluster) =>
-    make(
-      "li",
-      {},
+  // A vector alone is no group.
+  const items = clusters
+    .filter(({ size }) => size > 1)
+    .map((cluster) =>
       make(
-        "button",
-        { type: "button", class: "row", "data-cluster": cluster.number },
-        make("b", {}, `Cluster ${cluster.number}`),
-        make("small", {}, count(cluster.size, "vector")),
-        make("span", { class: "tokens" }, ...cluster.tokens.slice(0, 5).map(chip)),
+        "li",
+        {},
+        make(
+          "button",
+          { type: "button", class: "row", "data-cluster": cluster.number },
+          make("b", {}, `Cluster ${cluster.number}`),
+          make("small", { title: count(cluster.size, "vector") }, cluster.size.toLocaleString("en")),
+          make("span", { class: "tokens" }, ...cluster.tokens.slice(0, 5).map(chip)),
+        ),
       ),
-    ),
-  );
+    );
   return [make("h3", {}, "Clusters"), make("ol", { class: "vectors" }, ...items)];
 }
 
 /** @param {number} number */
 export function openCluster(number) {
-  return show(`clusters/${number}`, (/** @type {Cluster} */ cluster) => [
+  return show([`clusters/${number}`], (/** @type {Cluster} */ cluster) => [
     make("p", {}, make("button", { type: "button", class: "link", "data-back": true }, "‹ All")),
     make("h3", {}, `Cluster ${cluster.number}: ${count(cluster.size, "vector")}`),
     make("p", { class: "tokens" }, ...cluster.tokens.map(chip)),
