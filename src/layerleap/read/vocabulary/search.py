@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from layerleap.errors import BadSettings, check_choice
-from layerleap.read.vocabulary.lookup import IndexFile, ends_of, labels
+from layerleap.read.vocabulary.lookup import MOST_VARIABLES, IndexFile, ends_of, labels
 from layerleap.read.vocabulary.store import PROMOTED, SUPPRESSED
 from layerleap.read.vocabulary.tokens import TokenLabel
 
@@ -39,6 +39,7 @@ SIDE_NAMES: dict[int, Literal["promoted", "suppressed"]] = {
 }  # fmt: skip
 ENDS = {"promoted": "promotes", "suppressed": "suppresses"}  # the field of a match
 MOST_WORDS, LONGEST_WORD = 32, 64
+TIES = 2**24  # above any sum of places, so that it only decides between equal scores
 SHORTEST_PIECE = 3  # letters of the beginning that stands for a word without a token
 SHOWN = 10  # tokens per end in a result
 
@@ -164,7 +165,7 @@ def search(
         raise BadSettings(f"top is {top}; expected 1 or more")
     with index.reading() as connection:
         words = find_tokens(connection, query, space)
-        ranked = _ranked(connection, index, words, SIDES[side])[:top]
+        ranked = _ranked(connection, index, words, SIDES[side], top)
         matched = {token for tokens in words.tokens.values() for token in tokens}
         found = _matches(connection, index, ranked, matched)
     return Matches(query, found, words.missing, words.pieces)
@@ -230,53 +231,58 @@ def _tokens(connection: sqlite3.Connection, word: str, space: Space) -> list[int
 
 
 def _ranked(
-    connection: sqlite3.Connection, index: IndexFile, words: Words, ends: tuple[int, ...]
+    connection: sqlite3.Connection,
+    index: IndexFile,
+    words: Words,
+    ends: tuple[int, ...],
+    top: int,
 ) -> list[tuple[int, int, float]]:
-    """(vector, end, score), best first."""
+    """(vector, end, score) of the best ones."""
     if not words.tokens:
         return []
-    points = [_points(connection, index, words, end) for end in ends]
-    scores, totals = (np.stack(rows) for rows in zip(*points, strict=True))
-    # The better end of each vector; the first one if both are as good.
-    better = np.lexsort((-totals, -scores), axis=0)[0]
-    vectors = np.flatnonzero(scores.max(0))
-    better = better[vectors]
-    scores, totals = scores[better, vectors], totals[better, vectors]
+    points = np.stack([_points(connection, index, words, end) for end in ends])
+    better = points.argmax(0)  # the better end of each vector; the first one if both are as good
+    points = points.max(0)
+    vectors = np.flatnonzero(points)
     full = 2 * index.top * len(words.tokens)
     return [
-        (int(vectors[i]), ends[better[i]], round(int(scores[i]) / full, 6))
-        for i in np.lexsort((vectors, -totals, -scores))
+        (int(vector), ends[better[vector]], round(int(points[vector] // TIES) / full, 6))
+        for vector in vectors[np.argsort(-points[vectors], kind="stable")][:top]
     ]
 
 
 def _points(
     connection: sqlite3.Connection, index: IndexFile, words: Words, end: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """By vector, its score at one end, and the closeness of all matching tokens together.
+) -> NDArray[np.int64]:
+    """By vector, TIES times its score at one end plus the closeness of all matching tokens.
 
     Both are counted in places, `top` for the first one: whole numbers, so that ties are exact.
     """
-    scores = np.zeros(index.n_vectors, np.int64)
-    totals = np.zeros_like(scores)
+    points = np.zeros(index.n_vectors, np.int64)
     for tokens in words.tokens.values():
-        best = np.zeros_like(scores)
-        for token in tokens:
-            vectors, ranks = _posting(connection, token, end)
-            places = index.top - ranks.astype(np.int64)
-            best[vectors] = np.maximum(best[vectors], places)
-            totals[vectors] += places
-        scores += (best > 0) * (index.top + best)
-    return scores, totals
+        vectors, ranks = _postings(connection, [2 * token + end for token in tokens])
+        places = index.top - ranks.astype(np.int64)
+        best = np.zeros_like(points)
+        np.maximum.at(best, vectors, places)
+        np.add.at(points, vectors, places)
+        points += (best > 0) * (index.top + best) * TIES
+    return points
 
 
-def _posting(
-    connection: sqlite3.Connection, token: int, end: int
+def _postings(
+    connection: sqlite3.Connection, wanted: list[int]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """The vectors that have a token at one end, each once, and its rank there."""
-    found = connection.execute(
-        "SELECT vectors, ranks FROM postings WHERE id = ?", (2 * token + end,)
-    ).fetchone()
-    vectors, ranks = found or (b"", b"")
+    """The vectors that have some tokens at one end, and the tokens' ranks, one after another."""
+    rows: list[tuple[bytes, bytes]] = []
+    for start in range(0, len(wanted), MOST_VARIABLES):
+        some = wanted[start : start + MOST_VARIABLES]
+        marks = ",".join("?" * len(some))
+        rows += connection.execute(
+            f"SELECT vectors, ranks FROM postings WHERE id IN ({marks})", some
+        )
+    vectors, ranks = (
+        (b"".join(column) for column in zip(*rows, strict=True)) if rows else (b"", b"")
+    )
     return np.frombuffer(vectors, "<i4"), np.frombuffer(ranks, np.uint8)
 
 

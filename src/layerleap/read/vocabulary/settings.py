@@ -14,7 +14,7 @@ from layerleap.stream.batches import modality
 from layerleap.stream.examples import reads_pairs
 from layerleap.stream.source import default_text
 
-METHOD = 1  # raise it when the same weights would give another index: caches then start anew
+METHOD = 2  # raise it when the same weights would give another index: caches then start anew
 MOST_TOKENS = 250  # per end: ranks are kept in one byte
 
 

@@ -139,11 +139,23 @@ def test_vectors_that_point_one_way_share_a_cluster_whatever_their_length():
     ways = torch.nn.functional.normalize(torch.randn(5, 32), dim=1)
     which = torch.arange(500) % 5
     vectors = (ways[which] + 0.02 * torch.randn(500, 32)) * torch.rand(500, 1).add(0.1) * 9
-    found = cluster_vectors(lambda b: vectors.view(2, 250, 32)[b], [250, 250], 5).clusters
-    pairs = {(way, cluster) for way, cluster in zip(which.tolist(), found.tolist(), strict=True)}
-    assert len(pairs) == 5
+    found = cluster_vectors(lambda b: vectors.view(2, 250, 32)[b], [250, 250], 12)
+    pairs = {
+        (way, cluster) for way, cluster in zip(which.tolist(), found.clusters.tolist(), strict=True)
+    }
+    assert len(pairs) == len({cluster for _, cluster in pairs})  # no cluster has two ways
+    assert {way for way, _ in pairs} == set(range(5))
+    assert found.cosines.min() > 0.9
     assert default_number(46080) == 1152
     assert default_number(3) == 1
+
+
+def test_no_cluster_draws_in_everything_where_vectors_are_nearly_orthogonal():
+    torch.manual_seed(2)
+    vectors = torch.randn(1000, 256)
+    found = cluster_vectors(lambda b: vectors, [1000], 25).clusters
+    sizes = np.bincount(found, minlength=25)
+    assert sizes.max() < 200  # with plain means as centres, most vectors would share one
 
 
 def test_names_of_clusters_equal_a_plain_sum():
