@@ -120,6 +120,7 @@ def _memory(client: Any, process: Any, requests: int, fill: int) -> Row:
     for number in range(requests):
         _any(client, number)
     after = process.memory_info().rss
+    client.delete("/api/sessions/bench")
     return Row(
         "debug_memory", after / 2**20, before / 2**20, "MiB", 1.05, "<=",
         detail={

@@ -28,7 +28,7 @@ def ran(page):
     until(page, "!document.querySelector('.gridbox.stale, #grid-0 td.waiting')")
 
 
-def until(page, expression, seconds=10):
+def until(page, expression, seconds=30):
     """Wait until JavaScript is true. Playwright's own way needs `eval`, which the page forbids."""
     deadline = time.monotonic() + seconds
     while not page.evaluate(expression):

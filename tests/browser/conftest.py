@@ -106,7 +106,7 @@ def tab(chromium, server):
             context = chromium.new_context(
                 viewport=size, color_scheme=scheme, accept_downloads=True, reduced_motion="reduce"
             )
-            context.set_default_timeout(10_000)
+            context.set_default_timeout(30_000)
             context.route(
                 ELSEWHERE, lambda route: (faults.append(route.request.url), route.abort())
             )

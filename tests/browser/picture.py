@@ -2,7 +2,8 @@
 
     python tests/browser/picture.py [--model smollm2] [--out docs/debugger.png]
 
-Starts the debugger, runs a prompt, edits the strongest neuron of the last block and generates.
+Starts the debugger with its concept index, runs a prompt, searches a concept, sets its first vector
+and generates with and without it.
 """
 
 import argparse
@@ -15,7 +16,9 @@ from browsing import WIDE, find_chromium, ran
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-VIEW = "p=The+capital+of+France+is+Paris,+and+the+capital+of+Spain+is&new=24"
+VIEW = (
+    "p=On+a+quiet+evening+at+home,+when+the+work+is+done,+she+likes+to&q=guitar+music+band&new=24"
+)
 
 
 def main() -> None:
@@ -29,7 +32,7 @@ def main() -> None:
     if options.url:
         photograph(options.url, options.out)
         return
-    command = [sys.executable, "-m", "layerleap", "debug", options.model, "--no-browser"]
+    command = [sys.executable, "-m", "layerleap", "debug", options.model, "--no-browser", "--index"]
     with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as running:
         try:
             photograph(running.stdout.readline().strip(), options.out)
@@ -38,7 +41,7 @@ def main() -> None:
 
 
 def photograph(url: str, out: Path) -> None:
-    """Open the page, go through the loop once, and save the picture with few colours."""
+    """Open the page, go through the loop once, and save the picture."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport=WIDE, color_scheme="light", reduced_motion="reduce")
@@ -48,15 +51,20 @@ def photograph(url: str, out: Path) -> None:
         shot = page.screenshot()
         browser.close()
     out.parent.mkdir(parents=True, exist_ok=True)
-    Image.open(io.BytesIO(shot)).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(out)
+    # A third of the size, with the colours of thin lines kept.
+    few = Image.open(io.BytesIO(shot)).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+    few.save(out, optimize=True)
     sys.stdout.write(f"{out}\n")
 
 
 def go_through_the_loop(page: Page) -> None:
+    page.fill("#watch", "play")
+    page.wait_for_selector("#watch-list li")
+    page.press("#watch", "Enter")
+    page.click("#run")
     ran(page)
-    page.wait_for_selector(".updates tbody tr")
-    page.click(".updates tbody tr >> nth=0")
-    page.wait_for_selector("#vector .ends li")
+    page.click("#found [data-neuron] >> nth=0")
+    page.wait_for_selector("#vector .neighbours li")
     page.click("[data-edit]")
     page.click("#run")
     ran(page)

@@ -31,10 +31,8 @@ def static(tmp_path: Path) -> Path:
 def make_app(tmp_path: Path, static: Path) -> Callable[..., Guard]:
     def make(engine: Any = None, *, limits: Limits | None = None, **more: Any) -> Guard:
         store = Store("f" * 32, tmp_path / "saved.sqlite")
-        return create_app(
-            engine if engine is not None else FakeEngine(), store, limits=limits, static=static,
-            **more,
-        )  # fmt: skip
+        own = engine if engine is not None else FakeEngine()
+        return create_app(own, store, limits=limits, **{"static": static, **more})
 
     return make
 

@@ -103,6 +103,15 @@ def test_who_waits_is_told_when_the_queue_moves(serve, slow):
     assert [frame["frame"] for frame in rest][-2:] == ["meta", "done"]
 
 
+def test_who_asks_one_thing_after_the_other_never_waits(serve):
+    client = serve()
+    for _ in range(30):
+        assert client.post("/api/cell", json=CELL).status_code == 200
+        assert client.post("/api/trace", json={"input": {"text": "!error"}}).status_code == 422
+        answer = client.post("/api/generate", json={**ASK, "max_new_tokens": 1})
+        assert frames(answer.text)[0]["frame"] == "start", "nobody was ahead"
+
+
 def test_a_client_that_leaves_frees_the_worker(serve, slow):
     client = serve(slow)
     with client.stream("POST", "/api/trace", json=ASK) as answer:

@@ -1,13 +1,16 @@
 """Every route, with the make-believe engine: shapes, limits and sentences."""
 
 import json
+import re
 
 import pytest
-from asking import frames
+from asking import HERE, frames
 from fake import N_LAYERS, PROMPT, FakeEngine
 from starlette.testclient import TestClient
 
 from layerleap.show.web import limits
+from layerleap.show.web.app import STATIC
+from layerleap.show.web.static_files import TYPES
 
 ASK = {"input": {"text": PROMPT}}
 
@@ -29,6 +32,20 @@ def test_the_page_and_its_files_have_types_and_tags(client):
     again = client.get("/app.js", headers={"if-none-match": module.headers["etag"]})
     assert again.status_code == 304
     assert again.content == b""
+
+
+def test_every_file_of_the_page_is_served_and_none_is_asked_of_others(make_app):
+    with TestClient(make_app(static=STATIC), base_url=HERE) as client:
+        page = client.get("/").text
+        for file in sorted(STATIC.iterdir()):
+            answer = client.get(f"/{file.name}")
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == TYPES[file.suffix]
+            assert answer.content == file.read_bytes()
+        named = re.findall(r'(?:src|href)="([^"#]+)"', page)
+        assert named
+        assert all((STATIC / name).is_file() for name in named), "no file elsewhere, none missing"
+        assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=", page)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ import threading
 
 import httpx2
 import pytest
+from families import build
 from tiny_models import tiny
 
 import layerleap as ll
 from layerleap.errors import BadSettings, CannotFetch
+from layerleap.models.transformer import Transformer
 from layerleap.show.html.readings import write_readings
 from layerleap.show.web import session as web_session
 from layerleap.show.web.access import Access
@@ -169,6 +171,23 @@ def test_a_session_that_fails_to_start_leaves_the_port_free(model):
     with pytest.raises(ll.LayerleapError):
         ll.debug(model, port=port, index=False, bank="no/such/bank")
     listen("127.0.0.1", port).close()
+
+
+def test_a_model_that_reads_no_text_is_refused_and_leaves_no_server():
+    images = Transformer.wrap(build("vit"), None, name="tiny-vit")
+    with pytest.raises(ll.LayerleapError, match="reads images"):
+        ll.debug(images, index=False)
+    assert web_session.running(images) is None
+
+
+def test_a_model_without_a_tokenizer_reads_ids():
+    bare = Transformer.wrap(build("llama"), None, name="bare")
+    with ll.debug(bare, index=False) as session:
+        answer = httpx2.post(f"{session.url}api/tokens", json={"text": "the cat"})
+        assert answer.status_code == 422
+        assert "no tokenizer" in answer.json()["error"]
+        answer = httpx2.post(f"{session.url}api/trace", json={"input": {"ids": [5, 6]}})
+        assert '"frame":"done"' in answer.text
 
 
 def test_without_the_libraries_the_install_line_is_said(model, monkeypatch):

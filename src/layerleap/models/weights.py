@@ -15,6 +15,7 @@ The down-projection is the matrix that gives the output of the FFN, whatever its
 asked for, so that loading a model does not take longer. A mixture of experts has no such matrix.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -99,7 +100,7 @@ def _gain(norm: nn.Module, like: Tensor, centres: bool) -> tuple[Tensor, Tensor]
     return ((norm(signs) - shift) / plain)[0], shift[0]
 
 
-_FFNS: "WeakKeyDictionary[Transformer, dict[int, FeedForward]]" = WeakKeyDictionary()
+_FFNS: "WeakKeyDictionary[Transformer, dict[int, FeedForward | ModelRefused]]" = WeakKeyDictionary()
 
 
 def feed_forward(transformer: Transformer, block: int) -> FeedForward:
@@ -107,16 +108,38 @@ def feed_forward(transformer: Transformer, block: int) -> FeedForward:
     check_block(transformer, block)
     known = _FFNS.setdefault(transformer, {})
     if block not in known:
-        with unedited(transformer.model):
-            known[block] = _find(transformer, block)
-    return known[block]
+        _discover(transformer, [block], within=transformer.blocks[block - 1])
+    ffn = known[block]
+    if isinstance(ffn, ModelRefused):
+        raise ffn.with_traceback(None)
+    return ffn
 
 
-def _find(transformer: Transformer, block: int) -> FeedForward:
+def feed_forwards(transformer: Transformer) -> dict[int, "FeedForward | ModelRefused"]:
+    """The neurons of every block, or why it has none; one pass verifies them all."""
+    known = _FFNS.setdefault(transformer, {})
+    blocks = range(1, transformer.n_layers + 1)
+    if missing := [block for block in blocks if block not in known]:
+        _discover(transformer, missing)
+    return {block: known[block] for block in blocks}
+
+
+def _discover(transformer: Transformer, blocks: Sequence[int], within: str = "") -> None:
+    with unedited(transformer.model):
+        inputs = probe(transformer.model, rows=2, seed=17)
+        calls, _ = trace(transformer.model, inputs, within=within)
+        for block in blocks:
+            try:
+                _FFNS[transformer][block] = _find(transformer, block, calls)
+            except ModelRefused as error:
+                _FFNS[transformer][block] = error
+
+
+def _find(transformer: Transformer, block: int, traced: Sequence[Call]) -> FeedForward:
     anatomy = transformer.known_anatomy(
         block, "its neurons are not known either; its layers can still be read and patched"
     )
-    calls = _calls(transformer, block)
+    calls = _calls(transformer, block, traced)
     path = transformer.blocks[block - 1]
     output = _last(calls, f"{path}.{anatomy.sites['ffn.out'].path}").gives
     for call in reversed(calls):  # the innermost matrix that gives the output ends last
@@ -133,13 +156,13 @@ def _find(transformer: Transformer, block: int) -> FeedForward:
     )
 
 
-def _calls(transformer: Transformer, block: int) -> list[Call]:
+def _calls(transformer: Transformer, block: int, traced: Sequence[Call]) -> list[Call]:
     """The calls inside one block, in order of their end; a shared block runs once per layer."""
     path = transformer.blocks[block - 1]
-    calls, _ = trace(transformer.model, probe(transformer.model, rows=2, seed=17), within=path)
-    runs = [call for call in calls if call.path == path]
-    run = runs[transformer.blocks[: block - 1].count(path)]
-    return sorted((call for call in calls if run.contains(call)), key=lambda call: call.end)
+    run = [call for call in traced if call.path == path][
+        transformer.blocks[: block - 1].count(path)
+    ]
+    return sorted((call for call in traced if run.contains(call)), key=lambda call: call.end)
 
 
 def _last(calls: list[Call], path: str) -> Call:

@@ -21,7 +21,7 @@ from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.hooks.recording import record
 from layerleap.models.inputs import padded
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import feed_forward
+from layerleap.models.weights import FeedForward, feed_forwards
 from layerleap.read.lens import Lens
 from layerleap.read.vocabulary.neurons import BlockReading, Neurons
 from layerleap.read.vocabulary.tokens import TokenLabel, output_label, token_label
@@ -102,17 +102,17 @@ class Debugger:
     @cached_property
     def blocks(self) -> list[dict[str, Any]]:
         """Per block: how many neurons it has, or why they are not known; and its style."""
-        return [self._block(number) for number in range(1, self.transformer.n_layers + 1)]
-
-    def _block(self, number: int) -> dict[str, Any]:
-        anatomy = self.transformer.anatomy[number - 1]
-        block: dict[str, Any] = {"block": number, "n_neurons": None, "reason": None}
-        block["style"] = None if isinstance(anatomy, str) else anatomy.style
-        try:
-            block["n_neurons"] = feed_forward(self.transformer, number).n_neurons
-        except ModelRefused as error:
-            block["reason"] = str(error)
-        return block
+        return [
+            {
+                "block": block,
+                "n_neurons": ffn.n_neurons if isinstance(ffn, FeedForward) else None,
+                "reason": str(ffn) if isinstance(ffn, ModelRefused) else None,
+                "style": None if isinstance(anatomy, str) else anatomy.style,
+            }
+            for (block, ffn), anatomy in zip(
+                feed_forwards(self.transformer).items(), self.transformer.anatomy, strict=True
+            )
+        ]
 
     def _examples(self) -> list[dict[str, Any]]:
         kind, tokenizer = self.transformer.kind, self.transformer.tokenizer

@@ -27,7 +27,7 @@ from layerleap.errors import (
 from layerleap.extras import library
 from layerleap.memory import give_back
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import FeedForward, feed_forward, unembedding
+from layerleap.models.weights import FeedForward, feed_forwards, unembedding
 from layerleap.progress import Progress, reporting
 from layerleap.read.vocabulary.clusters import (
     NEEDED,
@@ -163,11 +163,11 @@ class _Work:
         self.matrix = unembedding(transformer)
         self.ffns: list[FeedForward] = []
         self.reasons: dict[int, str] = {}
-        for block in range(1, transformer.n_layers + 1):
-            try:
-                self.ffns.append(feed_forward(transformer, block))
-            except ModelRefused as error:
-                self.reasons[block] = str(error)
+        for block, ffn in feed_forwards(transformer).items():
+            if isinstance(ffn, FeedForward):
+                self.ffns.append(ffn)
+            else:
+                self.reasons[block] = str(ffn)
         if not self.ffns:
             raise ModelRefused(
                 f"{transformer.identity.name} has no neurons to index: {self.reasons[1]}"

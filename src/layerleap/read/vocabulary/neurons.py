@@ -26,7 +26,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.capture import Capture, check_block
 from layerleap.models.inputs import padded
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import FeedForward, feed_forward, unembedding
+from layerleap.models.weights import FeedForward, feed_forward, feed_forwards, unembedding
 from layerleap.read.lens import Lens
 from layerleap.read.top import top_k
 from layerleap.read.vocabulary.ends import Ends, both_ends, written_values
@@ -259,6 +259,8 @@ class Neurons:
             check_block(transformer, block)
         if top < 0 or tokens < 1:
             raise BadSettings(f"top={top}, tokens={tokens}; expected at least 0 and 1")
+        if blocks is None:
+            feed_forwards(transformer)  # all in one pass
         places = {block: _Places.of(transformer, block) for block in chosen}
         keep = torch.zeros(1, len(ids), dtype=torch.bool)
         keep[0, position] = True

@@ -33,15 +33,15 @@ class TokenLabel:
         return asdict(self)
 
 
-_LABELS: "WeakKeyDictionary[Transformer, dict[int, TokenLabel]]" = WeakKeyDictionary()
+_LABELS: "WeakKeyDictionary[Transformer, _Labels]" = WeakKeyDictionary()
 
 
 def token_label(transformer: Transformer, index: int) -> TokenLabel:
     """The label of a token of the model's input."""
-    known = _LABELS.setdefault(transformer, {})
-    if index not in known:
-        known[index] = _label(transformer.tokenizer, index)
-    return known[index]
+    labels = _LABELS.get(transformer)
+    if labels is None:
+        labels = _LABELS[transformer] = _Labels(transformer.tokenizer)
+    return labels[index]
 
 
 def output_label(transformer: Transformer, index: int) -> TokenLabel:
@@ -65,29 +65,45 @@ def _visible_character(character: str) -> str:
     return f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"
 
 
-def _label(tokenizer: Any, index: int) -> TokenLabel:
-    if tokenizer is None:
-        return TokenLabel(index, str(index), str(index), "text")
-    if index in tokenizer.all_special_ids:
-        text = tokenizer.decode([index])
-        return TokenLabel(index, text, visible(text) or f"<{index}>", "special")
-    text = _text(tokenizer, index)
-    if REPLACEMENT in text:
-        given = _bytes(tokenizer, index)
-        if given is not None and given != REPLACEMENT.encode():
-            return TokenLabel(index, "", f"<{given.hex(' ').upper()}>", "bytes")
-    if not text:  # a token that decodes to nothing, such as an unused one
-        return TokenLabel(index, "", f"<{index}>", "special")
-    return TokenLabel(index, text, visible(text), "text" if text.strip() else "space")
+class _Labels(dict[int, TokenLabel]):
+    """The labels of one tokenizer's tokens, each made when it is first asked for."""
 
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        if tokenizer is None:
+            return
+        self.special = set(tokenizer.all_special_ids)
+        self.anchor = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+        self.before = tokenizer.decode(self.anchor)
+        self.is_anchored = bool(self.before) and self.anchor != [tokenizer.unk_token_id]
 
-def _text(tokenizer: Any, index: int) -> str:
-    """What the token adds to a text that has begun: many tokenizers drop a first space."""
-    anchor = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-    before = tokenizer.decode(anchor)
-    both = tokenizer.decode([*anchor, index])
-    is_kept = bool(before) and anchor != [tokenizer.unk_token_id] and both.startswith(before)
-    return both[len(before) :] if is_kept else tokenizer.decode([index])
+    def __missing__(self, index: int) -> TokenLabel:
+        label = self[index] = self._label(index)
+        return label
+
+    def _label(self, index: int) -> TokenLabel:
+        if self.tokenizer is None:
+            return TokenLabel(index, str(index), str(index), "text")
+        if index in self.special:
+            text = self.tokenizer.decode([index])
+            return TokenLabel(index, text, visible(text) or f"<{index}>", "special")
+        text = self._text(index)
+        if REPLACEMENT in text:
+            given = _bytes(self.tokenizer, index)
+            if given is not None and given != REPLACEMENT.encode():
+                return TokenLabel(index, "", f"<{given.hex(' ').upper()}>", "bytes")
+        if not text:  # a token that decodes to nothing, such as an unused one
+            return TokenLabel(index, "", f"<{index}>", "special")
+        return TokenLabel(index, text, visible(text), "text" if text.strip() else "space")
+
+    def _text(self, index: int) -> str:
+        """What the token adds to a text that has begun: many tokenizers drop a first space."""
+        if self.is_anchored:
+            both = self.tokenizer.decode([*self.anchor, index])
+            if both.startswith(self.before):
+                return both[len(self.before) :]
+        return self.tokenizer.decode([index])
 
 
 def _bytes(tokenizer: Any, index: int) -> bytes | None:

@@ -46,10 +46,11 @@ async def answer(worker: Worker, request: Request, compute: Callable[[], Any]) -
 
 
 async def _result(job: Job) -> Any:
+    """What the work emitted last; before it come places in the queue."""
+    result = None
     async for frame in job.frames():
-        if "result" in frame:
-            return frame["result"]
-    return None
+        result = frame.get("result")
+    return result
 
 
 async def _gone(request: Request) -> None:
@@ -83,7 +84,12 @@ class Lines(StreamingResponse):
 
 async def _lines(worker: Worker, job: Job, first: Frame | None) -> AsyncIterator[bytes]:
     try:
-        yield _line(first or {"frame": "queued", "place": job.ahead})
+        if job.ahead:
+            yield _line({"frame": "queued", "place": job.ahead})
+        elif first is None:  # it ended without a word: the server is stopping
+            return
+        else:
+            yield _line(first)
         async for frame in job.frames():
             yield _line(frame)
     except Busy as error:

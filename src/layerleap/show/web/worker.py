@@ -38,17 +38,16 @@ class Job:
         self._frames: asyncio.Queue[Frame | BaseException | None] = asyncio.Queue()
         self._stop = threading.Event()
 
-    def run(self) -> None:
-        """Do the work on the calling thread; an error becomes the last thing to be received."""
+    def run(self) -> BaseException | None:
+        """Do the work on the calling thread; what comes back is the last thing to be received."""
         try:
             if not self.is_cancelled():
                 self.work(self._emit, self.is_cancelled)
         except Stopped:
             pass
         except BaseException as error:  # it is raised again where the frames are read
-            self.put(error)
-        finally:
-            self.put(None)
+            return error
+        return None
 
     def _emit(self, frame: Frame) -> None:
         if self.is_cancelled():
@@ -139,14 +138,16 @@ class Worker:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                self._running = None
                 self._changed.wait_for(lambda: self._queue or self._is_closed)
                 if self._is_closed:
                     return
                 self._running = job = self._queue.popleft()
                 self._tell_places()
-            job.run()
-            del job  # with its frames and states, before the next one comes
+            last = job.run()
+            with self._changed:
+                self._running = None
+            job.put(last)  # not earlier: whoever hears of the end finds nobody ahead
+            del job, last  # with frames and states, before the next one comes
 
     def _tell_places(self) -> None:
         """Tell every job that waits how many are before it."""

@@ -25,12 +25,35 @@ import { now, on, set } from "./state.js";
 import { run } from "./trace.js";
 import { count } from "./words.js";
 
-const KINDS = { "next-token": "predicts the next token", "masked-token": "fills in masked tokens", "text-class": "classifies texts", "token-class": "classifies tokens" };
+const KINDS = {
+  "next-token": "predicts the next token",
+  "masked-token": "fills in masked tokens",
+  "text-class": "classifies texts",
+  "token-class": "classifies tokens",
+};
 
 theme.start();
 split.start();
 set(link.fromFragment(location.hash));
-for (const part of [prompt, notice, grid, peek, paths, cell, vector, search, edits, generation, sessions, exporting, tour, help, keys, link]) part.start();
+for (const part of [
+  prompt,
+  notice,
+  grid,
+  peek,
+  paths,
+  cell,
+  vector,
+  search,
+  edits,
+  generation,
+  sessions,
+  exporting,
+  tour,
+  help,
+  keys,
+  link,
+])
+  part.start();
 
 on(["model", "connection", "trouble"], ({ model, connection, trouble }) => {
   const place = byId("connection");
@@ -39,7 +62,13 @@ on(["model", "connection", "trouble"], ({ model, connection, trouble }) => {
   document.body.classList.toggle("gone", connection === "gone");
   if (!model) return;
   const kind = KINDS[/** @type {keyof typeof KINDS} */ (model.kind)] ?? model.kind;
-  byId("model").textContent = [model.name, model.class, count(model.n_layers, "layer"), `width ${model.d_model}`, kind].join(" · ");
+  byId("model").textContent = [
+    model.name,
+    model.class,
+    count(model.n_layers, "layer"),
+    `width ${model.d_model}`,
+    kind,
+  ].join(" · ");
   document.title = `${model.name} · layerleap debugger`;
 });
 

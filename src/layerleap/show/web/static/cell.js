@@ -2,7 +2,7 @@
 // The selected cell: the stages of its block, and the sub-updates that its feed-forward layer writes.
 
 import { isAbort, json, patiently, queueText } from "./api.js";
-import { bar, byId, fill, hit, make } from "./dom.js";
+import { bar, byId, fill, hit, loading, make } from "./dom.js";
 import { addEdit } from "./edits.js";
 import { togglePin } from "./paths.js";
 import { now, on, set } from "./state.js";
@@ -90,20 +90,37 @@ function render(state) {
   const place = byId("cell");
   const chosen = state.selected;
   const trace = chosen && state.traces[chosen.grid];
-  const kept = document.activeElement instanceof HTMLElement && place.contains(document.activeElement) ? document.activeElement.id : "";
+  const kept =
+    document.activeElement instanceof HTMLElement && place.contains(document.activeElement)
+      ? document.activeElement.id
+      : "";
   if (!chosen || !trace?.layers.length) {
-    return fill(place, make("h2", {}, "Selected cell"), make("p", { class: "empty" }, "Run a prompt, then choose a cell of the grid. Its predictions, stage by stage, and the neurons that write them appear here."));
+    return fill(
+      place,
+      make("h2", {}, "Selected cell"),
+      make(
+        "p",
+        { class: "empty" },
+        "Run a prompt, then choose a cell of the grid. Its predictions, stage by stage, and the neurons that write them appear here.",
+      ),
+    );
   }
   const { reading, status, message } = state.cell;
   const token = trace.tokens[chosen.position];
   const last = trace.layers[trace.layers.length - 1];
   const where = chosen.layer === 0 ? "Layer 0, before block 1" : `Block ${chosen.layer} of ${last}`;
-  const head = make("div", { class: "bar" }, make("h2", {}, where), make("span", { class: "soft" }, `position ${chosen.position}`), chip(token));
+  const head = make(
+    "div",
+    { class: "bar" },
+    make("h2", {}, where),
+    make("span", { class: "soft" }, `position ${chosen.position}`),
+    chip(token),
+  );
   if (chosen.layer === 0) return fill(place, head, ...embedding(trace, chosen.position));
   if (status === "error") return fill(place, head, make("p", { class: "error" }, message));
   const fresh = reading && reading.block === chosen.layer && reading.position === chosen.position;
   place.classList.toggle("loading", status === "loading");
-  if (!fresh) return fill(place, head, make("p", { class: "loading" }, make("span", { class: "spinner" }), message || "Reading the cell…"));
+  if (!fresh) return fill(place, head, loading(message || "Reading the cell…"));
   const shown = reading.after && state.view !== "before" ? reading.after : reading;
   fill(place, head, ...stages(shown, reading), ...updates(shown, shown === reading.after));
   if (kept) document.getElementById(kept)?.focus();
@@ -112,8 +129,17 @@ function render(state) {
 /** @param {Trace} trace @param {number} position */
 function embedding(trace, position) {
   const cell = cellAt(trace, "before", 0, position);
-  const items = (cell?.top ?? []).map(([id, share]) => make("li", {}, pin(nameOf(id), pinned(id)), bar(percent(share), share)));
-  return [make("p", { class: "soft" }, "The embedding of the token, read by the lens. No block has run yet, so there are no sub-updates."), make("ol", { class: "guesses-list" }, ...items)];
+  const items = (cell?.top ?? []).map(([id, share]) =>
+    make("li", {}, pin(nameOf(id), pinned(id)), bar(percent(share), share)),
+  );
+  return [
+    make(
+      "p",
+      { class: "soft" },
+      "The embedding of the token, read by the lens. No block has run yet, so there are no sub-updates.",
+    ),
+    make("ol", { class: "guesses-list" }, ...items),
+  ];
 }
 
 /** @param {number} id */
@@ -136,7 +162,12 @@ function stages(shown, reading) {
     make("h3", {}, "Predictions"),
     notes.length > 0 && make("p", { class: "soft" }, notes.join(" ")),
     make("div", { class: "stages" }, ...columns),
-    longest > SHORT && make("button", { type: "button", class: "quiet more-tokens", id: "more-tokens", "data-all": true }, all ? "Show fewer" : `Show ${longest}`),
+    longest > SHORT &&
+      make(
+        "button",
+        { type: "button", class: "quiet more-tokens", id: "more-tokens", "data-all": true },
+        all ? "Show fewer" : `Show ${longest}`,
+      ),
   ];
 }
 
@@ -145,19 +176,43 @@ function stageColumn(stage, name) {
   const items = stage.top.slice(0, all ? stage.top.length : SHORT).map(([id, share, change]) => {
     const mark = stage.where === "before" ? null : rankChange(change);
     const tone = change === null || change > 0 ? "up" : change < 0 ? "down" : "even";
-    const title = mark === "new" ? "Not in the list before" : mark === "=" ? "Same rank as before" : `Rank ${(change ?? 0) > 0 ? "up" : "down"} by ${Math.abs(change ?? 0)}`;
-    return make("li", {}, pin(name(id), pinned(id)), bar(percent(share), share), mark && make("span", { class: `moved ${tone}`, title }, mark));
+    const title =
+      mark === "new"
+        ? "Not in the list before"
+        : mark === "="
+          ? "Same rank as before"
+          : `Rank ${(change ?? 0) > 0 ? "up" : "down"} by ${Math.abs(change ?? 0)}`;
+    return make(
+      "li",
+      {},
+      pin(name(id), pinned(id)),
+      bar(percent(share), share),
+      mark && make("span", { class: `moved ${tone}`, title }, mark),
+    );
   });
   const watch = now().watch;
-  const watched = stage.watch && watch && make("p", { class: "soft watched" }, `${watch.label} ${percent(stage.watch[0])}, rank ${stage.watch[1]}`);
+  const watched =
+    stage.watch &&
+    watch &&
+    make("p", { class: "soft watched" }, `${watch.label} ${percent(stage.watch[0])}, rank ${stage.watch[1]}`);
   const title = WHERE[/** @type {keyof typeof WHERE} */ (stage.where)] ?? stage.where;
-  return make("div", { class: "stage" }, make("h4", {}, title), make("ol", { class: "guesses-list" }, ...items), watched);
+  return make(
+    "div",
+    { class: "stage" },
+    make("h4", {}, title),
+    make("ol", { class: "guesses-list" }, ...items),
+    watched,
+  );
 }
 
 /** @param {CellReading} shown @param {boolean} edited */
 function updates(shown, edited) {
   const head = make("h3", {}, "Dominant sub-updates");
-  if (!shown.neurons) return [head, make("p", { class: "empty" }, sentence(shown.neurons_reason ?? "The neurons of this block cannot be shown"))];
+  if (!shown.neurons)
+    return [
+      head,
+      make("p", { class: "empty" }, sentence(shown.neurons_reason ?? "The neurons of this block cannot be shown")),
+    ];
   const { updates, shown_share, bias_share, rest_share, total_norm } = shown.neurons;
   const most = Math.max(...updates.map((update) => update.strength), 1e-9);
   const rows = updates.map((update) => updateRow(shown.block, update, most));
@@ -165,7 +220,17 @@ function updates(shown, edited) {
     "table",
     { class: "updates" },
     make("caption", { class: "hidden" }, "Neurons that write most at this cell. Choose one to read its tokens."),
-    make("thead", {}, make("tr", {}, ...["Neuron", "Coefficient", "Share", "Pushes towards", ""].map((text, i) => make("th", { scope: "col" }, i === 4 ? make("span", { class: "hidden" }, "Switch off") : text)))),
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        ...["Neuron", "Coefficient", "Share", "Pushes towards", ""].map((text, i) =>
+          make("th", { scope: "col" }, i === 4 ? make("span", { class: "hidden" }, "Switch off") : text),
+        ),
+      ),
+    ),
     make("tbody", {}, ...rows),
   );
   const parts = [
@@ -173,15 +238,25 @@ function updates(shown, edited) {
     { name: "bias", text: `bias: ${percent(bias_share)}`, share: bias_share },
     { name: "rest", text: `the rest: ${percent(rest_share)}`, share: rest_share },
   ];
-  const strip = make("div", { class: "shares", "aria-hidden": "true" }, ...parts.map(({ name, share }) => {
-    const part = make("i", { class: name });
-    part.style.flexGrow = String(Math.max(0, share));
-    return part;
-  }));
-  const words = parts.map(({ name, text }) => make("span", { class: "entry" }, make("i", { class: `key ${name}` }), text));
+  const strip = make(
+    "div",
+    { class: "shares", "aria-hidden": "true" },
+    ...parts.map(({ name, share }) => {
+      const part = make("i", { class: name });
+      part.style.flexGrow = String(Math.max(0, share));
+      return part;
+    }),
+  );
+  const words = parts.map(({ name, text }) =>
+    make("span", { class: "entry" }, make("i", { class: `key ${name}` }), text),
+  );
   return [
     head,
-    make("p", { class: "soft" }, `Ranked by |coefficient| × length of the value vector.${edited ? " Coefficients as edited." : ""} Share of the FFN's output (norm ${number(total_norm, 1)}):`),
+    make(
+      "p",
+      { class: "soft" },
+      `Ranked by |coefficient| × length of the value vector.${edited ? " Coefficients as edited." : ""} Share of the FFN's output (norm ${number(total_norm, 1)}):`,
+    ),
     strip,
     make("p", { class: "soft legend" }, ...words),
     shown.neurons_reason && make("p", { class: "soft" }, sentence(shown.neurons_reason)),
@@ -196,17 +271,42 @@ function updateRow(block, update, most) {
   const current = now().vector;
   const chosen = current?.block === block && current.neuron === update.neuron;
   const range = update.range;
-  const natural = range ? `natural range ${number(range.low, 1)} to ${number(range.high, 1)}, mean ${number(range.mean, 1)}` : "natural range not known";
+  const natural = range
+    ? `natural range ${number(range.low, 1)} to ${number(range.high, 1)}, mean ${number(range.mean, 1)}`
+    : "natural range not known";
   const meter = bar(signed(update.coefficient), update.strength / most);
   meter.classList.add(update.coefficient < 0 ? "less" : "more");
   meter.title = `strength ${number(update.strength, 1)}; ${natural}`;
   return make(
     "tr",
     { "data-neuron": update.neuron, class: chosen ? "chosen" : null },
-    make("th", { scope: "row" }, make("button", { type: "button", class: "link", id: `update-${block}-${update.neuron}`, "aria-pressed": String(chosen) }, update.name ? make("span", { class: "given" }, update.name) : name), update.name && make("small", {}, name)),
+    make(
+      "th",
+      { scope: "row" },
+      make(
+        "button",
+        { type: "button", class: "link", id: `update-${block}-${update.neuron}`, "aria-pressed": String(chosen) },
+        update.name ? make("span", { class: "given" }, update.name) : name,
+      ),
+      update.name && make("small", {}, name),
+    ),
     make("td", {}, meter),
     make("td", { class: "number" }, percent(update.share)),
     make("td", {}, make("span", { class: "tokens" }, ...towards.slice(0, 4).map(chip))),
-    make("td", {}, make("button", { type: "button", class: "quiet", "data-off": true, title: `Add an edit that switches ${name} off`, "aria-label": `Switch ${name} off` }, "off")),
+    make(
+      "td",
+      {},
+      make(
+        "button",
+        {
+          type: "button",
+          class: "quiet",
+          "data-off": true,
+          title: `Add an edit that switches ${name} off`,
+          "aria-label": `Switch ${name} off`,
+        },
+        "off",
+      ),
+    ),
   );
 }

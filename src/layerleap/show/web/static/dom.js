@@ -92,3 +92,23 @@ export function bar(text, share = 0) {
   element.style.setProperty("--p", String(Math.max(0, Math.min(1, share))));
   return element;
 }
+
+/** What stands where an answer is on its way. @param {string} text */
+export function loading(text) {
+  return make("p", { class: "loading" }, make("span", { class: "spinner" }), text);
+}
+
+/** The head of a dialog, with its button to close. @param {string} id @param {string} title */
+export function dialogHead(id, title) {
+  const close = make(
+    "button",
+    { type: "button", class: "quiet close", "data-close": true, "aria-label": "Close" },
+    "×",
+  );
+  return make("div", { class: "bar" }, make("h2", { id }, title), make("span", { class: "spring" }), close);
+}
+
+/** A dialog closes by its button and by a click beside it. @param {Event} event */
+export function closes(event) {
+  return event.target === event.currentTarget || hit(event, "[data-close]") !== null;
+}

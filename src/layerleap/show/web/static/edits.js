@@ -9,7 +9,12 @@ import { count, neuronName, sentence } from "./words.js";
 /** @typedef {import("./types.js").Edit} Edit */
 
 const OPERATIONS = { set: "Set", scale: "Multiply", add: "Add to", off: "Switch off" };
-const PLACES = { all: "at every position", last: "at the last position", generated: "at generated tokens", some: "at positions" };
+const PLACES = {
+  all: "at every position",
+  last: "at the last position",
+  generated: "at generated tokens",
+  some: "at positions",
+};
 
 /** @param {Edit} edit */
 export function addEdit(edit) {
@@ -40,8 +45,10 @@ function fault(edit) {
   if (!model) return "";
   const block = model.blocks.find((each) => each.block === edit.block);
   if (!block) return `Block ${edit.block} does not exist: this model has blocks 1 to ${model.n_layers}.`;
-  if (block.n_neurons === null) return `Neurons of block ${edit.block} cannot be edited. ${sentence(block.reason ?? "they could not be verified")}`;
-  if (edit.neuron >= block.n_neurons) return `Neuron ${edit.neuron} does not exist: block ${edit.block} has neurons 0 to ${block.n_neurons - 1}.`;
+  if (block.n_neurons === null)
+    return `Neurons of block ${edit.block} cannot be edited. ${sentence(block.reason ?? "they could not be verified")}`;
+  if (edit.neuron >= block.n_neurons)
+    return `Neuron ${edit.neuron} does not exist: block ${edit.block} has neurons 0 to ${block.n_neurons - 1}.`;
   return "";
 }
 
@@ -50,7 +57,10 @@ export function start() {
   byId("add-edit").addEventListener("submit", (event) => {
     event.preventDefault();
     const edit = parse(input.value);
-    if (!edit) return refuse(`"${input.value}" is not an edit. Write for example L12.N34=5, L12.N34*2@last, L12.N34+3@0,4 or L12.N34=off.`);
+    if (!edit)
+      return refuse(
+        `"${input.value}" is not an edit. Write for example L12.N34=5, L12.N34*2@last, L12.N34+3@0,4 or L12.N34=off.`,
+      );
     const wrong = fault(edit);
     if (wrong) return refuse(wrong);
     addEdit(edit);
@@ -86,9 +96,12 @@ function change(event) {
   const edit = { ...now().edits[index] };
   if (field.name === "on") edit.on = field.checked;
   if (field.name === "operation") changeOperation(edit, /** @type {any} */ (field.value));
-  if (field.name === "value" && field.value !== "" && Number.isFinite(Number(field.value))) edit.value = Number(field.value);
-  if (field.name === "place") edit.positions = field.value === "some" ? String(now().selected?.position ?? 0) : field.value;
-  if (field.name === "positions" && /^\s*\d+(\s*,\s*\d+)*\s*$/.test(field.value)) edit.positions = field.value.replaceAll(/\s/g, "");
+  if (field.name === "value" && field.value !== "" && Number.isFinite(Number(field.value)))
+    edit.value = Number(field.value);
+  if (field.name === "place")
+    edit.positions = field.value === "some" ? String(now().selected?.position ?? 0) : field.value;
+  if (field.name === "positions" && /^\s*\d+(\s*,\s*\d+)*\s*$/.test(field.value))
+    edit.positions = field.value.replaceAll(/\s/g, "");
   set({ edits: now().edits.map((each, other) => (other === index ? edit : each)) });
 }
 
@@ -104,8 +117,19 @@ function render() {
   const list = byId("edit-list");
   const on = edits.filter((edit) => edit.on).length;
   byId("edits-count").textContent = edits.length ? `${on} of ${count(edits.length, "edit")} on` : "";
-  const kept = document.activeElement instanceof HTMLElement && list.contains(document.activeElement) ? document.activeElement.id : "";
-  if (!edits.length) return fill(list, make("li", { class: "empty" }, "No edits. Choose a sub-update, read its tokens and press “Add to edits”, or type one such as L12.N34=5@last."));
+  const kept =
+    document.activeElement instanceof HTMLElement && list.contains(document.activeElement)
+      ? document.activeElement.id
+      : "";
+  if (!edits.length)
+    return fill(
+      list,
+      make(
+        "li",
+        { class: "empty" },
+        "No edits. Choose a sub-update, read its tokens and press “Add to edits”, or type one such as L12.N34=5@last.",
+      ),
+    );
   fill(list, ...edits.map(editRow));
   if (kept) document.getElementById(kept)?.focus();
 }
@@ -115,19 +139,60 @@ function editRow(edit, index) {
   const name = neuronName(edit);
   const own = /^\d/.test(edit.positions);
   /** @param {Record<string, string>} options @param {string} chosen */
-  const options = (options, chosen) => Object.entries(options).map(([value, text]) => make("option", { value, selected: value === chosen }, text));
+  const options = (options, chosen) =>
+    Object.entries(options).map(([value, text]) => make("option", { value, selected: value === chosen }, text));
   const wrong = fault(edit);
   return make(
     "li",
     { "data-index": index, class: edit.on ? null : "off" },
-    make("label", { class: "switch" }, make("input", { type: "checkbox", role: "switch", name: "on", id: `on-${index}`, checked: edit.on, "aria-label": `Edit of ${name}` }), make("i", { "aria-hidden": "true" })),
-    make("select", { name: "operation", id: `operation-${index}`, "aria-label": `What to do with ${name}` }, ...options(OPERATIONS, edit.operation)),
+    make(
+      "label",
+      { class: "switch" },
+      make("input", {
+        type: "checkbox",
+        role: "switch",
+        name: "on",
+        id: `on-${index}`,
+        checked: edit.on,
+        "aria-label": `Edit of ${name}`,
+      }),
+      make("i", { "aria-hidden": "true" }),
+    ),
+    make(
+      "select",
+      { name: "operation", id: `operation-${index}`, "aria-label": `What to do with ${name}` },
+      ...options(OPERATIONS, edit.operation),
+    ),
     make("button", { type: "button", class: "link", "data-open": true, id: `open-${index}` }, name),
     edit.operation !== "off" && make("span", {}, { set: "to", scale: "by", add: "" }[edit.operation]),
-    edit.operation !== "off" && make("input", { type: "number", name: "value", id: `value-${index}`, step: "any", value: edit.value, "aria-label": `Value for ${name}` }),
-    make("select", { name: "place", id: `place-${index}`, "aria-label": `Where ${name} is edited` }, ...options(PLACES, own ? "some" : edit.positions)),
-    own && make("input", { name: "positions", id: `positions-${index}`, class: "positions", value: edit.positions, "aria-label": "Positions, with commas", pattern: "\\s*\\d+(\\s*,\\s*\\d+)*\\s*" }),
-    make("button", { type: "button", class: "quiet close", "data-delete": true, "aria-label": `Delete the edit of ${name}` }, "×"),
+    edit.operation !== "off" &&
+      make("input", {
+        type: "number",
+        name: "value",
+        id: `value-${index}`,
+        step: "any",
+        value: edit.value,
+        "aria-label": `Value for ${name}`,
+      }),
+    make(
+      "select",
+      { name: "place", id: `place-${index}`, "aria-label": `Where ${name} is edited` },
+      ...options(PLACES, own ? "some" : edit.positions),
+    ),
+    own &&
+      make("input", {
+        name: "positions",
+        id: `positions-${index}`,
+        class: "positions",
+        value: edit.positions,
+        "aria-label": "Positions, with commas",
+        pattern: "\\s*\\d+(\\s*,\\s*\\d+)*\\s*",
+      }),
+    make(
+      "button",
+      { type: "button", class: "quiet close", "data-delete": true, "aria-label": `Delete the edit of ${name}` },
+      "×",
+    ),
     wrong && make("span", { class: "error" }, wrong),
   );
 }

@@ -2,7 +2,7 @@
 // Export: the view as one HTML file that opens offline, as JSON, and as Python that reproduces it.
 
 import { json } from "./api.js";
-import { byId, fill, hit, make } from "./dom.js";
+import { byId, closes, dialogHead, fill, hit, make } from "./dom.js";
 import { whole } from "./grid.js";
 import { snapshot } from "./link.js";
 import { now } from "./state.js";
@@ -11,7 +11,8 @@ import { cellAt, nameOf } from "./trace.js";
 
 /** @type {HTMLDialogElement} */
 let dialog;
-const CONTROLS = "script, link, dialog, .splitter, .skip, .tools, #ask .asks, #ask .more, #add-edit, #tour, #said, noscript, #search, .choices, #maximise, #all-layers, .close, [data-off], [data-edit], .switch i, #notice, .connection, [data-all], #stop-generate, #generate-too, [hidden]";
+const CONTROLS =
+  "script, link, dialog, .splitter, .skip, .tools, #ask .asks, #ask .more, #add-edit, #tour, #said, noscript, #search, .choices, #maximise, #all-layers, .close, [data-off], [data-edit], .switch i, #notice, .connection, [data-all], #stop-generate, #generate-too, [hidden]";
 
 export function start() {
   dialog = byId("export");
@@ -22,12 +23,34 @@ export function start() {
 function open() {
   const ready = now().traces[0]?.layers.length;
   /** @param {string} kind @param {string} title @param {string} text */
-  const choice = (kind, title, text) => make("li", {}, make("button", { type: "button", class: "row", "data-export": kind, disabled: !ready }, make("b", {}, title), make("small", {}, text)));
+  const choice = (kind, title, text) =>
+    make(
+      "li",
+      {},
+      make(
+        "button",
+        { type: "button", class: "row", "data-export": kind, disabled: !ready },
+        make("b", {}, title),
+        make("small", {}, text),
+      ),
+    );
   fill(
     dialog,
-    make("div", { class: "bar" }, make("h2", { id: "export-title" }, "Export"), make("span", { class: "spring" }), make("button", { type: "button", class: "quiet close", "data-close": true, "aria-label": "Close" }, "×")),
-    make("ol", { class: "vectors" }, choice("html", "HTML file", "This view as one page that opens without a server."), choice("json", "JSON", "The question, the settings and the readings, with labels."), choice("python", "Python", "A snippet that reproduces it with layerleap.")),
-    make("p", { class: "soft", role: "status" }, ready ? "A link to this view is in the address bar: it opens with this server." : "Run a prompt first: there is nothing to export yet."),
+    dialogHead("export-title", "Export"),
+    make(
+      "ol",
+      { class: "vectors" },
+      choice("html", "HTML file", "This view as one page that opens without a server."),
+      choice("json", "JSON", "The question, the settings and the readings, with labels."),
+      choice("python", "Python", "A snippet that reproduces it with layerleap."),
+    ),
+    make(
+      "p",
+      { class: "soft", role: "status" },
+      ready
+        ? "A link to this view is in the address bar: it opens with this server."
+        : "Run a prompt first: there is nothing to export yet.",
+    ),
     make("pre", { class: "code", hidden: true, tabindex: "0", "aria-label": "Python snippet" }),
   );
   dialog.showModal();
@@ -35,7 +58,7 @@ function open() {
 
 /** @param {Event} event */
 async function click(event) {
-  if (event.target === dialog || hit(event, "[data-close]")) return dialog.close();
+  if (closes(event)) return dialog.close();
   const kind = hit(event, "[data-export]")?.dataset.export;
   if (!kind) return;
   const status = /** @type {HTMLElement} */ (dialog.querySelector("[role=status]"));
@@ -46,7 +69,8 @@ async function click(event) {
       return;
     }
     const { python, json: data } = await json("export", { method: "POST", body: { state: exportState() } });
-    if (kind === "json") save(`${fileName()}.json`, "application/json", JSON.stringify({ ...data, shown: readings() }, null, 1));
+    if (kind === "json")
+      save(`${fileName()}.json`, "application/json", JSON.stringify({ ...data, shown: readings() }, null, 1));
     else {
       save(`${fileName()}.py`, "text/x-python", python);
       const code = /** @type {HTMLElement} */ (dialog.querySelector("pre"));
@@ -75,16 +99,34 @@ function readings() {
       trace.positions.flatMap((position) =>
         trace.layers.flatMap((layer) => {
           const cell = cellAt(trace, side, layer, position);
-          return cell ? [{ side, ...cell, top: cell.top.map(([id, probability]) => ({ id, label: nameOf(id).label, probability })) }] : [];
+          return cell
+            ? [
+                {
+                  side,
+                  ...cell,
+                  top: cell.top.map(([id, probability]) => ({ id, label: nameOf(id).label, probability })),
+                },
+              ]
+            : [];
         }),
       ),
     );
-    return [{ ...trace.question, tokens: trace.tokens, layers: trace.layers, saturation: Object.fromEntries(trace.saturation), cells }];
+    return [
+      {
+        ...trace.question,
+        tokens: trace.tokens,
+        layers: trace.layers,
+        saturation: Object.fromEntries(trace.saturation),
+        cells,
+      },
+    ];
   });
 }
 
 function fileName() {
-  const words = now().prompt.toLowerCase().match(/[a-z0-9]+/g) ?? ["view"];
+  const words = now()
+    .prompt.toLowerCase()
+    .match(/[a-z0-9]+/g) ?? ["view"];
   return `layerleap-${words.slice(0, 5).join("-").slice(0, 40)}`;
 }
 
@@ -109,7 +151,10 @@ async function page() {
   for (const element of copy.querySelectorAll("[tabindex]")) element.removeAttribute("tabindex");
   const head = /** @type {HTMLElement} */ (copy.querySelector("head"));
   const styles = [...document.styleSheets].map((sheet) => [...sheet.cssRules].map((rule) => rule.cssText).join("\n"));
-  head.append(make("meta", { "http-equiv": "Content-Security-Policy", content: "default-src 'none'; style-src 'unsafe-inline'" }), make("style", {}, styles.join("\n")));
+  head.append(
+    make("meta", { "http-equiv": "Content-Security-Policy", content: "default-src 'none'; style-src 'unsafe-inline'" }),
+    make("style", {}, styles.join("\n")),
+  );
   const body = /** @type {HTMLElement} */ (copy.querySelector("body"));
   body.classList.add("exported");
   body.append(make("footer", {}, colophon()));
@@ -121,7 +166,14 @@ function freezeFields(copy) {
   const fields = document.querySelectorAll("textarea, select, input");
   const copies = copy.querySelectorAll("textarea, select, input");
   fields.forEach((field, index) => {
-    const value = field instanceof HTMLSelectElement ? (field.selectedOptions[0]?.textContent ?? "") : field instanceof HTMLInputElement && field.type === "checkbox" ? (field.checked ? "on" : "off") : /** @type {HTMLInputElement} */ (field).value;
+    const value =
+      field instanceof HTMLSelectElement
+        ? (field.selectedOptions[0]?.textContent ?? "")
+        : field instanceof HTMLInputElement && field.type === "checkbox"
+          ? field.checked
+            ? "on"
+            : "off"
+          : /** @type {HTMLInputElement} */ (field).value;
     copies[index].replaceWith(make("span", { class: "frozen" }, value));
   });
 }
@@ -138,7 +190,8 @@ function colophon() {
   const { model, traces } = now();
   const last = traces[0];
   const settled = last?.positions[last.positions.length - 1];
-  const cell = last && settled !== undefined ? cellAt(last, "before", last.layers[last.layers.length - 1], settled) : null;
+  const cell =
+    last && settled !== undefined ? cellAt(last, "before", last.layers[last.layers.length - 1], settled) : null;
   const answer = cell ? ` The model's answer: ${nameOf(cell.top[0][0]).label}, ${percent(cell.top[0][1])}.` : "";
   return `A view of ${model?.name ?? "a model"}, saved on ${new Date().toLocaleString()} from the debugger of layerleap ${model?.version ?? ""}.${answer}`;
 }

@@ -27,25 +27,36 @@ export async function generate() {
   running = controller;
   const edits = inForce(state.edits);
   const names = edits.length ? ["plain", "edited"] : ["plain"];
-  const sides = Object.fromEntries(names.map((name) => [name, /** @type {Written} */ ({ pieces: [], status: "waiting", seconds: 0 })]));
+  const sides = Object.fromEntries(
+    names.map((name) => [name, /** @type {Written} */ ({ pieces: [], status: "waiting", seconds: 0 })]),
+  );
   const body = { input: question(state, 0).input, edits, max_new_tokens: state.newTokens, sides: names };
   /** @param {Partial<import("./types.js").Progress>} patch */
   const change = (patch) => set({ generation: { ...now().generation, ...patch, sides } });
   set({ generation: { status: "loading", message: "", sides } });
   byId("generation").scrollIntoView({ block: "nearest" });
   try {
-    await patiently(controller.signal, (place) => change({ message: queueText(place) }), async () => {
-      for await (const frame of frames("generate", body, controller.signal)) {
-        if (frame.frame === "error") throw new Error(sentence(frame.error));
-        change({ message: frame.frame === "queued" ? queueText(frame.place) : "" });
-        take(sides[frame.side], frame);
-      }
-    });
+    await patiently(
+      controller.signal,
+      (place) => change({ message: queueText(place) }),
+      async () => {
+        for await (const frame of frames("generate", body, controller.signal)) {
+          if (frame.frame === "error") throw new Error(sentence(frame.error));
+          change({ message: frame.frame === "queued" ? queueText(frame.place) : "" });
+          take(sides[frame.side], frame);
+        }
+      },
+    );
     change({ status: "done", message: "" });
     say("Generation is done.");
   } catch (error) {
     for (const side of Object.values(sides)) if (side.status !== "done") side.status = "stopped";
-    if (running === controller) change(isAbort(error) ? { status: "done", message: "Stopped." } : { status: "error", message: /** @type {Error} */ (error).message });
+    if (running === controller)
+      change(
+        isAbort(error)
+          ? { status: "done", message: "Stopped." }
+          : { status: "error", message: /** @type {Error} */ (error).message },
+      );
   } finally {
     if (running === controller) running = null;
   }
@@ -73,7 +84,8 @@ export function start() {
     field.value = String(newTokens);
     if (!model) return;
     field.max = String(model.limits.new_tokens);
-    for (const id of ["generate", "generate-too"]) /** @type {HTMLButtonElement} */ (byId(id)).disabled = !model.can_generate;
+    for (const id of ["generate", "generate-too"])
+      /** @type {HTMLButtonElement} */ (byId(id)).disabled = !model.can_generate;
   });
   on(["generation", "model", "edits"], render);
 }
@@ -88,8 +100,20 @@ function render(state) {
   note.className = status === "error" ? "error" : "soft";
   const place = byId("sides");
   const names = Object.keys(sides);
-  if (state.model && !state.model.can_generate) return fill(place, make("p", { class: "empty" }, sentence(state.model.generate_reason ?? "this model does not continue a text")));
-  if (!names.length) return fill(place, make("p", { class: "empty" }, "Press Generate to continue the prompt. With edits switched on, the answer without and with them appears side by side."));
+  if (state.model && !state.model.can_generate)
+    return fill(
+      place,
+      make("p", { class: "empty" }, sentence(state.model.generate_reason ?? "this model does not continue a text")),
+    );
+  if (!names.length)
+    return fill(
+      place,
+      make(
+        "p",
+        { class: "empty" },
+        "Press Generate to continue the prompt. With edits switched on, the answer without and with them appears side by side.",
+      ),
+    );
   const first = parting(sides);
   fill(place, ...names.map((name) => column(name, sides[name], first)));
 }
@@ -106,13 +130,27 @@ function parting(sides) {
 function column(name, written, first) {
   const pieces = written.pieces.map((piece, index) => {
     const text = piece.text.includes("\n") ? piece.text.replaceAll("\n", "⏎\n") : piece.text || piece.label;
-    return make("span", { title: tokenTitle(piece), class: name === "edited" && index === first ? "piece parts" : "piece" }, text);
+    return make(
+      "span",
+      { title: tokenTitle(piece), class: name === "edited" && index === first ? "piece parts" : "piece" },
+      text,
+    );
   });
-  const facts = { waiting: "waiting", running: "writing…", stopped: "stopped", done: `${count(written.pieces.length, "token")}, ${written.seconds.toFixed(1)} s` };
+  const facts = {
+    waiting: "waiting",
+    running: "writing…",
+    stopped: "stopped",
+    done: `${count(written.pieces.length, "token")}, ${written.seconds.toFixed(1)} s`,
+  };
   return make(
     "div",
     { class: `side ${name} ${written.status}` },
-    make("h3", {}, TITLES[/** @type {keyof typeof TITLES} */ (name)] ?? name, make("span", { class: "soft" }, ` ${facts[written.status]}`)),
+    make(
+      "h3",
+      {},
+      TITLES[/** @type {keyof typeof TITLES} */ (name)] ?? name,
+      make("span", { class: "soft" }, ` ${facts[written.status]}`),
+    ),
     make("p", { class: "text" }, make("span", { class: "asked" }, now().prompt), ...pieces),
   );
 }

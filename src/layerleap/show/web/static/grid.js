@@ -33,6 +33,7 @@ class Grid {
     /** @type {Spot|null} */
     this.cursor = null;
     this.signature = "";
+    this.revealed = "";
     /** @type {WeakMap<Element, string>} */
     this.painted = new WeakMap();
     this.head = make("thead", { role: "rowgroup" });
@@ -93,6 +94,20 @@ class Grid {
       this.layout(trace, window[0], window[1]);
     }
     this.paint();
+    this.reveal(trace);
+  }
+
+  /** Scroll, within the table only, to a row that was selected elsewhere. @param {Trace} trace */
+  reveal(trace) {
+    const chosen = now().selected;
+    const key =
+      chosen?.grid === this.number ? `${chosen.position} of ${trace.positions.length}, ${trace.edits.length}` : "";
+    if (!key || key === this.revealed) return;
+    this.revealed = key;
+    const top = trace.positions.indexOf(chosen?.position ?? 0) * ROW;
+    const room = this.scroll.clientHeight - 2 * ROW - 2; // under the head, which stays in place
+    if (top < this.scroll.scrollTop) this.scroll.scrollTop = top;
+    else if (top > this.scroll.scrollTop + room) this.scroll.scrollTop = top - room;
   }
 
   /** @param {Trace} trace @param {boolean} all */
@@ -115,19 +130,43 @@ class Grid {
   /** @param {Trace} trace @param {number} first @param {number} last */
   layout(trace, first, last) {
     const focused = this.table.contains(document.activeElement);
-    this.table.setAttribute("aria-label", `${this.number ? "Second prompt" : "Prompt"}: top ${noun(now().model)} by token and layer`);
+    this.table.setAttribute(
+      "aria-label",
+      `${this.number ? "Second prompt" : "Prompt"}: top ${noun(now().model)} by token and layer`,
+    );
     this.table.setAttribute("aria-rowcount", String(trace.positions.length + 1));
     this.table.setAttribute("aria-colcount", String(trace.layers.length + 1));
     this.table.style.setProperty("--columns", String(this.columns.length));
     const heads = this.columns.map((layer) =>
-      make("th", { role: "columnheader", scope: "col", "aria-colindex": layer + 2, "data-column": layer, title: layer ? `After block ${layer}` : "Before block 1: the embedding" }, layer),
+      make(
+        "th",
+        {
+          role: "columnheader",
+          scope: "col",
+          "aria-colindex": layer + 2,
+          "data-column": layer,
+          title: layer ? `After block ${layer}` : "Before block 1: the embedding",
+        },
+        layer,
+      ),
     );
-    fill(this.head, make("tr", { role: "row", "aria-rowindex": 1 }, make("th", { role: "columnheader", scope: "col", "aria-colindex": 1, class: "corner" }, "token \\ layer"), ...heads));
+    fill(
+      this.head,
+      make(
+        "tr",
+        { role: "row", "aria-rowindex": 1 },
+        make("th", { role: "columnheader", scope: "col", "aria-colindex": 1, class: "corner" }, "token \\ layer"),
+        ...heads,
+      ),
+    );
     const rows = trace.positions.slice(first, last).map((position, index) => this.row(trace, position, first + index));
     fill(this.body, space(first), ...rows, space(trace.positions.length - last));
     if (!this.cursor || !trace.positions.includes(this.cursor.position)) {
       const chosen = now().selected;
-      this.cursor = chosen?.grid === this.number ? chosen : { layer: trace.layers[trace.layers.length - 1], position: trace.positions[trace.positions.length - 1] };
+      this.cursor =
+        chosen?.grid === this.number
+          ? chosen
+          : { layer: trace.layers[trace.layers.length - 1], position: trace.positions[trace.positions.length - 1] };
     }
     if (focused) this.cellOf(this.cursor)?.focus({ preventScroll: true });
   }
@@ -138,12 +177,23 @@ class Grid {
     const last = trace.layers[trace.layers.length - 1];
     const name = make(
       "th",
-      { role: "rowheader", scope: "row", "aria-colindex": 1, "data-layer": last, "data-position": position, title: `Position ${position}: ${tokenTitle(token)}` },
+      {
+        role: "rowheader",
+        scope: "row",
+        "aria-colindex": 1,
+        "data-layer": last,
+        "data-position": position,
+        title: `Position ${position}: ${tokenTitle(token)}`,
+      },
       make("span", { class: "place" }, position),
       make("span", { class: `token ${token.kind}` }, token.label),
     );
     const cells = this.columns.map((layer) =>
-      make("td", { role: "gridcell", "aria-colindex": layer + 2, "data-layer": layer, "data-position": position, tabindex: -1 }, make("span")),
+      make(
+        "td",
+        { role: "gridcell", "aria-colindex": layer + 2, "data-layer": layer, "data-position": position, tabindex: -1 },
+        make("span"),
+      ),
     );
     return make("tr", { role: "row", "aria-rowindex": index + 2, "data-row": position }, name, ...cells);
   }
@@ -168,7 +218,14 @@ class Grid {
         const layer = Number(cell.dataset.layer);
         const here = chosen?.position === position && this.nearest(chosen.layer) === layer;
         const stop = cursor?.position === position && cursor.layer === layer;
-        this.paintCell(cell, look(trace, how, layer, position), here, mark === layer, stop, spoken(trace.tokens[position]));
+        this.paintCell(
+          cell,
+          look(trace, how, layer, position),
+          here,
+          mark === layer,
+          stop,
+          spoken(trace.tokens[position]),
+        );
       }
     }
     for (const cell of this.head.rows[0]?.cells ?? []) {
@@ -186,16 +243,38 @@ class Grid {
    * @param {string} word
    */
   paintCell(cell, shown, chosen, settled, stop, word) {
-    const signature = [shown.token?.label, shown.share.toFixed(3), shown.tone, shown.agrees, shown.same, shown.swapped, shown.spoken, chosen, settled, stop].join();
+    const signature = [
+      shown.token?.label,
+      shown.share.toFixed(3),
+      shown.tone,
+      shown.agrees,
+      shown.same,
+      shown.swapped,
+      shown.spoken,
+      chosen,
+      settled,
+      stop,
+    ].join();
     if (this.painted.get(cell) === signature) return;
     this.painted.set(cell, signature);
     const classes = [shown.tone, shown.token?.kind];
-    for (const [name, is] of Object.entries({ waiting: !shown.token, agrees: shown.agrees, same: shown.same, swapped: shown.swapped, chosen, settled })) if (is) classes.push(name);
+    for (const [name, is] of Object.entries({
+      waiting: !shown.token,
+      agrees: shown.agrees,
+      same: shown.same,
+      swapped: shown.swapped,
+      chosen,
+      settled,
+    }))
+      if (is) classes.push(name);
     cell.className = classes.filter(Boolean).join(" ");
     cell.style.setProperty("--p", shown.share.toFixed(3));
     cell.tabIndex = stop ? 0 : -1;
     cell.setAttribute("aria-selected", String(chosen));
-    cell.setAttribute("aria-label", `${word}, position ${cell.dataset.position}, layer ${cell.dataset.layer}: ${shown.spoken}${settled ? ", saturated from here" : ""}`);
+    cell.setAttribute(
+      "aria-label",
+      `${word}, position ${cell.dataset.position}, layer ${cell.dataset.layer}: ${shown.spoken}${settled ? ", saturated from here" : ""}`,
+    );
     /** @type {Element} */ (cell.firstElementChild).textContent = shown.token?.label ?? "·";
   }
 
@@ -205,7 +284,10 @@ class Grid {
     if (now().second !== null) words.push(this.number ? "Second prompt" : "First prompt");
     if (trace.status === "running") words.push("reading…");
     if (trace.status === "done") words.push(`${trace.seconds.toFixed(2)} s`);
-    if (trace.edits.length) words.push(trace.edits.map((edit) => edit.sentence + (edit.applied === false ? " (met no position)" : "")).join(" · "));
+    if (trace.edits.length)
+      words.push(
+        trace.edits.map((edit) => edit.sentence + (edit.applied === false ? " (met no position)" : "")).join(" · "),
+      );
     this.title.textContent = words.join(" · ");
     this.title.hidden = now().second === null && trace.edits.length === 0;
   }
@@ -332,7 +414,8 @@ function startControls() {
     byId("maximise").setAttribute("aria-pressed", String(wide));
   });
   on(["model"], ({ model }) => {
-    for (const option of colour.options) option.textContent = `${{ watch: "watched" }[option.value] ?? option.value} ${noun(model)}`;
+    for (const option of colour.options)
+      option.textContent = `${{ watch: "watched" }[option.value] ?? option.value} ${noun(model)}`;
   });
   on(["colour", "watch", "view", "traces"], (state) => {
     colour.value = state.colour;

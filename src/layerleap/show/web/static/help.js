@@ -1,7 +1,7 @@
 // @ts-check
 // Help: keys, what the grid's signs mean, and the words used here.
 
-import { byId, fill, hit, make } from "./dom.js";
+import { byId, closes, dialogHead, fill, make } from "./dom.js";
 
 const KEYS = [
   ["Arrow keys", "walk the grid; Home, End, Page Up and Page Down jump"],
@@ -23,20 +23,31 @@ const SIGNS = [
 ];
 const WORDS = [
   ["layer, block", "Block 12 turns layer 11 into layer 12. Layer 0 is the embedding."],
-  ["lens", "how a hidden state is read as a prediction: directly (logit lens), or after a learned map to the last layer"],
+  [
+    "lens",
+    "how a hidden state is read as a prediction: directly (logit lens), or after a learned map to the last layer",
+  ],
   ["sub-update", "a neuron's coefficient times its value vector: one term of what the FFN adds"],
   ["share", "the part of the FFN's output that points along a sub-update; parts can cancel, so shares may be negative"],
-  ["edit", "a neuron's coefficient set, scaled, shifted or switched off. L12.N34=5@last sets neuron 34 of block 12 to 5 at the last position."],
+  [
+    "edit",
+    "a neuron's coefficient set, scaled, shifted or switched off. L12.N34=5@last sets neuron 34 of block 12 to 5 at the last position.",
+  ],
   ["natural range", "where the coefficient of a neuron lies on ordinary text"],
 ];
 
 export function start() {
   const dialog = /** @type {HTMLDialogElement} */ (byId("help"));
   /** @param {string[][]} rows @param {boolean} keys */
-  const list = (rows, keys) => make("dl", {}, ...rows.flatMap(([name, text]) => [make("dt", {}, keys ? make("kbd", {}, name) : name), make("dd", {}, text)]));
+  const list = (rows, keys) =>
+    make(
+      "dl",
+      {},
+      ...rows.flatMap(([name, text]) => [make("dt", {}, keys ? make("kbd", {}, name) : name), make("dd", {}, text)]),
+    );
   fill(
     dialog,
-    make("div", { class: "bar" }, make("h2", { id: "help-title" }, "Help"), make("span", { class: "spring" }), make("button", { type: "button", class: "quiet close", "data-close": true, "aria-label": "Close" }, "×")),
+    dialogHead("help-title", "Help"),
     make("h3", {}, "Keys"),
     list(KEYS, true),
     make("h3", {}, "Signs"),
@@ -46,7 +57,7 @@ export function start() {
   );
   byId("open-help").addEventListener("click", openHelp);
   dialog.addEventListener("click", (event) => {
-    if (event.target === dialog || hit(event, "[data-close]")) dialog.close();
+    if (closes(event)) dialog.close();
   });
 }
 

@@ -122,7 +122,8 @@ export function fromSnapshot(kept) {
   const pairs = (kept.pinned ?? []).map((/** @type {Named} */ token) => [token.id, token.label]);
   parts.set("pins", JSON.stringify(pairs));
   if (kept.watch) parts.set("watch", JSON.stringify([kept.watch.id, kept.watch.label]));
-  if (kept.selected) parts.set("cell", [kept.selected.layer, kept.selected.position, kept.selected.grid ?? 0].join("."));
+  if (kept.selected)
+    parts.set("cell", [kept.selected.layer, kept.selected.position, kept.selected.grid ?? 0].join("."));
   if (kept.vector) parts.set("vector", `${kept.vector.block}.${kept.vector.neuron}`);
   if (kept.all_layers) parts.set("layers", "all");
   const plain = { p2: "second", lens: "lens", colour: "colour", view: "view", q: "query", new: "new_tokens" };

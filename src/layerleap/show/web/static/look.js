@@ -21,7 +21,15 @@ import { number, percent, points, spoken } from "./words.js";
  */
 
 /** @type {Look} */
-const WAITING = { token: null, share: 0, tone: "heat", agrees: false, same: false, swapped: false, spoken: "not read yet" };
+const WAITING = {
+  token: null,
+  share: 0,
+  tone: "heat",
+  agrees: false,
+  same: false,
+  swapped: false,
+  spoken: "not read yet",
+};
 
 /**
  * @param {Cell} cell
@@ -48,8 +56,15 @@ export function look(trace, how, layer, position) {
   const share = shareOf(cell, how.colour);
   const token = nameOf(cell.top[0][0]);
   const whose = { top: "", watch: ", watched token ", final: ", final token " }[how.colour];
-  const words = how.colour === "top" ? `${spoken(token)}, ${percent(share)}` : `${spoken(token)}${whose}${percent(share)}`;
-  return { ...WAITING, token, share, agrees: cell.agrees, spoken: cell.agrees ? `${words}, same as the final token` : words };
+  const words =
+    how.colour === "top" ? `${spoken(token)}, ${percent(share)}` : `${spoken(token)}${whose}${percent(share)}`;
+  return {
+    ...WAITING,
+    token,
+    share,
+    agrees: cell.agrees,
+    spoken: cell.agrees ? `${words}, same as the final token` : words,
+  };
 }
 
 /**
@@ -68,7 +83,12 @@ function difference(before, after, colour) {
   if (after.changed === false) return { ...shown, same: true, tone: "change", spoken: `${spoken(token)}, unchanged` };
   if (colour === "top") {
     const change = after.change ?? 0;
-    return { ...shown, share: 1 - Math.exp(-change), tone: "change", spoken: `${moved}, divergence ${number(change)} nats` };
+    return {
+      ...shown,
+      share: 1 - Math.exp(-change),
+      tone: "change",
+      spoken: `${moved}, divergence ${number(change)} nats`,
+    };
   }
   const change = shareOf(after, colour) - shareOf(before, colour);
   const words = `${moved}, ${colour === "watch" ? "watched" : "final"} token ${points(change)} points`;

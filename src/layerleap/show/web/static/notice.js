@@ -1,7 +1,7 @@
 // @ts-check
 // What stands above the grid when something is to be said: busy, stale, stopped, failed; and the welcome.
 
-import { byId, fill, hit, make } from "./dom.js";
+import { byId, fill, hit, loading, make } from "./dom.js";
 import { openExample } from "./examples.js";
 import { submit } from "./prompt.js";
 import { on } from "./state.js";
@@ -36,8 +36,10 @@ function message(state) {
   if (waiting) return { tone: "busy", text: waiting.message || "Running the model…", run: false };
   if (traces.some((trace) => trace.status === "running")) return null;
   const stale = [...new Set([0, 1].flatMap((grid) => changes(state, grid)))];
-  if (stale.length) return { tone: "stale", text: `These readings are old: the ${list(stale)} changed since.`, run: true };
-  if (traces.some((trace) => trace.status === "stopped")) return { tone: "stale", text: "Stopped before all cells were read.", run: true };
+  if (stale.length)
+    return { tone: "stale", text: `These readings are old: the ${list(stale)} changed since.`, run: true };
+  if (traces.some((trace) => trace.status === "stopped"))
+    return { tone: "stale", text: "Stopped before all cells were read.", run: true };
   return null;
 }
 
@@ -64,24 +66,40 @@ function showWelcome(welcome, state) {
   /** @type {HTMLElement} */ (welcome).hidden = any;
   if (any) return;
   if (!state.model) {
-    const text = state.connection === "gone" ? `${state.trouble} This page connects by itself when that changes.` : "Loading the model…";
-    return fill(welcome, make("p", { class: "loading" }, make("span", { class: "spinner" }), text));
+    const text =
+      state.connection === "gone"
+        ? `${state.trouble} This page connects by itself when that changes.`
+        : "Loading the model…";
+    return fill(welcome, loading(text));
   }
   fill(welcome, ...welcomeParts(state.model));
 }
 
 /** @param {Model} model */
 function welcomeParts(model) {
-  const examples = model.examples.slice(0, 3).map((example, index) =>
-    make("button", { type: "button", class: "example", "data-example": index }, make("b", {}, example.title), make("span", {}, example.text)),
-  );
+  const examples = model.examples
+    .slice(0, 3)
+    .map((example, index) =>
+      make(
+        "button",
+        { type: "button", class: "example", "data-example": index },
+        make("b", {}, example.title),
+        make("span", {}, example.text),
+      ),
+    );
   const missing = model.blocks.find((block) => block.n_neurons === null);
   return [
     make("h3", {}, "What is the model about to say, layer by layer?"),
     make("p", {}, "Type a prompt above and press Run, or start with an example:"),
     make("div", { class: "examples" }, ...examples),
     make("p", {}, make("button", { type: "button", "data-tour": true }, "Take the one-minute tour")),
-    model.kind === "masked-token" && make("p", { class: "soft" }, "This model fills in masked tokens: put the mask token where it should answer."),
-    missing && make("p", { class: "soft" }, `Layers can be read, but neurons cannot be shown for every block. ${sentence(missing.reason ?? "Their weights could not be verified")}`),
+    model.kind === "masked-token" &&
+      make("p", { class: "soft" }, "This model fills in masked tokens: put the mask token where it should answer."),
+    missing &&
+      make(
+        "p",
+        { class: "soft" },
+        `Layers can be read, but neurons cannot be shown for every block. ${sentence(missing.reason ?? "Their weights could not be verified")}`,
+      ),
   ];
 }

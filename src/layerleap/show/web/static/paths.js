@@ -59,7 +59,12 @@ function pointsOf(trace, side, position, ids) {
   return found;
 }
 
-/** Tokens that led at some layer, those with the highest maximum first. @param {Trace} trace @param {Side} side @param {number} position */
+/**
+ * Tokens that led at some layer, those with the highest maximum first.
+ * @param {Trace} trace
+ * @param {Side} side
+ * @param {number} position
+ */
 function leaders(trace, side, position) {
   /** @type {Map<number, number>} */
   const most = new Map();
@@ -73,8 +78,15 @@ function leaders(trace, side, position) {
 /** @param {Trace} trace @param {Side} side @param {number} position @returns {Path[]} */
 function chosenPaths(trace, side, position) {
   const { pinned, watch } = now();
-  const own = [...new Set([...(watch && trace.question.watch === watch.id ? [watch.id] : []), ...pinned.map((token) => token.id)])];
-  const led = leaders(trace, side, position).filter((id) => !own.includes(id)).slice(0, LED);
+  const own = [
+    ...new Set([...(watch && trace.question.watch === watch.id ? [watch.id] : []), ...pinned.map((token) => token.id)]),
+  ];
+  const led = leaders(trace, side, position)
+    .filter((id) => !own.includes(id))
+    .slice(0, LED);
+  // The answer is always among them, however short it led.
+  const answer = cellAt(trace, side, trace.layers[trace.layers.length - 1], position)?.top[0]?.[0];
+  if (answer !== undefined && !own.includes(answer) && !led.includes(answer)) led.splice(LED - 1, 1, answer);
   return [...pointsOf(trace, side, position, [...own, ...led])].map(([id, points]) => {
     const best = points.reduce((a, b) => (b.share > a.share ? b : a), { layer: 0, share: 0 });
     return { id, points, most: best.share, mostAt: best.layer, pinned: own.includes(id) };
@@ -102,19 +114,31 @@ function render() {
   const { selected, traces, view } = now();
   const place = byId("paths");
   const trace = selected && traces[selected.grid];
-  if (!selected || !trace) return fill(place, make("p", { class: "empty" }, "The paths of tokens over the layers appear here after a run."));
+  if (!selected || !trace)
+    return fill(place, make("p", { class: "empty" }, "The paths of tokens over the layers appear here after a run."));
   if (!trace.layers.length || !trace.tokens[selected.position]) return;
   const edited = trace.question.edits.length > 0;
   const side = edited && view !== "before" ? "after" : "before";
   const paths = chosenPaths(trace, side, selected.position);
-  const others = edited ? pointsOf(trace, side === "after" ? "before" : "after", selected.position, paths.filter((path) => path.pinned).map((path) => path.id)) : new Map();
+  const others = edited
+    ? pointsOf(
+        trace,
+        side === "after" ? "before" : "after",
+        selected.position,
+        paths.filter((path) => path.pinned).map((path) => path.id),
+      )
+    : new Map();
   const other = side === "after" ? "without" : "with";
   const title = make(
     "p",
     { class: "title" },
     make("b", {}, "Paths"),
     ` of tokens at position ${selected.position}`,
-    make("span", { class: "soft" }, ` · those that led at some layer, by their maximum${edited ? ` · ${side === "after" ? "with" : "without"} edits, pinned tokens also ${other} (dashed)` : ""}`),
+    make(
+      "span",
+      { class: "soft" },
+      ` · those that led at some layer, by their maximum${edited ? ` · ${side === "after" ? "with" : "without"} edits, pinned tokens also ${other} (dashed)` : ""}`,
+    ),
   );
   fill(place, title, make("div", { class: "chart" }, chart(trace, paths, others, selected), legend(paths)));
 }
@@ -122,17 +146,41 @@ function render() {
 /** @param {Path[]} paths */
 function legend(paths) {
   const items = paths.map((path, index) => {
-    const key = draw("svg", { class: `swatch line-${index % 8}`, viewBox: "0 0 26 12", "aria-hidden": "true" }, draw("path", { class: "path", d: "M1 6H25" }), mark(13, 6, index));
-    return make("li", {}, key, pin(nameOf(path.id), path.pinned), make("span", { class: "soft number", title: `Highest at layer ${path.mostAt}` }, path.points.length ? `max ${percent(path.most)} at ${path.mostAt}` : "never in the list"));
+    const key = draw(
+      "svg",
+      { class: `swatch line-${index % 8}`, viewBox: "0 0 26 12", "aria-hidden": "true" },
+      draw("path", { class: "path", d: "M1 6H25" }),
+      mark(13, 6, index),
+    );
+    return make(
+      "li",
+      {},
+      key,
+      pin(nameOf(path.id), path.pinned),
+      make(
+        "span",
+        { class: "soft number", title: `Highest at layer ${path.mostAt}` },
+        path.points.length ? `max ${percent(path.most)} at ${path.mostAt}` : "never in the list",
+      ),
+    );
   });
   return make("ol", { class: "lines", tabindex: "0", "aria-label": "Tokens of the paths" }, ...items);
 }
 
-/** A sign of its own per line, so that colour is not needed to tell them apart. @param {number} x @param {number} y @param {number} index */
+/**
+ * A sign of its own per line, so that colour is not needed to tell them apart.
+ * @param {number} x
+ * @param {number} y
+ * @param {number} index
+ */
 function mark(x, y, index) {
   const kind = MARKS[index % MARKS.length];
   if (kind === "circle") return draw("circle", { class: "mark", cx: x, cy: y, r: 3 });
-  const shapes = { square: "m-2.7-2.7h5.4v5.4h-5.4z", diamond: "m0-4l4 4l-4 4l-4-4z", triangle: "m0-3.8l3.8 6.6h-7.6z" };
+  const shapes = {
+    square: "m-2.7-2.7h5.4v5.4h-5.4z",
+    diamond: "m0-4l4 4l-4 4l-4-4z",
+    triangle: "m0-3.8l3.8 6.6h-7.6z",
+  };
   return draw("path", { class: "mark", d: `M${x} ${y}${shapes[/** @type {keyof typeof shapes} */ (kind)]}` });
 }
 
@@ -154,10 +202,19 @@ function chart(trace, paths, others, selected) {
   const x = (layer) => left + ((width - left - 14) * layer) / last;
   /** @param {number} share */
   const y = (share) => 12 + (height - bottom - 12) * (1 - share);
-  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": describe(paths) });
+  const svg = draw("svg", {
+    viewBox: `0 0 ${width} ${height}`,
+    width,
+    height,
+    role: "img",
+    "aria-label": describe(paths),
+  });
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
     svg.append(draw("path", { class: "rule", d: `M${left} ${y(share)}H${width - 14}` }));
-    if ((100 * share) % 50 === 0) svg.append(draw("text", { class: "tick", x: left - 6, y: y(share) + 4, "text-anchor": "end" }, `${100 * share} %`));
+    if ((100 * share) % 50 === 0)
+      svg.append(
+        draw("text", { class: "tick", x: left - 6, y: y(share) + 4, "text-anchor": "end" }, `${100 * share} %`),
+      );
   }
   const every = Math.ceil(last / Math.max(2, Math.floor((width - left) / 44)));
   for (const layer of trace.layers) {
@@ -168,7 +225,11 @@ function chart(trace, paths, others, selected) {
   svg.append(draw("path", { class: "here", d: `M${x(selected.layer)} ${y(1)}V${y(0)}` }));
   settledMarks(svg, trace, selected.position, x, y);
   paths.forEach((path, index) => {
-    const group = draw("g", { class: `line-${index % 8}${path.pinned ? " pinned" : ""}` }, draw("title", {}, `${nameOf(path.id).label} (${tokenTitle(nameOf(path.id))})`));
+    const group = draw(
+      "g",
+      { class: `line-${index % 8}${path.pinned ? " pinned" : ""}` },
+      draw("title", {}, `${nameOf(path.id).label} (${tokenTitle(nameOf(path.id))})`),
+    );
     const also = others.get(path.id);
     if (also) group.append(draw("path", { class: "path other", d: line(also, trace.layers, x, y) }));
     group.append(draw("path", { class: "path", d: line(path.points, trace.layers, x, y) }));
@@ -178,7 +239,13 @@ function chart(trace, paths, others, selected) {
   return svg;
 }
 
-/** @param {Element} svg @param {Trace} trace @param {number} position @param {(layer: number) => number} x @param {(share: number) => number} y */
+/**
+ * @param {Element} svg
+ * @param {Trace} trace
+ * @param {number} position
+ * @param {(layer: number) => number} x
+ * @param {(share: number) => number} y
+ */
 function settledMarks(svg, trace, position, x, y) {
   const settled = trace.saturation.get(position);
   if (!settled) return;
@@ -191,12 +258,27 @@ function settledMarks(svg, trace, position, x, y) {
     const right = layer > last / 2;
     svg.append(
       draw("path", { class: `settled ${side}`, d: `M${x(layer)} ${y(1) - 4}V${y(0)}` }),
-      draw("text", { class: "tick settled", x: x(layer) + (right ? -5 : 5), y: side === "after" ? y(1) + 20 : y(1) + 6, "text-anchor": right ? "end" : "start" }, words),
+      draw(
+        "text",
+        {
+          class: "tick settled",
+          x: x(layer) + (right ? -5 : 5),
+          y: side === "after" ? y(1) + 20 : y(1) + 6,
+          "text-anchor": right ? "end" : "start",
+        },
+        words,
+      ),
     );
   }
 }
 
-/** A line with gaps where the token is out of the list. @param {Point[]} points @param {number[]} layers @param {(layer: number) => number} x @param {(share: number) => number} y */
+/**
+ * A line with gaps where the token is out of the list.
+ * @param {Point[]} points
+ * @param {number[]} layers
+ * @param {(layer: number) => number} x
+ * @param {(share: number) => number} y
+ */
 function line(points, layers, x, y) {
   let before = -2;
   return points
@@ -211,6 +293,8 @@ function line(points, layers, x, y) {
 
 /** @param {Path[]} paths */
 function describe(paths) {
-  const words = paths.filter((path) => path.points.length).map((path) => `${nameOf(path.id).label} at most ${percent(path.most)} at layer ${path.mostAt}`);
+  const words = paths
+    .filter((path) => path.points.length)
+    .map((path) => `${nameOf(path.id).label} at most ${percent(path.most)} at layer ${path.mostAt}`);
   return `Probability of tokens over the layers: ${words.join("; ")}`;
 }

@@ -35,13 +35,27 @@ function show(spot) {
   const side = edited && now().view !== "before" ? "after" : "before";
   const cell = cellAt(trace, side, spot.layer, spot.position);
   if (!cell) return legend();
-  const guesses = cell.top.slice(0, 6).map(([id, share]) => make("span", { class: "guess" }, chip(nameOf(id)), bar(percent(share), share)));
+  const guesses = cell.top
+    .slice(0, 6)
+    .map(([id, share]) => make("span", { class: "guess" }, chip(nameOf(id)), bar(percent(share), share)));
   const facts = [`KL to the answer ${number(cell.kl)}`, `entropy ${number(cell.entropy)} nats`];
   const watch = now().watch;
   if (cell.watch && watch) facts.unshift(`watched ${watch.label} ${percent(cell.watch[0])}, rank ${cell.watch[1]}`);
-  if (cell.change !== undefined && edited) facts.push(cell.changed ? `edits change it by ${number(cell.change)} nats` : "edits change nothing here");
-  const where = make("span", { class: "where" }, "layer ", make("b", {}, spot.layer), " at ", chip(trace.tokens[spot.position]));
-  fill(byId("peek"), make("span", { class: "guesses" }, where, ...guesses), make("span", { class: "soft facts" }, facts.join(" · ")));
+  if (cell.change !== undefined && edited)
+    facts.push(cell.changed ? `edits change it by ${number(cell.change)} nats` : "edits change nothing here");
+  const where = make(
+    "span",
+    { class: "where" },
+    "layer ",
+    make("b", {}, spot.layer),
+    " at ",
+    chip(trace.tokens[spot.position]),
+  );
+  fill(
+    byId("peek"),
+    make("span", { class: "guesses" }, where, ...guesses),
+    make("span", { class: "soft facts" }, facts.join(" · ")),
+  );
 }
 
 function legend() {
@@ -52,9 +66,22 @@ function legend() {
   /** @param {string} name @param {string} text */
   const entry = (name, text) => make("span", { class: "entry" }, make("i", { class: `key ${name}` }), text);
   const entries = difference
-    ? [entry("more", state.colour === "top" ? "" : "more likely"), entry("less", "less likely"), entry("swapped", `another top ${noun(state.model)}`), entry("same", "unchanged, bit for bit")]
-    : [entry("heat", `colour and bar: probability of the ${state.colour === "watch" ? "watched" : state.colour} ${noun(state.model)}`), entry("agrees", `same as the final ${noun(state.model)}`), entry("settled", "saturated from here on")];
-  if (difference && state.colour === "top") entries.splice(0, 2, entry("change", "divergence between without and with edits"));
+    ? [
+        entry("more", state.colour === "top" ? "" : "more likely"),
+        entry("less", "less likely"),
+        entry("swapped", `another top ${noun(state.model)}`),
+        entry("same", "unchanged, bit for bit"),
+      ]
+    : [
+        entry(
+          "heat",
+          `colour and bar: probability of the ${state.colour === "watch" ? "watched" : state.colour} ${noun(state.model)}`,
+        ),
+        entry("agrees", `same as the final ${noun(state.model)}`),
+        entry("settled", "saturated from here on"),
+      ];
+  if (difference && state.colour === "top")
+    entries.splice(0, 2, entry("change", "divergence between without and with edits"));
   fill(byId("peek"), make("span", { class: "legend soft" }, ...entries));
 }
 

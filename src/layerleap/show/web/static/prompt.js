@@ -111,13 +111,19 @@ function setLive(grid, live) {
 /** @param {number} grid @param {Live|null} live */
 function showLive(grid, live) {
   const place = byId(`live-${grid}`);
-  if (!live) return fill(place, make("span", { class: "soft" }, "Tokens appear here while you type. Enter runs, Shift+Enter starts a new line."));
+  if (!live)
+    return fill(
+      place,
+      make("span", { class: "soft" }, "Tokens appear here while you type. Enter runs, Shift+Enter starts a new line."),
+    );
   if (live.error) return fill(place, make("span", { class: "error" }, live.error));
   const over = live.tokens.length > live.limit;
   const size = make(
     "span",
     { class: over ? "error" : "soft" },
-    over ? `${count(live.tokens.length, "token")}: at most ${live.limit} can be read. Shorten the prompt.` : `${live.tokens.length} of ${live.limit} tokens`,
+    over
+      ? `${count(live.tokens.length, "token")}: at most ${live.limit} can be read. Shorten the prompt.`
+      : `${live.tokens.length} of ${live.limit} tokens`,
   );
   fill(place, size, ...live.tokens.slice(0, 300).map(chip), live.tokens.length > 300 && "…");
 }
@@ -154,9 +160,21 @@ function startWatch() {
     shown = tokens;
     active = 0;
     const items = tokens.map((token, index) =>
-      make("li", { role: "option", id: `watch-${index}`, "data-index": index, "aria-selected": String(index === active) }, chip(token), make("span", { class: "soft" }, `id ${token.id}`)),
+      make(
+        "li",
+        { role: "option", id: `watch-${index}`, "data-index": index, "aria-selected": String(index === active) },
+        chip(token),
+        make("span", { class: "soft" }, `id ${token.id}`),
+      ),
     );
-    if (!items.length) items.push(make("li", { class: "soft", role: "option", "aria-disabled": true, "aria-selected": "false" }, "No single token is written like this."));
+    if (!items.length)
+      items.push(
+        make(
+          "li",
+          { class: "soft", role: "option", "aria-disabled": true, "aria-selected": "false" },
+          "No single token is written like this.",
+        ),
+      );
     fill(list, ...items);
     list.hidden = false;
     input.setAttribute("aria-expanded", "true");
@@ -216,7 +234,9 @@ function startWatch() {
     const item = hit(event, "[data-index]");
     if (item) choose(Number(item.dataset.index));
   });
-  byId("unwatch").addEventListener("click", () => set({ watch: null, colour: now().colour === "watch" ? "top" : now().colour }));
+  byId("unwatch").addEventListener("click", () =>
+    set({ watch: null, colour: now().colour === "watch" ? "top" : now().colour }),
+  );
   on(["watch"], ({ watch }) => {
     if (document.activeElement !== input || watch) input.value = watch?.label ?? "";
     byId("unwatch").hidden = !watch;

@@ -11,6 +11,7 @@ import { chip, count, neuronName, number, sentence } from "./words.js";
 /** @typedef {import("./types.js").Neighbour} Neighbour */
 
 const TYPING = 180; // milliseconds without a key before the search
+const SHOWN = 7; // tokens of a result, those that match first
 /** @type {AbortController|null} */
 let asking = null;
 
@@ -40,21 +41,30 @@ export function start() {
   byId("found").addEventListener("click", (event) => {
     const vector = hit(event, "[data-neuron]");
     const cluster = hit(event, "[data-cluster]");
-    if (vector) set({ vector: { block: Number(vector.dataset.block), neuron: Number(vector.dataset.neuron) } });
+    const end = vector?.dataset.side === "suppressed" ? "suppressed" : "promoted";
+    if (vector) set({ vector: { block: Number(vector.dataset.block), neuron: Number(vector.dataset.neuron), end } });
     else if (cluster) openCluster(Number(cluster.dataset.cluster));
     else if (hit(event, "[data-back]")) search();
   });
 }
 
-/** @param {string} path @param {(answer: any) => (Node|false)[]} view */
-async function show(path, view) {
+/**
+ * @param {string[]} paths asked at the same time; those after the first are extras
+ * @param {(...answers: any[]) => (Node|false)[]} view
+ */
+async function show(paths, view) {
   asking?.abort();
   const controller = new AbortController();
   asking = controller;
   const place = byId("found");
   place.classList.add("loading");
   try {
-    fill(place, ...view(await json(path, { signal: controller.signal })));
+    const asked = paths.map((path, index) => {
+      const answer = json(path, { signal: controller.signal });
+      return index ? answer.catch(() => ({ clusters: [] })) : answer; // An index may have no clusters.
+    });
+    const answers = await Promise.all(asked);
+    fill(place, ...view(...answers));
     markChosen();
   } catch (error) {
     if (isAbort(error)) return;
@@ -69,55 +79,113 @@ function search() {
   const input = /** @type {HTMLInputElement} */ (byId("query"));
   input.disabled = !ready;
   if (!ready) {
-    return fill(byId("found"), make("p", { class: "empty" }, sentence(model?.index.reason ?? "there is no index of this model's concepts yet")), make("p", { class: "soft" }, "Everything else on this page works without it."));
+    return fill(
+      byId("found"),
+      make("p", { class: "empty" }, sentence(model?.index.reason ?? "there is no index of this model's concepts yet")),
+      make("p", { class: "soft" }, "Everything else on this page works without it."),
+    );
   }
-  if (!query.trim()) return show("clusters?top=40", clusters);
-  const parts = new URLSearchParams({ q: query, top: "30", side: choice("search-side").value, space: choice("search-space").value });
-  return show(`search?${parts}`, results);
+  if (!query.trim()) return show(["clusters?top=40"], clusters);
+  const parts = new URLSearchParams({
+    q: query,
+    top: "30",
+    side: choice("search-side").value,
+    space: choice("search-space").value,
+  });
+  const named = new URLSearchParams({ q: query, top: "5" });
+  return show([`search?${parts}`, `clusters?${named}`], (found, groups) => [
+    ...results(found),
+    ...(groups.clusters.length ? clusters(groups) : []),
+  ]);
 }
 
 /** @param {{results: Match[], milliseconds: number}} answer */
 function results({ results, milliseconds }) {
-  if (!results.length) return [make("p", { class: "empty" }, "No value vector has these tokens among its 50 strongest. Try another word, or both ends.")];
+  if (!results.length)
+    return [
+      make(
+        "p",
+        { class: "empty" },
+        "No value vector has these tokens among its 50 strongest. Try another word, or both ends.",
+      ),
+    ];
   const items = results.map((match) => {
     const down = match.side === "suppressed";
     const matched = new Set(match.matched.map((token) => token.id));
-    const tokens = (down ? match.suppresses : match.promotes).map((token) => {
+    const others = (down ? match.suppresses : match.promotes).filter((token) => !matched.has(token.id));
+    const tokens = [...match.matched, ...others].slice(0, SHOWN).map((token) => {
       const element = chip(token);
       if (matched.has(token.id)) element.classList.add("matched");
       return element;
     });
-    return row(match, match.name, down ? "− suppresses" : "+ promotes", tokens);
+    return row(match, match.name, match.side, tokens);
   });
-  return [make("p", { class: "soft" }, `${count(results.length, "vector")}, ${number(milliseconds, 0)} ms`), make("ol", { class: "vectors" }, ...items)];
+  return [
+    make("p", { class: "soft" }, `${count(results.length, "vector")}, ${number(milliseconds, 0)} ms`),
+    make("ol", { class: "vectors" }, ...items),
+  ];
 }
 
 /** @param {{clusters: Cluster[]}} answer */
 function clusters({ clusters }) {
   if (!clusters.length) return [make("p", { class: "empty" }, "Type a word to search. The index has no clusters.")];
-  const items = clusters.map((cluster) =>
-    make("li", {}, make("button", { type: "button", class: "row", "data-cluster": cluster.number }, make("b", {}, `Cluster ${cluster.number}`), make("small", {}, count(cluster.size, "vector")), make("span", { class: "tokens" }, ...cluster.tokens.slice(0, 5).map(chip)))),
-  );
+  // A vector alone is no group.
+  const items = clusters
+    .filter(({ size }) => size > 1)
+    .map((cluster) =>
+      make(
+        "li",
+        {},
+        make(
+          "button",
+          { type: "button", class: "row", "data-cluster": cluster.number },
+          make("b", {}, `Cluster ${cluster.number}`),
+          make("small", { title: count(cluster.size, "vector") }, cluster.size.toLocaleString("en")),
+          make("span", { class: "tokens" }, ...cluster.tokens.slice(0, 5).map(chip)),
+        ),
+      ),
+    );
   return [make("h3", {}, "Clusters"), make("ol", { class: "vectors" }, ...items)];
 }
 
 /** @param {number} number */
 export function openCluster(number) {
-  return show(`clusters/${number}`, (/** @type {Cluster} */ cluster) => [
+  return show([`clusters/${number}`], (/** @type {Cluster} */ cluster) => [
     make("p", {}, make("button", { type: "button", class: "link", "data-back": true }, "‹ All")),
     make("h3", {}, `Cluster ${cluster.number}: ${count(cluster.size, "vector")}`),
     make("p", { class: "tokens" }, ...cluster.tokens.map(chip)),
-    make("ol", { class: "vectors" }, ...(cluster.members ?? []).map((member) => row(member, member.name ?? null, "", member.promotes.map(chip)))),
+    make(
+      "ol",
+      { class: "vectors" },
+      ...(cluster.members ?? []).map((member) => row(member, member.name ?? null, "", member.promotes.map(chip))),
+    ),
   ]);
 }
 
-/** @param {{block: number, neuron: number}} neuron @param {string|null} name @param {string} side @param {Node[]} tokens */
+/**
+ * @param {{block: number, neuron: number}} neuron
+ * @param {string|null} name
+ * @param {string} side
+ * @param {Node[]} tokens
+ */
 function row(neuron, name, side, tokens) {
   const title = name ? `${name} · ${neuronName(neuron)}` : neuronName(neuron);
   return make(
     "li",
     {},
-    make("button", { type: "button", class: "row", "data-block": neuron.block, "data-neuron": neuron.neuron }, make("b", {}, title), side && make("small", {}, side), make("span", { class: "tokens" }, ...tokens)),
+    make(
+      "button",
+      {
+        type: "button",
+        class: "row",
+        "data-block": neuron.block,
+        "data-neuron": neuron.neuron,
+        "data-side": side || null,
+      },
+      make("b", {}, title),
+      side && make("small", {}, side === "suppressed" ? "− suppresses" : "+ promotes"),
+      make("span", { class: "tokens" }, ...tokens),
+    ),
   );
 }
 
@@ -125,7 +193,8 @@ function markChosen() {
   const chosen = now().vector;
   for (const button of byId("found").querySelectorAll("[data-neuron]")) {
     const { block, neuron } = /** @type {HTMLElement} */ (button).dataset;
-    if (Number(block) === chosen?.block && Number(neuron) === chosen?.neuron) button.setAttribute("aria-current", "true");
+    if (Number(block) === chosen?.block && Number(neuron) === chosen?.neuron)
+      button.setAttribute("aria-current", "true");
     else button.removeAttribute("aria-current");
   }
 }

@@ -2,7 +2,7 @@
 // Saved sessions: views with a title that the server keeps.
 
 import { json } from "./api.js";
-import { byId, fill, hit, make, say } from "./dom.js";
+import { byId, closes, dialogHead, fill, hit, loading, make, say } from "./dom.js";
 import { fromSnapshot, show, snapshot } from "./link.js";
 import { now, set } from "./state.js";
 import { run } from "./trace.js";
@@ -26,10 +26,26 @@ async function open() {
   const title = now().prompt.trim().slice(0, 60);
   fill(
     dialog,
-    make("div", { class: "bar" }, make("h2", { id: "sessions-title" }, "Sessions"), make("span", { class: "spring" }), make("button", { type: "button", class: "quiet close", "data-close": true, "aria-label": "Close" }, "×")),
-    make("form", { class: "inline" }, make("input", { name: "title", "aria-label": "Title of this session", placeholder: "Title", value: title, maxlength: 120, autocomplete: "off" }), make("button", { class: "primary" }, "Save this view")),
-    make("p", { class: "soft", role: "status" }, "A session keeps the prompt, lens, edits, pins and the selected cell. The address of this page keeps them, too."),
-    make("div", { class: "saved" }, make("p", { class: "loading" }, make("span", { class: "spinner" }), "Loading…")),
+    dialogHead("sessions-title", "Sessions"),
+    make(
+      "form",
+      { class: "inline" },
+      make("input", {
+        name: "title",
+        "aria-label": "Title of this session",
+        placeholder: "Title",
+        value: title,
+        maxlength: 120,
+        autocomplete: "off",
+      }),
+      make("button", { class: "primary" }, "Save this view"),
+    ),
+    make(
+      "p",
+      { class: "soft", role: "status" },
+      "A session keeps the prompt, lens, edits, pins and the selected cell. The address of this page keeps them, too.",
+    ),
+    make("div", { class: "saved" }, loading("Loading…")),
   );
   dialog.showModal();
   await list();
@@ -57,12 +73,31 @@ function render(sessions) {
     make(
       "li",
       { "data-id": session.id },
-      make("button", { type: "button", class: "row", "data-open": true }, make("b", {}, session.title || "Untitled"), make("small", {}, when(session.updated))),
-      make("button", { type: "button", class: "quiet close", "data-delete": true, "aria-label": `Delete ${session.title || "Untitled"}` }, "×"),
+      make(
+        "button",
+        { type: "button", class: "row", "data-open": true },
+        make("b", {}, session.title || "Untitled"),
+        make("small", {}, when(session.updated)),
+      ),
+      make(
+        "button",
+        {
+          type: "button",
+          class: "quiet close",
+          "data-delete": true,
+          "aria-label": `Delete ${session.title || "Untitled"}`,
+        },
+        "×",
+      ),
     ),
   );
   const place = /** @type {HTMLElement} */ (dialog.querySelector(".saved"));
-  fill(place, items.length ? make("ol", { class: "vectors" }, ...items) : make("p", { class: "empty" }, "No session is saved yet."));
+  fill(
+    place,
+    items.length
+      ? make("ol", { class: "vectors" }, ...items)
+      : make("p", { class: "empty" }, "No session is saved yet."),
+  );
 }
 
 /** @param {number|string} updated */
@@ -89,7 +124,7 @@ async function save() {
 
 /** @param {Event} event */
 async function click(event) {
-  if (event.target === dialog || hit(event, "[data-close]")) return dialog.close();
+  if (closes(event)) return dialog.close();
   const id = hit(event, "[data-id]")?.dataset.id;
   if (!id) return;
   try {

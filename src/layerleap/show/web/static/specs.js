@@ -3,7 +3,8 @@
 
 /** @typedef {import("./types.js").Edit} Edit */
 
-const SPEC = /^L(\d+)\.?N(\d+)(?:=?(off)|([=*+-])([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))(?:@([a-z]+|\d+(?:,\d+)*))?$/i;
+const SPEC =
+  /^L(\d+)\.?N(\d+)(?:=?(off)|([=*+-])([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))(?:@([a-z]+|\d+(?:,\d+)*))?$/i;
 /** @type {Record<string, Edit["operation"]>} */
 const OPERATIONS = { "=": "set", "*": "scale", "+": "add", "-": "add" };
 

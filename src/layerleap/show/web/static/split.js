@@ -54,10 +54,14 @@ export function start() {
       /** @param {PointerEvent} move */
       const drag = (move) => resize(from.size + sign * ((across ? move.clientY : move.clientX) - from.at));
       bar.addEventListener("pointermove", drag);
-      bar.addEventListener("lostpointercapture", () => {
-        bar.removeEventListener("pointermove", drag);
-        keep();
-      }, { once: true });
+      bar.addEventListener(
+        "lostpointercapture",
+        () => {
+          bar.removeEventListener("pointermove", drag);
+          keep();
+        },
+        { once: true },
+      );
     });
     bar.addEventListener("keydown", (event) => {
       /** @type {Record<string, number>} */

@@ -7,12 +7,36 @@ import { now } from "./state.js";
 
 const SEEN = "layerleap-tour";
 const STOPS = [
-  { target: "ask", title: "Ask", text: "Type a prompt. Its tokens appear while you type. Choose how hidden states are read (the lens), and a token to watch. Enter runs the model." },
-  { target: "middle", title: "Read the layers", text: "Each row is a token of the prompt, each column a layer. A cell shows what the model would say next if it stopped there; colour and bar show how sure it is. Arrow keys walk, Enter selects." },
-  { target: "paths", title: "Follow tokens", text: "The paths show how the leading tokens rise and fall over the layers. Click a token anywhere to pin it. The dashed line marks where the answer has settled." },
-  { target: "right", title: "Find who writes it", text: "The selected cell: predictions before the block, after attention and after the FFN, and the neurons that write most there. Click one to read the tokens that it promotes and suppresses." },
-  { target: "concepts", title: "Search concepts", text: "Every neuron writes a vector that reads as tokens. Search all of them by word, or browse clusters of vectors that point the same way." },
-  { target: "dock", title: "Edit and compare", text: "“Add to edits” turns a neuron off or sets it. Run again to see what changes in the grid, and press Generate to compare the text without and with edits." },
+  {
+    target: "ask",
+    title: "Ask",
+    text: "Type a prompt. Its tokens appear while you type. Choose how hidden states are read (the lens), and a token to watch. Enter runs the model.",
+  },
+  {
+    target: "middle",
+    title: "Read the layers",
+    text: "Each row is a token of the prompt, each column a layer. A cell shows what the model would say next if it stopped there; colour and bar show how sure it is. Arrow keys walk, Enter selects.",
+  },
+  {
+    target: "paths",
+    title: "Follow tokens",
+    text: "The paths show how the leading tokens rise and fall over the layers. Click a token anywhere to pin it. The dashed line marks where the answer has settled.",
+  },
+  {
+    target: "right",
+    title: "Find who writes it",
+    text: "The selected cell: predictions before the block, after attention and after the FFN, and the neurons that write most there. Click one to read the tokens that it promotes and suppresses.",
+  },
+  {
+    target: "concepts",
+    title: "Search concepts",
+    text: "Every neuron writes a vector that reads as tokens. Search all of them by word, or browse clusters of vectors that point the same way.",
+  },
+  {
+    target: "dock",
+    title: "Edit and compare",
+    text: "“Add to edits” turns a neuron off or sets it. Run again to see what changes in the grid, and press Generate to compare the text without and with edits.",
+  },
 ];
 
 let stop = 0;
@@ -58,7 +82,14 @@ function show() {
     make("p", { class: "soft" }, `${stop + 1} of ${STOPS.length}`),
     make("h2", { id: "tour-title" }, title),
     make("p", {}, text),
-    make("div", { class: "bar" }, make("button", { type: "button", "data-step": -1, disabled: stop === 0 }, "Back"), make("button", { type: "button", class: "primary", "data-step": last ? "end" : 1 }, last ? "Done" : "Next"), make("span", { class: "spring" }), !last && make("button", { type: "button", class: "quiet", "data-step": "end" }, "Close")),
+    make(
+      "div",
+      { class: "bar" },
+      make("button", { type: "button", "data-step": -1, disabled: stop === 0 }, "Back"),
+      make("button", { type: "button", class: "primary", "data-step": last ? "end" : 1 }, last ? "Done" : "Next"),
+      make("span", { class: "spring" }),
+      !last && make("button", { type: "button", class: "quiet", "data-step": "end" }, "Close"),
+    ),
   );
   card.hidden = false;
   /** @type {HTMLElement|null} */ (card.querySelector(".primary"))?.focus();

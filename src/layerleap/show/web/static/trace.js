@@ -180,7 +180,8 @@ function take(trace, frame) {
     case "cells": {
       const side = /** @type {Side} */ (frame.side);
       for (const [id, token] of Object.entries(frame.names)) trace.names.set(Number(id), /** @type {any} */ (token));
-      for (const cell of /** @type {Cell[]} */ (frame.cells)) trace.cells[side].set(cellKey(cell.layer, cell.position), cell);
+      for (const cell of /** @type {Cell[]} */ (frame.cells))
+        trace.cells[side].set(cellKey(cell.layer, cell.position), cell);
       touch("traces");
       break;
     }

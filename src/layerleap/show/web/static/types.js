@@ -115,7 +115,10 @@
  * @property {string|null} note
  */
 
-/** @typedef {{block: number, neuron: number}} Neuron */
+/**
+ * `end` says which end of its tokens was searched for, if any.
+ * @typedef {{block: number, neuron: number, end?: "promoted"|"suppressed"}} Neuron
+ */
 /** @typedef {{block: number, neuron: number, cosine?: number, promotes: Token[], name?: string|null}} Neighbour */
 /** @typedef {{number: number, size: number, tokens: Token[], members?: Neighbour[]}} Cluster */
 /**

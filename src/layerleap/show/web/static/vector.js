@@ -2,7 +2,7 @@
 // One value vector: both ends of its tokens, a name and a note, its natural range, its neighbours.
 
 import { isAbort, json } from "./api.js";
-import { bar, byId, fill, hit, make, say } from "./dom.js";
+import { bar, byId, fill, hit, loading, make, say } from "./dom.js";
 import { addEdit } from "./edits.js";
 import { openCluster } from "./search.js";
 import { now, on, set } from "./state.js";
@@ -37,7 +37,14 @@ async function load(neuron) {
   } catch (error) {
     if (isAbort(error)) return;
     const { vector } = now().vectorReading;
-    set({ vectorReading: { status: vector ? "done" : "error", message: /** @type {Error} */ (error).message, vector, neighbours: null } });
+    set({
+      vectorReading: {
+        status: vector ? "done" : "error",
+        message: /** @type {Error} */ (error).message,
+        vector,
+        neighbours: null,
+      },
+    });
   }
 }
 
@@ -68,7 +75,11 @@ export function start() {
   });
 }
 
-/** Someone who opened the vector by keyboard goes on from there. @param {HTMLElement} place @param {boolean} byKeyboard */
+/**
+ * Someone who opened the vector by keyboard goes on from there.
+ * @param {HTMLElement} place
+ * @param {boolean} byKeyboard
+ */
 function reveal(place, byKeyboard) {
   place.scrollIntoView({ block: "nearest" });
   if (byKeyboard && !place.contains(document.activeElement)) place.focus({ preventScroll: true });
@@ -80,7 +91,8 @@ function click(event) {
   const neighbour = hit(event, "[data-neuron]");
   const cluster = hit(event, "[data-cluster]");
   if (hit(event, "[data-close]")) return close();
-  if (neighbour) return set({ vector: { block: Number(neighbour.dataset.block), neuron: Number(neighbour.dataset.neuron) } });
+  if (neighbour)
+    return set({ vector: { block: Number(neighbour.dataset.block), neuron: Number(neighbour.dataset.neuron) } });
   if (cluster) return openCluster(Number(cluster.dataset.cluster));
   if (hit(event, "[data-all]")) {
     all = !all;
@@ -104,16 +116,18 @@ function coefficient(neuron) {
 }
 
 /**
- * A neuron that is active here is switched off first; one that was found by search is set to the top of
- * its natural range.
+ * A neuron that is active here is switched off first. One that was found by search is set to the end of
+ * its natural range that pushes towards what was searched for.
  * @param {Vector} vector
  * @returns {import("./types.js").Edit}
  */
 function firstEdit(vector) {
   const { block, neuron, range } = vector;
   const edit = { block, neuron, positions: "all", on: true };
-  if (coefficient(vector) !== null) return { ...edit, operation: "off", value: 0 };
-  return { ...edit, operation: "set", value: range ? Number(range.high.toPrecision(3)) : 10 };
+  const end = now().vector?.end;
+  if (!end && coefficient(vector) !== null) return { ...edit, operation: "off", value: 0 };
+  const [low, high] = range ? [range.low, range.high] : [-10, 10];
+  return { ...edit, operation: "set", value: Number((end === "suppressed" ? low : high).toPrecision(3)) };
 }
 
 async function saveName() {
@@ -166,11 +180,21 @@ function render(state) {
     make("button", { type: "button", class: "quiet close", "data-close": true, "aria-label": "Close the vector" }, "×"),
   );
   if (status === "error") return fill(place, head, make("p", { class: "error" }, message));
-  if (!vector) return fill(place, head, make("p", { class: "loading" }, make("span", { class: "spinner" }), "Reading the vector…"));
-  fill(place, head, naming(vector), ...facts(vector), ends(vector), ...related(vector, vectorReading.neighbours, message));
+  if (!vector) return fill(place, head, loading("Reading the vector…"));
+  fill(
+    place,
+    head,
+    naming(vector),
+    ...facts(vector),
+    ends(vector),
+    ...related(vector, vectorReading.neighbours, message),
+  );
 }
 
-/** Through the sub-updates of the selected cell without going back to their list. @param {Neuron} chosen */
+/**
+ * Through the sub-updates of the selected cell without going back to their list.
+ * @param {Neuron} chosen
+ */
 function steps(chosen) {
   const reading = now().cell.reading;
   const updates = reading?.block === chosen.block ? (reading.neurons?.updates ?? []) : [];
@@ -179,9 +203,25 @@ function steps(chosen) {
   /** @param {number} to @param {string} sign @param {string} name */
   const step = (to, sign, name) => {
     const neuron = updates[to]?.neuron;
-    return make("button", { type: "button", class: "quiet", "aria-label": name, title: name, disabled: neuron === undefined, "data-block": chosen.block, "data-neuron": neuron }, sign);
+    return make(
+      "button",
+      {
+        type: "button",
+        class: "quiet",
+        "aria-label": name,
+        title: name,
+        disabled: neuron === undefined,
+        "data-block": chosen.block,
+        "data-neuron": neuron,
+      },
+      sign,
+    );
   };
-  return [step(at - 1, "‹", "Stronger sub-update"), make("span", { class: "soft number" }, `${at + 1} of ${updates.length}`), step(at + 1, "›", "Weaker sub-update")];
+  return [
+    step(at - 1, "‹", "Stronger sub-update"),
+    make("span", { class: "soft number" }, `${at + 1} of ${updates.length}`),
+    step(at + 1, "›", "Weaker sub-update"),
+  ];
 }
 
 /** @param {Vector} vector */
@@ -189,8 +229,19 @@ function naming(vector) {
   return make(
     "form",
     { class: "naming" },
-    make("input", { name: "name", value: vector.name ?? "", placeholder: "Name it", "aria-label": "Name of this vector", maxlength: 80, autocomplete: "off" }),
-    make("textarea", { name: "note", rows: 1, placeholder: "Note", "aria-label": "Note on this vector", maxlength: 500 }, vector.note ?? ""),
+    make("input", {
+      name: "name",
+      value: vector.name ?? "",
+      placeholder: "Name it",
+      "aria-label": "Name of this vector",
+      maxlength: 80,
+      autocomplete: "off",
+    }),
+    make(
+      "textarea",
+      { name: "note", rows: 1, placeholder: "Note", "aria-label": "Note on this vector", maxlength: 500 },
+      vector.note ?? "",
+    ),
     make("output", { class: "soft" }),
   );
 }
@@ -205,7 +256,11 @@ function facts(vector) {
   return [make("p", { class: "soft" }, words.join(" · ")), range && ruler(range, here)];
 }
 
-/** Where this cell's coefficient is in its natural range. @param {Range} range @param {number|null} here */
+/**
+ * Where this cell's coefficient is in its natural range.
+ * @param {Range} range
+ * @param {number|null} here
+ */
 function ruler(range, here) {
   const ends = [range.low, range.high, 0, ...(here === null ? [] : [here])];
   const from = Math.min(...ends);
@@ -223,7 +278,14 @@ function ruler(range, here) {
   return make(
     "div",
     { class: "ruler" },
-    make("div", { class: "line", role: "img", "aria-label": here === null ? words : `${words}; here ${signed(here)}` }, band, mark("zero", 0, "0"), mark("mean", range.mean, `mean ${number(range.mean)}`), here !== null && mark("here", here, `here ${signed(here)}`)),
+    make(
+      "div",
+      { class: "line", role: "img", "aria-label": here === null ? words : `${words}; here ${signed(here)}` },
+      band,
+      mark("zero", 0, "0"),
+      mark("mean", range.mean, `mean ${number(range.mean)}`),
+      here !== null && mark("here", here, `here ${signed(here)}`),
+    ),
     make("p", { class: "soft" }, words),
   );
 }
@@ -246,7 +308,8 @@ function ends(vector) {
     { class: "ends" },
     end("+ promotes", vector.promotes, "more"),
     end("− suppresses", vector.suppresses, "less"),
-    longest > SHORT && make("button", { type: "button", class: "quiet", "data-all": true }, all ? "Show fewer" : `Show all ${longest}`),
+    longest > SHORT &&
+      make("button", { type: "button", class: "quiet", "data-all": true }, all ? "Show fewer" : `Show all ${longest}`),
   );
 }
 
@@ -255,17 +318,29 @@ function related(vector, neighbours, message) {
   const index = now().model?.index;
   const parts = [];
   if (vector.cluster !== null && vector.cluster !== undefined) {
-    parts.push(make("p", {}, make("button", { type: "button", class: "link", "data-cluster": vector.cluster }, `Cluster ${vector.cluster}`)));
+    parts.push(
+      make(
+        "p",
+        {},
+        make("button", { type: "button", class: "link", "data-cluster": vector.cluster }, `Cluster ${vector.cluster}`),
+      ),
+    );
   }
   const head = make("h3", {}, "Neighbours by direction");
-  if (!index?.ready) return [...parts, head, make("p", { class: "empty" }, sentence(index?.reason ?? "there is no index"))];
+  if (!index?.ready)
+    return [...parts, head, make("p", { class: "empty" }, sentence(index?.reason ?? "there is no index"))];
   if (message) return [...parts, head, make("p", { class: "error" }, message)];
-  if (!neighbours) return [...parts, head, make("p", { class: "loading" }, make("span", { class: "spinner" }), "Searching…")];
+  if (!neighbours)
+    return [...parts, head, make("p", { class: "loading" }, make("span", { class: "spinner" }), "Searching…")];
   const items = neighbours.map((each) =>
     make(
       "li",
       {},
-      make("button", { type: "button", class: "link", "data-block": each.block, "data-neuron": each.neuron }, each.name ?? neuronName(each)),
+      make(
+        "button",
+        { type: "button", class: "link", "data-block": each.block, "data-neuron": each.neuron },
+        each.name ?? neuronName(each),
+      ),
       bar(number(each.cosine ?? 0), Math.abs(each.cosine ?? 0)),
       make("span", { class: "tokens" }, ...each.promotes.slice(0, 4).map(chip)),
     ),

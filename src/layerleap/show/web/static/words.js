@@ -50,7 +50,10 @@ export function neuronName(neuron) {
   return `L${neuron.block}.N${neuron.neuron}`;
 }
 
-/** What a change of rank looks like; null means that the token was out of the list. @param {number|null} change */
+/**
+ * What a change of rank looks like; null means that the token was out of the list.
+ * @param {number|null} change
+ */
 export function rankChange(change) {
   if (change === null) return "new";
   if (change === 0) return "=";
