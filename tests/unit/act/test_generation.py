@@ -155,6 +155,27 @@ def test_pieces_keep_the_spaces_that_a_tokenizer_drops_at_the_start(llama):
     assert written.pieces == ["a", "", " b", "", "", " a"]
 
 
+def test_the_first_piece_keeps_the_space_after_the_prompt():
+    """As with SentencePiece, whose decoder drops the first space of what it is given."""
+
+    def decode(ids):
+        return "".join({1: " a", 2: " b"}[token] for token in ids).lstrip()
+
+    written = Pieces(decode)
+    written.put(torch.tensor([[2, 1]]))
+    written.put(torch.tensor([2]))
+    written.put(torch.tensor([1]))
+    assert written.pieces == [" b", " a"]
+    assert decode([2, 1]) + "".join(written.pieces) == decode([2, 1, 2, 1])
+
+
+def test_prompt_and_new_text_are_what_the_tokenizer_decodes(llama):
+    transformer, bank = llama
+    generation = ll.generate(transformer, "the cat sat", bank=bank, max_new_tokens=5)
+    whole = transformer.tokenizer.decode([*generation.prompt_ids, *generation.ids])
+    assert generation.text == whole
+
+
 def test_decoding_a_text_takes_time_in_proportion_to_its_length():
     work = {}
     for n in (200, 400):

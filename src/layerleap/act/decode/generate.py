@@ -31,6 +31,7 @@ from layerleap.stream.examples import longest_input, reads_pairs, require_text
 Decode = Callable[[list[int]], str]
 OnToken = Callable[[str, int], None]
 OnId = Callable[[int, str], None]
+PROMPT_TOKENS = 8  # decoded before the first piece; enough for any character and its space
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +105,8 @@ class Pieces:
     """A streamer that keeps the text that each token adds, in whole characters.
 
     A character that is split over several tokens belongs to the last of them. Only the tokens since
-    the last piece but one are decoded again, so the work per token does not grow with the text.
+    the last piece but one are decoded again, so the work per token does not grow with the text. The
+    first piece is decoded after the end of the prompt: many tokenizers drop a first space.
     """
 
     def __init__(self, decode: Decode, report: OnId = lambda *_: None) -> None:
@@ -112,12 +114,12 @@ class Pieces:
         self.ids: list[int] = []
         self.pieces: list[str] = []
         self._first, self._last = 0, 0  # where the last piece starts, and where it ends
-        self._is_prompt = True
+        self._prompt: list[int] | None = None  # its last tokens
 
     def put(self, value: torch.Tensor) -> None:
         """Receive the prompt first, then tokens."""
-        if self._is_prompt:
-            self._is_prompt = False
+        if self._prompt is None:
+            self._prompt = value.flatten()[-PROMPT_TOKENS:].tolist()
             return
         for token in value.flatten().tolist():
             self.add(token)
@@ -135,8 +137,9 @@ class Pieces:
         self.report(token, piece)
 
     def _rest(self) -> str:
-        given = self.decode(self.ids[self._first : self._last])
-        return self.decode(self.ids[self._first :])[len(given) :]
+        before = (self._prompt or []) if self._first == 0 else []
+        given = self.decode(before + self.ids[self._first : self._last])
+        return self.decode(before + self.ids[self._first :])[len(given) :]
 
     def end(self) -> None:
         """Report what was held back, as it is."""
