@@ -227,7 +227,8 @@ class FakeEngine:
                     yield {"frame": "cells", "side": side, "names": names, "cells": cells}
             if number == 0:
                 yield {"frame": "saturation", "position": chosen, "before": 21,
-                       "after": 24 if known else None}  # fmt: skip
+                       "after": 24 if known else None,
+                       "exits": {"before": 26, "after": 27 if known else None}}  # fmt: skip
             if number == 3 and "!midway" in text:
                 raise BadText("the reading failed midway, as the prompt asked for")
         for position in others:

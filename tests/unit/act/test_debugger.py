@@ -94,6 +94,10 @@ def test_saturation_is_the_first_layer_from_which_the_top_token_stays():
         tops = [grid[layer, frame["position"]]["top"][0][0] for layer in range(last + 1)]
         expected = next(layer for layer in range(last + 1) if set(tops[layer:]) == {tops[-1]})
         assert frame["before"] == expected
+        confident = [
+            layer for layer in range(1, last) if grid[layer, frame["position"]]["top"][0][1] > 0.9
+        ]
+        assert frame["exits"]["before"] == (confident[0] if confident else None)
         assert frame["after"] is None
 
 

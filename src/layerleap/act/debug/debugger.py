@@ -11,7 +11,7 @@ from typing import Any
 
 from layerleap.act.debug.cells import CellReader
 from layerleap.act.debug.rerun import Rerun, rerun
-from layerleap.act.debug.trace import Frame, Prompt, Trace
+from layerleap.act.debug.trace import EXIT, Frame, Prompt, Trace
 from layerleap.act.decode.generate import generate, why_it_cannot_generate
 from layerleap.act.edits.spec import describe, parse_edit
 from layerleap.errors import BadSettings, ModelRefused, check_choice
@@ -97,6 +97,7 @@ class Debugger:
             if transformer.kind == "masked-token" else None,
             "can_generate": reason is None, "generate_reason": reason,
             "examples": self._examples(), "longest": longest_input(transformer),
+            "exit_rule": str(EXIT),
         }  # fmt: skip
 
     @cached_property

@@ -4,7 +4,8 @@ In: a recorded prompt, a lens, edits. Out: frames, in the order in which a page 
 
     meta         the tokens, the positions that are read, the edits in force
     cells        the selected position at all layers, then every fourth layer, then the rest
-    saturation   per position, the layer from which the top token is the final one
+    saturation   per position, the layer from which the top token is the final one, and where early
+                 exit by `EXIT` would stop
     done         how long it took
 
 With edits, "after" cells are sent where the edited state differs from the recorded one; elsewhere
@@ -16,11 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from layerleap.act.debug.cells import Answers, Cell, CellReader
 from layerleap.act.debug.rerun import Rerun
 from layerleap.act.edits.spec import describe
+from layerleap.act.exits.evidence import Evidence
+from layerleap.act.exits.rules import TopProbability
 from layerleap.models.hooks.recording import Recording
 from layerleap.read import lens as budget
 from layerleap.read.lens import Lens
@@ -29,6 +33,7 @@ from layerleap.read.vocabulary.tokens import output_label, token_label
 Side = Literal["before", "after"]
 Frame = dict[str, Any]
 STEP = 4  # layers of the coarse grid
+EXIT = TopProbability(0.9)  # shown as an example of early exit
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +60,7 @@ class Trace:
     rerun: Rerun | None = None
     should_stop: Callable[[], bool] = lambda: False
     _named: set[int] = field(default_factory=set)
-    _tops: dict[tuple[Side, int], dict[int, int]] = field(default_factory=dict)
+    _read: dict[tuple[Side, int], dict[int, Cell]] = field(default_factory=dict)
     _started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -154,7 +159,7 @@ class Trace:
 
     def _frame(self, side: Side, cells: Sequence[Cell]) -> Frame:
         for cell in cells:
-            self._tops.setdefault((side, cell.position), {})[cell.layer] = cell.top[0][0]
+            self._read.setdefault((side, cell.position), {})[cell.layer] = cell
         ids = {index for cell in cells for index, _ in cell.top} - self._named
         self._named |= ids
         names = {index: output_label(self.lens.transformer, index).to_dict() for index in ids}
@@ -163,16 +168,29 @@ class Trace:
 
     def _saturation(self, position: int, before: int, after: int) -> Frame:
         """From which layer on the top token is the final one, before and after the edits."""
-        tops = self._tops["before", position]
-        own = {**tops, **self._tops.get(("after", position), {})}
+        cells = self._read["before", position]
+        own = {**cells, **self._read.get(("after", position), {})}
         is_edited = self.rerun is not None
         return {
-            "frame": "saturation", "position": position, "before": self._settled(tops, before),
+            "frame": "saturation", "position": position, "before": self._settled(cells, before),
             "after": self._settled(own, after) if is_edited else None,
+            "exits": {"before": self._exit(cells), "after": self._exit(own) if is_edited else None},
         }  # fmt: skip
 
-    def _settled(self, tops: dict[int, int], final: int) -> int:
+    def _settled(self, cells: dict[int, Cell], final: int) -> int:
         layer = self.n_layers
-        while layer > 0 and tops[layer - 1] == final:
+        while layer > 0 and cells[layer - 1].top[0][0] == final:
             layer -= 1
         return layer
+
+    def _exit(self, cells: dict[int, Cell]) -> int | None:
+        """The layer below the last at which `EXIT` stops; None if it never does."""
+        layers = range(self.n_layers)
+        top, prob, entropy = torch.tensor(
+            [(*cells[layer].top[0], cells[layer].entropy) for layer in layers]
+        ).T[:, None]
+        unknown = torch.full_like(prob, torch.nan)
+        row = torch.zeros(1, dtype=torch.long)
+        evidence = Evidence(top.long(), prob, unknown, entropy, unknown, row, row, tuple(layers))
+        stops = EXIT.stops(evidence)[0].nonzero()[:, 0]
+        return int(stops[0]) if len(stops) else None

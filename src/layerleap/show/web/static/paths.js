@@ -224,6 +224,7 @@ function chart(trace, paths, others, selected) {
   }
   svg.append(draw("path", { class: "here", d: `M${x(selected.layer)} ${y(1)}V${y(0)}` }));
   settledMarks(svg, trace, selected.position, x, y);
+  exitMark(svg, trace, selected.position, x, y);
   paths.forEach((path, index) => {
     const group = draw(
       "g",
@@ -270,6 +271,29 @@ function settledMarks(svg, trace, position, x, y) {
       ),
     );
   }
+}
+
+/**
+ * Where early exit by the server's example rule would stop, for the side that is shown.
+ * @param {Element} svg
+ * @param {Trace} trace
+ * @param {number} position
+ * @param {(layer: number) => number} x
+ * @param {(share: number) => number} y
+ */
+function exitMark(svg, trace, position, x, y) {
+  const side = trace.question.edits.length > 0 && now().view !== "before" ? "after" : "before";
+  const layer = trace.saturation.get(position)?.exits?.[side] ?? null;
+  if (layer === null) return;
+  const right = layer > trace.layers[trace.layers.length - 1] / 2;
+  svg.append(
+    draw("path", { class: "exit", d: `M${x(layer)} ${y(1) - 4}V${y(0)}` }, draw("title", {}, now().model?.exit_rule ?? "")),
+    draw(
+      "text",
+      { class: "tick exit", x: x(layer) + (right ? -5 : 5), y: y(1) + 34, "text-anchor": right ? "end" : "start" },
+      `could exit at layer ${layer} (top above 90 %)`,
+    ),
+  );
 }
 
 /**

@@ -186,7 +186,7 @@ function take(trace, frame) {
       break;
     }
     case "saturation":
-      trace.saturation.set(frame.position, { before: frame.before, after: frame.after });
+      trace.saturation.set(frame.position, { before: frame.before, after: frame.after, exits: frame.exits });
       touch("traces");
       break;
     case "done":

@@ -17,6 +17,7 @@
  * @property {{name: string, title: string}[]} lenses
  * @property {Token|string|null} mask_token
  * @property {boolean} can_generate
+ * @property {string} [exit_rule] the rule of the exit marks, in words
  * @property {string|null} generate_reason
  * @property {{ready: boolean, reason: string|null, vectors: number|null}} index
  * @property {{title: string, text: string, watch: Token|string|number|null}[]} examples
@@ -65,7 +66,7 @@
  * @property {number|null} lowest
  * @property {Record<Side, Map<string, Cell>>} cells by `layer.position`
  * @property {Map<number, Token>} names
- * @property {Map<number, {before: number|null, after: number|null}>} saturation
+ * @property {Map<number, {before: number|null, after: number|null, exits?: Record<Side, number|null>}>} saturation
  * @property {number} seconds
  */
 
