@@ -98,6 +98,33 @@ def test_a_narrow_window_needs_no_sideways_scrolling(tab):
     assert "layer" in page.inner_text("#stride")
 
 
+@pytest.mark.parametrize("width", [600, 800, 860, 900, 1400])
+def test_the_paths_keep_their_height(tab, width):
+    page = tab(f"p={FIRST}&edits=L12.N34=5", size={"width": width, "height": 900})
+    ran(page)
+    size = "document.querySelector('#paths svg').getBoundingClientRect().height"
+    before = page.evaluate(size)
+    page.wait_for_timeout(400)
+    assert page.evaluate(size) == before < 260
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_labels_of_the_paths_are_above_the_curves(tab):
+    page = tab(f"p={FIRST}&edits=L12.N34=5", size={"width": 1400, "height": 900})
+    ran(page)
+    lowest, highest = page.evaluate(
+        """(() => {
+          const svg = document.querySelector('#paths svg');
+          const edges = (selector, edge) =>
+            [...svg.querySelectorAll(selector)].map(each => each.getBoundingClientRect()[edge]);
+          return [Math.max(...edges('text.settled, text.exit', 'bottom')),
+                  Math.min(...edges('.rule', 'top'))];
+        })()"""
+    )
+    assert page.locator("#paths text.settled, #paths text.exit").count() == 3
+    assert lowest < highest
+
+
 def test_the_theme_can_be_switched_and_is_kept(tab):
     page = tab(scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"

@@ -186,8 +186,12 @@ function stageColumn(stage, name) {
       "li",
       {},
       pin(name(id), pinned(id)),
-      bar(percent(share), share),
-      mark && make("span", { class: `moved ${tone}`, title }, mark),
+      make(
+        "span",
+        { class: "numbers" },
+        bar(percent(share), share),
+        mark && make("span", { class: `moved ${tone}`, title }, mark),
+      ),
     );
   });
   const watch = now().watch;
