@@ -57,6 +57,27 @@ def test_everything_works_by_keyboard_alone(tab):
     page.wait_for_selector("#help[open]", state="hidden")
 
 
+def test_the_keyboard_keeps_its_place(tab):
+    page = tab(f"p={FIRST}")
+    ran(page)
+    page.wait_for_selector("#cell .updates")
+    page.focus("#grid-0 td[tabindex='0']")
+    page.keyboard.press("n")
+    assert focused(page) == page.get_attribute(".updates tbody button >> nth=0", "id")
+    for place in ("#cell .stage:last-child", "#paths"):
+        pin = page.locator(f"{place} [data-pin]").nth(1)
+        token = pin.get_attribute("data-pin")
+        pin.focus()
+        for pressed in ("true", "false"):
+            page.keyboard.press("Enter")
+            chosen = f"{place} [data-pin='{token}'][aria-pressed='{pressed}']"
+            until(page, f"document.querySelector({chosen!r})")
+            assert focused(page, "dataset.pin") == token
+            assert page.evaluate(f"!!document.activeElement.closest({place!r})")
+    page.keyboard.press("?")
+    assert "first neuron" in page.inner_text("#help")
+
+
 def test_focus_is_visible_wherever_it_goes(tab):
     page = tab("p=one+two")
     ran(page)

@@ -48,6 +48,17 @@ def test_a_damaged_link_still_opens(tab):
     assert page.locator("#edit-list li").count() == 1
 
 
+def test_a_link_with_edits_shows_what_they_do(tab):
+    page = tab("p=one+two&edits=L12.N34=5")
+    ran(page)
+    assert page.get_attribute("[data-view=after]", "aria-pressed") == "true"
+    page.click("[data-view=before]")
+    until(page, "location.hash.includes('view=before')")
+    other = tab(page.url.partition("#")[2])
+    ran(other)
+    assert other.get_attribute("[data-view=before]", "aria-pressed") == "true"
+
+
 def test_sessions_are_saved_listed_opened_and_deleted(tab):
     page = tab("p=one+two&edits=!L12.N34=5")
     ran(page)

@@ -2,7 +2,7 @@
 // Paths: how the probability of tokens changes over the layers, at the selected position. Shown are pinned
 // tokens and those that led at some layer, ranked by their maximum.
 
-import { byId, draw, fill, hit, make } from "./dom.js";
+import { byId, draw, fill, hit, keepFocus, make } from "./dom.js";
 import { now, on, set } from "./state.js";
 import { cellAt, nameOf } from "./trace.js";
 import { percent, pin, tokenTitle } from "./words.js";
@@ -106,7 +106,7 @@ export function start() {
   const soon = () => {
     due ||= requestAnimationFrame(() => {
       due = 0;
-      render();
+      keepFocus(place, render);
     });
   };
   on(["traces", "selected", "pinned", "view", "watch"], soon);
