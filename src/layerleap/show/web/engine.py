@@ -130,19 +130,15 @@ class ModelEngine:
         should_stop: ShouldStop,
     ) -> None:  # fmt: skip
         """Continue a prompt."""
-        from layerleap.act.debug.debugger import Stopped
         from layerleap.read.vocabulary.tokens import output_label
 
-        def told(token: int, piece: str) -> None:
+        def report(token: int, piece: str) -> None:
             on_token(output_label(self.debugger.transformer, token).to_dict(), piece)
 
-        try:
-            self.debugger.generate(
-                ids, edits=edits, max_new_tokens=max_new_tokens, on_token=told,
-                should_stop=should_stop,
-            )  # fmt: skip
-        except Stopped:
-            return
+        self.debugger.generate(
+            ids, edits=edits, max_new_tokens=max_new_tokens, on_token=report,
+            should_stop=should_stop,
+        )  # fmt: skip
 
     def check_edits(self, edits: Sequence[str]) -> None:
         """Raise an error if an edit cannot be read or does not fit the model."""
