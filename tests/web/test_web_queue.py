@@ -205,6 +205,21 @@ def test_a_cell_that_nobody_waits_for_is_not_computed(serve, slow):
     assert slow.cells == [1], "the cell at position 2 was dropped"
 
 
+def test_neighbours_wait_for_the_model_because_they_read_its_weights(serve, slow):
+    client = serve(slow, limits=Limits(waiting=1))
+    near = "/api/vectors/3/4/neighbours"
+    with client.stream("POST", "/api/trace", json=ASK):
+        assert slow.running.wait(10)
+        thread, answers = in_thread(lambda: client.get(near))
+        time.sleep(0.3)
+        assert client.get(near).status_code == 429
+        assert not answers
+        slow.go.set()
+    thread.join(10)
+    assert answers[0].status_code == 200
+    assert answers[0].json()["neighbours"]
+
+
 def test_cheap_questions_do_not_wait_for_the_model(serve, slow):
     client = serve(slow)
     with client.stream("POST", "/api/trace", json=ASK):

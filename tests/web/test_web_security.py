@@ -245,7 +245,8 @@ def test_a_wrong_or_broken_cookie_is_no_cookie(stranger):
 
 
 @pytest.mark.parametrize(
-    "other", ['prefs={"x":1}', "user[id]=3", "flag", "name=caf\xe9", 'a="b', "", "layerleap_8123=old"]
+    "other",
+    ['prefs={"x":1}', "user[id]=3", "flag", "name=caf\xe9", 'a="b', "", "layerleap_8123=old"],
 )
 def test_cookies_of_other_apps_on_the_host_do_not_hide_ours(stranger, links, other):
     ours = stranger.get(links[0]).headers["set-cookie"].partition(";")[0]

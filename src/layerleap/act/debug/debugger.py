@@ -249,6 +249,10 @@ class Debugger:
 
     # Checks and caches
 
+    def check_edits(self, edits: Sequence[Edit | str]) -> None:
+        """Raise an error if an edit cannot be read or does not fit the model."""
+        self._edits(edits)
+
     def _lens(self, name: str) -> Lens:
         check_choice(name, tuple(self.lenses), "lens")
         return self.lenses[name]

@@ -150,7 +150,9 @@ class Worker:
             last = job.run()
             with self._changed:
                 self._running = None
-            job.put(last)  # not earlier: a client that gets the end may ask again, and must not wait
+            job.put(
+                last
+            )  # not earlier: a client that gets the end may ask again, and must not wait
             del job, last  # with frames and states, before the next one comes
 
     def _tell_places(self) -> None:
