@@ -34,7 +34,8 @@ export function question(state, grid) {
   // Ids where they are known: text that was decoded is never tokenised again.
   const known = live && live.text === text && live.model === state.model?.fingerprint && !live.error;
   const input = known ? { ids: live.tokens.map((t) => t.id) } : { text };
-  return { input, text, lens: state.lens, watch: state.watch?.id ?? null, edits: inForce(state.edits) };
+  const follow = state.pinned.slice(0, state.model?.limits.follow ?? 0).map((token) => token.id);
+  return { input, text, lens: state.lens, watch: state.watch?.id ?? null, edits: inForce(state.edits), follow };
 }
 
 /**
@@ -137,9 +138,9 @@ async function start(grid) {
   const state = now();
   const trace = emptyTrace(question(state, grid));
   const selected = state.selected?.grid === grid ? state.selected.position : null;
-  const { input, lens, watch, edits } = trace.question;
+  const { input, lens, watch, edits, follow } = trace.question;
   const top = Math.min(TOP, state.model?.limits.top ?? TOP);
-  const body = { input, lens, watch, edits, top, selected };
+  const body = { input, lens, watch, edits, follow, top, selected };
   setTrace(grid, trace);
   try {
     await patiently(
