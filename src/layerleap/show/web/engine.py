@@ -106,17 +106,12 @@ class ModelEngine:
         """Output tokens that a typed text may mean."""
         return [token.to_dict() for token in self.debugger.outputs(text)] if text else []
 
-    def trace(
-        self, ids: Sequence[int], *, follow: Sequence[int] = (), **options: Any
-    ) -> Iterator[Json]:
+    def trace(self, ids: Sequence[int], **options: Any) -> Iterator[Json]:
         """Frames of a reading at every layer and position."""
-        if follow:
-            options["follow"] = follow
         for frame in self.debugger.trace(ids, **options):
             for cell in frame.get("cells", ()):
                 cell["final"], cell["watch"] = _place(cell["final"]), _place(cell["watch"])
-                followed = cell.get("follow") or {}
-                cell["follow"] = {token: _place(place) for token, place in followed.items()}
+                cell["follow"] = {token: _place(at) for token, at in cell["follow"].items()}
             yield frame
 
     def cell(self, ids: Sequence[int], *, block: int, **options: Any) -> Json:
