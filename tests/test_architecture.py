@@ -23,6 +23,7 @@ EXCEPTIONS = {
     ("read/vocabulary/neurons.py", "layerleap.show.html"),
     ("read/vocabulary/search.py", "layerleap.show.html"),
     ("act/decode/generate.py", "layerleap.show.html"),
+    ("act/debug/effect.py", "layerleap.show.html"),
     ("study/suitability/result.py", "layerleap.show.html"),
     ("study/result.py", "layerleap.show.report.report"),  # result.report(folder)
 }

@@ -1,5 +1,8 @@
 """Search, edit, generate."""
 
+import json
+
+import pytest
 from browsing import FIRST, prompt, ran, until
 
 
@@ -99,6 +102,31 @@ def test_search_finds_vectors_and_opens_them(tab):
     page.click("#found [data-back]")
     page.fill("#query", "zzzz")
     page.wait_for_selector("#found .empty")
+    assert "No token of this model contains 'zzzz'." in page.inner_text("#found .note")
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [("**/api/search?*", "#found [data-neuron]"), ("**/api/vectors/12/34", "#vector .ends li"),
+     ("**/neighbours?*", "#vector .neighbours li")],
+)  # fmt: skip
+def test_a_busy_server_is_asked_again(tab, path, place):
+    page, refused = tab(), []
+
+    def refuse_once(route):
+        if refused:
+            route.continue_()
+        else:
+            refused.append(route.request.url)
+            body = json.dumps({"error": "the model is busy", "place": 2})
+            route.fulfill(status=429, body=body, content_type="application/json")
+
+    page.route(path, refuse_once)
+    wanted = {"query": "guitar", "vector": {"block": 12, "neuron": 34}}
+    page.evaluate("view => import('./state.js').then(({ set }) => set(view))", wanted)
+    page.wait_for_selector(place)
+    assert refused
+    assert page.locator("#found .error, #vector .error").count() == 0
 
 
 def test_a_vector_can_be_named(tab):

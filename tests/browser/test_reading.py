@@ -103,6 +103,29 @@ def test_tokens_can_be_pinned_and_followed(tab):
     assert "saturated from layer 21" in page.text_content("#paths svg >> nth=0")
 
 
+def test_a_pinned_token_has_its_whole_path_after_the_next_run(tab):
+    page = tab()
+    prompt(page, FIRST)
+    page.wait_for_selector("#cell .stage .pin")
+    page.locator("#cell .stage").last.locator(".pin").nth(3).click()
+    page.wait_for_selector("#paths .gaps:text('Run again for the whole path')")
+    line = "#paths g.pinned path.path"
+    assert page.get_attribute(line, "d").count("L") < 30
+    page.click("#run")
+    ran(page)
+    page.wait_for_selector("#paths .gaps", state="detached")
+    assert page.get_attribute(line, "d").count("M") == 1
+    assert page.get_attribute(line, "d").count("L") == 30
+
+
+def test_numbers_keep_three_digits_that_count(tab):
+    page = tab()
+    shown = {-0.17: "\N{MINUS SIGN}0.17", 0.04: "+0.04", 12.345: "+12.3", 1234.6: "+1235", 0: "0"}
+    for value, text in shown.items():
+        code = f"import('./words.js').then((words) => words.signed({value}))"
+        assert page.evaluate(code) == text
+
+
 def test_two_prompts_scroll_together(tab):
     page = tab()
     prompt(page, "one two three " * 12)

@@ -49,6 +49,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "exits.saved_at": lambda: (None, None),
     "exits.split": lambda: (None, [0.5]),
     "generate": lambda: (model(), "the cat"),
+    "search": lambda: (model(), "cat"),
     "stats.Moments": lambda: (3, 4),
     "stats.collect": lambda: (model(), sentences(8)),
 }

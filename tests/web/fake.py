@@ -190,7 +190,7 @@ class FakeEngine:
 
     def trace(
         self, ids: Any, *, lens: str, watch: int | None, edits: Any, top: int,
-        selected: int | None, should_stop: Any,
+        follow: Any, selected: int | None, should_stop: Any,
     ) -> Any:  # fmt: skip
         tokens = self._given(ids, edits)
         text = "".join(token.text for token in tokens)
@@ -205,7 +205,7 @@ class FakeEngine:
             "frame": "meta", "tokens": [token.to_dict() for token in tokens],
             "positions": positions, "layers": list(range(N_LAYERS + 1)), "selected": chosen,
             "edits": [{"spec": e["spec"], "sentence": e["sentence"]} for e in known],
-            "lowest": lowest, "stride": 1,
+            "lowest": lowest,
         }  # fmt: skip
         coarse = [layer for layer in range(N_LAYERS + 1) if layer % 4 == 0 or layer == N_LAYERS]
         fine = [layer for layer in range(N_LAYERS + 1) if layer not in coarse]
@@ -219,6 +219,8 @@ class FakeEngine:
                     return
                 time.sleep(1.0 if "!slow" in text else self.delay)
                 cells = [self._side(*c, watch, top, side, lowest) for c in part]
+                for cell in cells:
+                    cell["follow"] = {str(id): self._followed(cell, id) for id in follow}
                 cells = [cell for cell in cells if side == "before" or cell["changed"]]
                 new = {id for cell in cells for id, _ in cell["top"]} - seen
                 seen |= new
@@ -243,6 +245,10 @@ class FakeEngine:
             cell |= {"change": round(0.4 * layer / N_LAYERS, 5) if touched else 0.0,
                      "changed": touched}  # fmt: skip
         return cell
+
+    def _followed(self, cell: Any, id: int) -> list[Any]:
+        known = [(prob, rank) for rank, (own, prob) in enumerate(cell["top"], 1) if own == id]
+        return list(known[0]) if known else [0.0001 * (1 + id % 5), 100 + id % 50]
 
     def cell(
         self, ids: Any, *, block: int, position: int, lens: str, watch: int | None,
@@ -341,11 +347,13 @@ class FakeIndex:
             "suppresses": [e["token"] for e in ends["suppresses"][:5]],
         }  # fmt: skip
 
-    def search(self, query: str, *, top: int, side: str, space: str) -> list[dict[str, Any]]:
+    def search(self, query: str, *, top: int, side: str, space: str) -> dict[str, Any]:
         words = self.engine.words
         matched = [i for w in query.split() for t, i in words.ids.items() if t.strip() == w]
+        known = {text.strip() for text in words.ids}
+        notes = [f"no token of this model contains {w!r}." for w in query.split() if w not in known]
         if not matched:
-            return []
+            return {"results": [], "notes": notes}
         rng = random.Random(query)
         rows = []
         for number in range(min(top, 25)):
@@ -354,7 +362,7 @@ class FakeIndex:
             hits = [words.label(i).to_dict() for i in matched[: 1 + number % 3]]
             row |= {"score": 9.5 - number / 3, "side": end, "matched": hits}
             rows.append(row)
-        return rows
+        return {"results": rows, "notes": notes}
 
     def neighbours(self, block: int, neuron: int, *, top: int) -> list[dict[str, Any]]:
         self.engine.check_neuron(block, neuron)

@@ -1,15 +1,18 @@
 """One model, many clients: places in the queue, cancelled work, right answers for all."""
 
+import asyncio
 import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asking import frames
 from fake import PROMPT, FakeEngine
 
 from layerleap.show.web.limits import Limits
+from layerleap.show.web.worker import AHEAD, Job, Worker
 
 
 class Slow(FakeEngine):
@@ -57,6 +60,12 @@ def in_thread(work):
     thread = threading.Thread(target=lambda: result.append(work()))
     thread.start()
     return thread, result
+
+
+def run_elsewhere(work):
+    """Run a coroutine on a thread: this one may have a loop, that of a browser's driver."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(work())).result(60)
 
 
 def test_a_full_queue_is_said_with_the_place_and_later_there_is_room(serve, slow):
@@ -112,6 +121,42 @@ def test_who_asks_one_thing_after_the_other_never_waits(serve):
         assert frames(answer.text)[0]["frame"] == "start", "nobody was ahead"
 
 
+def test_the_work_waits_for_a_client_that_reads_slowly():
+    async def read():
+        job = Job(lambda emit, _: [emitted.append(emit({"n": n})) for n in range(10 * AHEAD)])
+        thread = threading.Thread(target=lambda: job.put(job.run()))
+        thread.start()
+        await asyncio.to_thread(until, lambda: len(emitted) == AHEAD)
+        await asyncio.sleep(0.2)
+        assert len(emitted) == AHEAD, "no more than that is kept"
+        read = [frame["n"] async for frame in job.frames()]
+        thread.join(10)
+        return read
+
+    emitted = []
+    assert run_elsewhere(read) == list(range(10 * AHEAD))
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_client_that_reads_nothing_does_not_hold_the_model(monkeypatch, leaves):
+    monkeypatch.setattr("layerleap.show.web.worker.PATIENCE", 60 if leaves else 0.2)
+
+    async def stall():
+        worker = Worker(2)
+        stalled = worker.submit(lambda emit, _: [emitted.append(emit({})) for _ in range(1000)])
+        await asyncio.to_thread(until, lambda: len(emitted) == AHEAD)
+        if leaves:
+            worker.cancel(stalled)
+        following = worker.submit(lambda emit, _: emit({"result": 1}))
+        frames = [frame async for frame in following.frames()]
+        worker.close()
+        return frames[-1]
+
+    emitted = []
+    assert run_elsewhere(stall) == {"result": 1}
+    assert len(emitted) == AHEAD
+
+
 def test_a_client_that_leaves_frees_the_worker(serve, slow):
     client = serve(slow)
     with client.stream("POST", "/api/trace", json=ASK) as answer:
@@ -158,6 +203,21 @@ def test_a_cell_that_nobody_waits_for_is_not_computed(serve, slow):
         slow.go.set()
     assert client.post("/api/cell", json=CELL).status_code == 200
     assert slow.cells == [1], "the cell at position 2 was dropped"
+
+
+def test_neighbours_wait_for_the_model_because_they_read_its_weights(serve, slow):
+    client = serve(slow, limits=Limits(waiting=1))
+    near = "/api/vectors/3/4/neighbours"
+    with client.stream("POST", "/api/trace", json=ASK):
+        assert slow.running.wait(10)
+        thread, answers = in_thread(lambda: client.get(near))
+        time.sleep(0.3)
+        assert client.get(near).status_code == 429
+        assert not answers
+        slow.go.set()
+    thread.join(10)
+    assert answers[0].status_code == 200
+    assert answers[0].json()["neighbours"]
 
 
 def test_cheap_questions_do_not_wait_for_the_model(serve, slow):

@@ -18,7 +18,7 @@ ASK = {"input": {"text": PROMPT}}
 def test_the_model_is_described_with_its_limits(client):
     found = client.get("/api/model").json()
     assert found["name"] == "make-believe"
-    assert set(found["limits"]) == {"tokens", "edits", "new_tokens", "top"}
+    assert set(found["limits"]) == {"tokens", "edits", "new_tokens", "top", "follow"}
     assert found["fingerprint"] == "f" * 32
     assert found["version"]
 
@@ -98,6 +98,21 @@ def test_a_trace_is_streamed_in_frames(client):
     tokens = len(got[0]["tokens"])
     assert before == {(layer, p) for layer in range(N_LAYERS + 1) for p in range(tokens)}
     assert all(len(cell["top"]) == 3 for cell in cells)
+
+
+def test_followed_tokens_are_read_in_every_cell(client):
+    got = frames(client.post("/api/trace", json={**ASK, "follow": [1000, 1007], "top": 1}).text)
+    cells = [cell for frame in got if frame["frame"] == "cells" for cell in frame["cells"]]
+    assert all(set(cell["follow"]) == {"1000", "1007"} for cell in cells)
+    many = client.post("/api/trace", json={**ASK, "follow": list(range(limits.FOLLOW + 1))})
+    assert many.status_code == 422
+    assert "follow" in many.json()["error"]
+
+
+def test_a_search_says_which_words_are_no_tokens(client):
+    answer = client.get("/api/search", params={"q": "guitar qqqq"}).json()
+    assert answer["results"]
+    assert answer["notes"] == ["no token of this model contains 'qqqq'."]
 
 
 def test_ids_are_read_as_they_are(client):

@@ -49,8 +49,6 @@ def test_other_names_are_refused_whatever_is_asked(client, host, path):
 
 def test_a_request_with_two_hosts_or_none_is_refused(client):
     def status(hosts):
-        import asyncio
-
         sent = []
 
         async def receive():
@@ -63,7 +61,7 @@ def test_a_request_with_two_hosts_or_none_is_refused(client):
             "type": "http", "method": "GET", "path": "/api/model", "scheme": "http",
             "query_string": b"", "headers": [(b"host", host) for host in hosts],
         }  # fmt: skip
-        asyncio.run(client.app(scope, receive, send))
+        client.portal.call(client.app, scope, receive, send)  # this thread may have a loop
         return sent[0]["status"]
 
     assert status([]) == 421
@@ -244,6 +242,18 @@ def test_the_link_works_once_and_gives_a_strict_cookie(stranger, links, make_app
 def test_a_wrong_or_broken_cookie_is_no_cookie(stranger):
     for cookie in ("layerleap_8123=wrong", "layerleap_8123=", "layerleap_9=x", "=;;=", 'a="b'):
         assert stranger.get("/api/model", headers={"cookie": cookie}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "other",
+    ['prefs={"x":1}', "user[id]=3", "flag", "name=caf\xe9", 'a="b', "", "layerleap_8123=old"],
+)
+def test_cookies_of_other_apps_on_the_host_do_not_hide_ours(stranger, links, other):
+    ours = stranger.get(links[0]).headers["set-cookie"].partition(";")[0]
+    stranger.cookies.clear()
+    for cookies in (f"{other}; {ours}", f"{ours};{other}"):
+        headers = {"cookie": cookies.encode("latin1")}
+        assert stranger.get("/api/model", headers=headers).status_code == 200, cookies
 
 
 def test_the_link_is_no_way_around_the_host(stranger, links):

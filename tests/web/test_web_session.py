@@ -1,6 +1,7 @@
 """`ll.debug`: a page beside a Python session, which comes and goes without a trace."""
 
 import threading
+from functools import partial
 
 import httpx2
 import pytest
@@ -16,6 +17,7 @@ from layerleap.show.web.access import Access
 from layerleap.show.web.serve import listen, next_free
 
 TEXT = {"text": "the cat sat on the"}
+get, post = partial(httpx2.get, timeout=60), partial(httpx2.post, timeout=60)  # machines are busy
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +32,21 @@ def _own_cache(empty_cache, monkeypatch):
 
 
 def test_a_session_serves_the_page_until_it_is_closed(model):
+    before = set(threading.enumerate())  # other tests may have servers of their own
     with ll.debug(model, index=False) as session:
         assert session.is_running
         assert session.url in repr(session)
-        found = httpx2.get(f"{session.url}api/model").json()
+        found = get(f"{session.url}api/model").json()
         assert found["name"] == model.identity.name
-        traced = httpx2.post(f"{session.url}api/trace", json={"input": TEXT})
+        traced = post(f"{session.url}api/trace", json={"input": TEXT})
         assert traced.text.splitlines()[-1].startswith('{"frame":"done"')
     assert not session.is_running
     assert "closed" in repr(session)
     assert "closed" in session._repr_html_()
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("layerleap")]
+    left = set(threading.enumerate()) - before
+    assert not [thread.name for thread in left if thread.name.startswith("layerleap")]
     with pytest.raises(httpx2.ConnectError):
-        httpx2.get(session.url)
+        get(session.url)
     session.close()  # twice is once
 
 
@@ -50,7 +54,7 @@ def test_a_notebook_shows_the_page_and_may_frame_it(model):
     with ll.debug(model, index=False) as session:
         shown = session._repr_html_()
         assert f'<iframe src="{session.url}"' in shown
-        policy = httpx2.get(f"{session.url}api/model").headers["content-security-policy"]
+        policy = get(f"{session.url}api/model").headers["content-security-policy"]
         assert "frame-ancestors 'self' http://localhost:*" in policy
 
 
@@ -91,23 +95,23 @@ def test_two_models_have_two_sessions(model):
     with ll.debug(model, index=False) as one, ll.debug(other, index=False) as two:
         assert one.url != two.url
         for each, own in ((one, model), (two, other)):
-            found = httpx2.get(f"{each.url}api/model").json()
+            found = get(f"{each.url}api/model").json()
             assert found["fingerprint"] == own.identity.fingerprint
 
 
 def test_without_an_index_it_is_said_how_to_build_it(model):
     with ll.debug(model) as session:
-        found = httpx2.get(f"{session.url}api/model").json()["index"]
+        found = get(f"{session.url}api/model").json()["index"]
     assert not found["ready"]
     assert "layerleap index" in found["reason"]
 
 
 def test_the_index_is_built_when_asked_for_and_found_later(model):
     with ll.debug(model, index=True, progress=False) as session:
-        found = httpx2.get(f"{session.url}api/model").json()["index"]
+        found = get(f"{session.url}api/model").json()["index"]
         assert found == {"ready": True, "reason": None, "vectors": 120}
     with ll.debug(model) as session:
-        client = httpx2.Client(base_url=session.url)
+        client = httpx2.Client(base_url=session.url, timeout=60)
         hits = client.get("/api/search", params={"q": "cat", "top": 3}).json()["results"]
         assert len(hits) == 3
         assert all("cat" in [token["text"].strip() for token in hit["matched"]] for hit in hits)
@@ -183,10 +187,10 @@ def test_a_model_that_reads_no_text_is_refused_and_leaves_no_server():
 def test_a_model_without_a_tokenizer_reads_ids():
     bare = Transformer.wrap(build("llama"), None, name="bare")
     with ll.debug(bare, index=False) as session:
-        answer = httpx2.post(f"{session.url}api/tokens", json={"text": "the cat"})
+        answer = post(f"{session.url}api/tokens", json={"text": "the cat"})
         assert answer.status_code == 422
         assert "no tokenizer" in answer.json()["error"]
-        answer = httpx2.post(f"{session.url}api/trace", json={"input": {"ids": [5, 6]}})
+        answer = post(f"{session.url}api/trace", json={"input": {"ids": [5, 6]}})
         assert '"frame":"done"' in answer.text
 
 

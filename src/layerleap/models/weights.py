@@ -73,11 +73,13 @@ class FeedForward:
             return parts * self.scale
         norm = transformer.model.get_submodule(self.after)
         gain, shift = _gain(norm, output, self.centres)
-        exact = norm(output) - shift
-        plain = self._centred(output) * gain
+        # At least float32: squares of a float16 stream overflow.
+        wide = torch.promote_types(output.dtype, torch.float32)
+        exact = norm(output).to(wide) - shift
+        plain = self._centred(output.to(wide)) * gain
         # Fitted, not computed: each family has its own small number inside the square root.
         size = (plain * exact).sum(-1) / plain.square().sum(-1).clamp_min(1e-30)
-        return self._centred(parts) * gain * size[:, None, None] * self.scale
+        return self._centred(parts.to(wide)) * gain * size[:, None, None] * self.scale
 
     @torch.no_grad()
     def into_stream_bias(self, transformer: Transformer, output: Tensor) -> Tensor:
@@ -95,12 +97,13 @@ def _gain(norm: nn.Module, like: Tensor, centres: bool) -> tuple[Tensor, Tensor]
     """The factor of each coordinate (up to a common one) and the shift of a norm or scale."""
     signs = torch.ones_like(like[:1])
     signs[:, 1::2] = -1
-    shift = norm(torch.zeros_like(signs))
-    plain = signs - signs.mean(-1, keepdim=True) if centres else signs
-    return ((norm(signs) - shift) / plain)[0], shift[0]
+    wide = torch.promote_types(like.dtype, torch.float32)
+    shift, given = (norm(x).to(wide) for x in (torch.zeros_like(signs), signs))
+    plain = (signs - signs.mean(-1, keepdim=True) if centres else signs).to(wide)
+    return ((given - shift) / plain)[0], shift[0]
 
 
-_FFNS: "WeakKeyDictionary[Transformer, dict[int, FeedForward | ModelRefused]]" = WeakKeyDictionary()
+_FFNS: "WeakKeyDictionary[Transformer, dict[int, FeedForward | str]]" = WeakKeyDictionary()
 
 
 def feed_forward(transformer: Transformer, block: int) -> FeedForward:
@@ -110,12 +113,12 @@ def feed_forward(transformer: Transformer, block: int) -> FeedForward:
     if block not in known:
         _discover(transformer, [block], within=transformer.blocks[block - 1])
     ffn = known[block]
-    if isinstance(ffn, ModelRefused):
-        raise ffn.with_traceback(None)
+    if isinstance(ffn, str):
+        raise ModelRefused(ffn)
     return ffn
 
 
-def feed_forwards(transformer: Transformer) -> dict[int, "FeedForward | ModelRefused"]:
+def feed_forwards(transformer: Transformer) -> dict[int, FeedForward | str]:
     """The neurons of every block, or why it has none; one pass verifies them all."""
     known = _FFNS.setdefault(transformer, {})
     blocks = range(1, transformer.n_layers + 1)
@@ -132,7 +135,8 @@ def _discover(transformer: Transformer, blocks: Sequence[int], within: str = "")
             try:
                 _FFNS[transformer][block] = _find(transformer, block, calls)
             except ModelRefused as error:
-                _FFNS[transformer][block] = error
+                # Not the error: its traceback would keep the model alive.
+                _FFNS[transformer][block] = str(error)
 
 
 def _find(transformer: Transformer, block: int, traced: Sequence[Call]) -> FeedForward:
@@ -226,38 +230,42 @@ def _with_norm(
     )
 
 
-def unembedding(transformer: Transformer) -> Tensor:
-    """The matrix that makes the logits of a state that is already normed: (d_vocab, d_model).
+_HEADS: "WeakKeyDictionary[Transformer, Tensor]" = WeakKeyDictionary()
 
-    A view of the weights where one matrix does it; a product where a projection comes before it
-    (OPT 350m).
+
+def unembedding(transformer: Transformer) -> Tensor:
+    """The matrix that makes logits of states: (d_vocab, d_model).
+
+    A view of the weights where one matrix does it. Where the head has several (OPT 350m, BERT), it
+    is their product; activations and norms between them are left out.
     """
-    modules = [
-        transformer.model.get_submodule(step.path)
-        for step in transformer.tail
-        if step.kind == "module"
-    ]
-    if modules and transformer.model.get_output_embeddings() in modules[-1].modules():
-        modules[-1] = transformer.model.get_output_embeddings()  # inside a larger head (BERT)
-    weights = [getattr(module, "weight", None) for module in modules]
-    matrices = [w for w in weights if isinstance(w, Tensor) and w.dim() == 2]
-    head = matrices[-1].detach() if matrices else None
-    if head is None or head.is_meta or not head.is_floating_point():
+    if transformer not in _HEADS:
+        matrices = _head_matrices(transformer)
+        head = matrices.pop()
+        while matrices:
+            head = head @ matrices.pop()
+        _HEADS[transformer] = head
+    return _HEADS[transformer]
+
+
+def _head_matrices(transformer: Transformer) -> list[Tensor]:
+    """The matrices of the tail in order, each taking what the one before gives."""
+    name, matrices = transformer.identity.name, []
+    for step in transformer.tail:
+        if step.kind == "module":
+            modules = transformer.model.get_submodule(step.path).modules()
+            weights = [getattr(module, "weight", None) for module in modules]
+            matrices += [w.detach() for w in weights if isinstance(w, Tensor) and w.dim() == 2]
+    if not matrices or any(w.is_meta or not w.is_floating_point() for w in matrices):
         raise ModelRefused(
-            f"the logits of {transformer.identity.name} are not made by a matrix in memory "
-            "(offloaded or quantised weights), so vectors cannot be read in its vocabulary"
+            f"the logits of {name} are not made by a matrix in memory (offloaded or quantised "
+            "weights), so vectors cannot be read in its vocabulary"
         )
-    if transformer.kind.endswith("-class") and len(matrices) > 1:
+    widths = [transformer.d_model, *(len(matrix) for matrix in matrices)]
+    if any(w.shape[1] != width for w, width in zip(matrices, widths, strict=False)):
+        shapes = ", ".join(str(tuple(matrix.shape)) for matrix in matrices)
         raise ModelRefused(
-            f"the head of {transformer.identity.name} has a hidden layer, so single vectors cannot "
-            "be read as classes"
+            f"the matrices of the head of {name} ({shapes}) do not follow one another from "
+            f"{transformer.d_model} numbers to logits, so vectors cannot be read in its vocabulary"
         )
-    if head.shape[1] != transformer.d_model:
-        if len(matrices) < 2 or matrices[-2].shape != (head.shape[1], transformer.d_model):
-            raise ModelRefused(
-                f"the output matrix of {transformer.identity.name} takes {head.shape[1]} numbers "
-                f"and states have {transformer.d_model}, so vectors cannot be read in its "
-                "vocabulary"
-            )
-        head = head @ matrices[-2].detach()
-    return head
+    return matrices

@@ -1,7 +1,10 @@
 """The debugger's engine: traces, cells, edits, generation; without a browser."""
 
+import gc
 import json
+import math
 import threading
+import weakref
 from functools import cache
 
 import pytest
@@ -12,10 +15,12 @@ from tiny_models import tiny, tokenizer
 
 import layerleap as ll
 from layerleap.act.debug import debugger as module
+from layerleap.act.debug.cells import CellReader
 from layerleap.act.debug.debugger import Debugger, Stopped
 from layerleap.act.edits import AddNeuron, PatchState, SetNeuron
 from layerleap.errors import BadSettings, BadText, LayerleapError
 from layerleap.models.transformer import Transformer
+from layerleap.models.weights import feed_forwards, unembedding
 from layerleap.read.lens import Lens
 from layerleap.read.vocabulary.neurons import Neurons
 
@@ -48,7 +53,9 @@ def test_a_trace_reads_what_the_lens_reads(name):
     readings = Lens(model).read(text)
     grid = cells(found)
     assert set(grid) == {
-        (layer, position) for layer in range(model.n_layers + 1) for position in readings.positions
+        (layer, position)
+        for layer in range(model.n_layers + 1)
+        for position in range(len(readings.tokens))
     }
     for row in readings.rows():
         cell = grid[row["layer"], row["position"]]
@@ -116,9 +123,17 @@ def test_edited_cells_are_those_of_the_edited_model_and_only_where_states_change
         for position in range(plain[0].shape[1])
         if not torch.equal(plain[layer][0, position], edited[layer][0, position])
     }
-    assert set(after) == changed & set(before)
+    assert {place for place, cell in after.items() if cell["changed"]} == changed & set(before)
     assert after
+    answers = {
+        p: int(model.logits(edited[model.n_layers][0, p][None]).argmax())
+        for p in range(plain[0].shape[1])
+    }
     for (layer, position), cell in after.items():
+        assert cell["agrees"] == (cell["top"][0][0] == answers[position])
+        if not cell["changed"]:
+            assert cell["top"] == before[layer, position]["top"]
+            continue
         logits = model.logits(edited[layer][0, position][None])[0].detach()
         assert cell["top"][0][0] == int(logits.argmax())
         old = model.logits(plain[layer][0, position][None])[0].detach().log_softmax(-1)
@@ -241,9 +256,10 @@ def test_recorded_prompts_are_kept_up_to_a_limit(monkeypatch):
     assert tuple([5] * 11) in own._prompts
 
 
-def test_masked_models_are_read_at_their_masks():
+def test_masked_models_are_read_at_all_positions_and_their_last_mask_is_selected():
     found = frames("the <mask> sat on the <mask> .", "bert")
-    assert len(found[0]["positions"]) == 2
+    assert found[0]["positions"] == list(range(len(found[0]["tokens"])))
+    assert found[0]["tokens"][found[0]["selected"]]["label"] == "<mask>"
     assert debugger("bert").describe()["mask_token"] == "<mask>"
     assert not debugger("bert").describe()["can_generate"]
 
@@ -312,6 +328,7 @@ def test_an_effect_lists_every_state_and_stays_in_the_cone():
     assert not outside.changed.any()
     assert (outside.kl == 0).all()
     assert table[(table.layer == 2) & (table.position == 3)].kl.item() > 0
+    assert not effect.unused
     assert set(effect.changed) <= {(layer, place) for layer in (2, 3) for place in range(3, 8)}
     assert "states changed" in repr(effect)
     assert effect.to_dict()["edits"] == ["Set neuron 5 of block 2 to 30 at position 3"]
@@ -325,6 +342,122 @@ def test_an_effect_of_other_edits_works_too():
     effect = ll.effect(model, TEXT, [PatchState(2, state, positions=3)])
     assert (2, 3) in effect.changed
     assert effect.edits == ["PatchState(layer=2, positions=[3])"]
+
+
+def test_an_effect_takes_strings_and_says_which_edits_met_no_position():
+    model = debugger().transformer
+    effect = ll.effect(model, TEXT, ["L2.N5=30@99", "L2.N6=9@last"])
+    assert effect.unused == ["Set neuron 5 of block 2 to 30 at position 99"]
+    assert "not applied: Set neuron 5" in repr(effect)
+    assert "KL (nats)" in effect._repr_html_()
+
+
+def test_cells_below_an_edit_are_compared_with_the_edited_answer():
+    """Their state is the same, but the answer that they agree with, or not, is another one."""
+    model = debugger().transformer
+    edits = [SetNeuron(3, 5, 200.0, positions="last")]
+    found = frames(edits=edits)
+    after = cells(found, "after")
+    last = len(TEXT.split()) - 1
+    assert {layer for layer, position in after if position == last} == set(range(4))
+    with model.edit(*edits):
+        answer = model.model(torch.tensor([Lens(model).encode(TEXT)])).logits[0, -1].detach()
+    for layer in range(3):
+        cell = after[layer, last]
+        assert not cell["changed"]
+        assert cell["agrees"] == (cell["top"][0][0] == int(answer.argmax()))
+        state = model.capture(TEXT, layers=[layer]).states[layer][0, -1:]
+        reading = model.logits(state)[0].detach().log_softmax(-1)
+        goal = answer.log_softmax(-1)
+        assert cell["kl"] == pytest.approx(float((goal.exp() * (goal - reading)).sum()), rel=1e-3)
+
+
+def test_followed_tokens_have_a_probability_and_rank_in_every_cell():
+    plain, both = cells(frames(watch=9)), cells(frames(follow=[9, 12]))
+    for place, cell in both.items():
+        assert cell["follow"][9] == plain[place]["watch"]
+        assert set(cell["follow"]) == {9, 12}
+    with pytest.raises(BadSettings, match="output 999"):
+        frames(follow=[999])
+
+
+def test_equal_logits_have_ranks_in_the_order_of_their_ids():
+    logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
+    norm = logits.logsumexp(-1)
+    ranks = [CellReader._followed(logits, norm, torch.tensor([i]))[0][1] for i in range(4)]
+    assert ranks == [2, 0, 1, 3]
+
+
+def test_a_prompt_recorded_inside_an_edit_is_recorded_without_it():
+    own = Debugger(debugger().transformer)
+    with own.transformer.edit(SetNeuron(2, 5, 30.0)):
+        inside = cells(list(own.trace(TEXT)))
+    assert inside == cells(list(own.trace(TEXT))) == cells(frames())
+
+
+def test_numbers_that_the_dtype_cannot_hold_are_refused():
+    for spec in ("L2.N5=1e39", "L2.N5*1e300"):
+        with pytest.raises(BadSettings, match="largest number of this model's dtype"):
+            frames(edits=[spec])
+    with pytest.raises(BadSettings, match="finite number"):
+        SetNeuron(2, 5, float("nan"))
+    with pytest.raises(BadSettings, match="expected one or more"):
+        SetNeuron(2, 5, 1.0, positions=[10**30])
+
+
+def test_half_precision_with_a_norm_after_the_ffn_has_finite_shares():
+    model = build("gemma2").half()
+    for layer in model.model.layers:
+        layer.post_feedforward_layernorm.weight.data += 40
+    found = ll.neurons(Transformer.wrap(model, tokenizer(), check=False)).dominant(TEXT, top=40)
+    for block in found:
+        assert block.shown_share + block.bias_share == pytest.approx(1, abs=0.02)
+        assert all(math.isfinite(one.score) for update in block.updates for one in update.promotes)
+
+
+def test_vectors_of_masked_models_go_through_all_matrices_of_the_head():
+    """E v alone says next to nothing there: what a neuron writes passes the transform first."""
+    model = tiny("bert")
+    head = model.model.cls.predictions
+    expected = head.decoder.weight @ head.transform.dense.weight
+    torch.testing.assert_close(unembedding(model), expected.detach())
+    generator = torch.Generator().manual_seed(3)
+    state = torch.randn(1, model.d_model, generator=generator)
+    vectors = torch.randn(20, model.d_model, generator=generator)
+    with torch.no_grad():
+        change = model.logits(state + 1e-2 * vectors) - model.logits(state)
+        read, plain = vectors @ unembedding(model).T, vectors @ head.decoder.weight.T
+    agreement = [
+        float(torch.corrcoef(torch.stack([change.flatten(), one.flatten()]))[0, 1])
+        for one in (read, plain)
+    ]
+    assert agreement[0] > 0.5 > abs(agreement[1])
+
+
+def test_a_refused_model_is_not_kept_alive_by_its_reason():
+    model = Transformer.wrap(build("mixtral"), check=False)
+    assert "mixture of experts" in str(feed_forwards(model)[1])
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def test_dominant_neurons_of_classifiers_and_masked_models_are_read_where_the_head_reads():
+    classes = Transformer.wrap(build("bert_text"), tokenizer("masked-token"), name="classes")
+    assert ll.neurons(classes).dominant(TEXT).position == 0
+    masked = ll.neurons(tiny("bert")).dominant("the <mask> sat on")
+    assert masked.tokens[masked.position].label == "<mask>"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"position": "last"}, {"position": 99}, {"watch": "a"}, {"watch": 999}, {"blocks": 3},
+     {"top": "a"}],
+)  # fmt: skip
+def test_bad_questions_about_neurons_are_refused_in_one_sentence(options):
+    with pytest.raises(BadSettings):
+        ll.neurons(debugger().transformer).dominant(TEXT, **options)
 
 
 def test_dominant_neurons_show_themselves():

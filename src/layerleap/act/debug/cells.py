@@ -5,7 +5,7 @@ for one chunk of rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ class Cell:
     agrees: bool  # the top token is the final one of this run, edited or not
     kl: float  # KL(final answer of this run || reading), nats
     entropy: float  # of the reading, nats
+    follow: dict[int, tuple[float, int]] = field(default_factory=dict)  # of further tokens
     change: float | None = None  # with edits: KL(reading before || reading after), nats
 
     def to_dict(self) -> dict[str, Any]:
@@ -35,6 +36,7 @@ class Cell:
         return {
             "layer": self.layer, "position": self.position, "top": [list(one) for one in self.top],
             "final": list(self.final), "watch": None if self.watch is None else list(self.watch),
+            "follow": {index: list(one) for index, one in self.follow.items()},
             "agrees": self.agrees, "kl": self.kl, "entropy": self.entropy,
             "changed": self.change is not None, "change": self.change,
         }  # fmt: skip
@@ -60,8 +62,9 @@ class Answers:
 class CellReader:
     """Reads cells through one lens, with `top` tokens each and one watched token."""
 
-    def __init__(self, lens: Lens, top: int, watch: int | None) -> None:
+    def __init__(self, lens: Lens, top: int, watch: int | None, follow: Sequence[int] = ()) -> None:
         self.lens, self.top, self.watch = lens, min(top, lens.transformer.d_vocab), watch
+        self.follow = follow
 
     @torch.no_grad()
     def logits(self, rows: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
@@ -98,6 +101,10 @@ class CellReader:
         watched = None
         if self.watch is not None:
             watched = self._followed(logits, log_norm, torch.full_like(finals, self.watch))
+        more = {
+            index: self._followed(logits, log_norm, torch.full_like(finals, index))
+            for index in self.follow
+        }
         change = None if before is None else _kl(before, logits)
         return [
             Cell(
@@ -105,17 +112,20 @@ class CellReader:
                 tuple(zip(ids[row].tolist(), probs[row].tolist(), strict=True)),
                 final[row], None if watched is None else watched[row],
                 bool(compared.top[row] == answer.top[row]), float(compared.kl[row]),
-                float(compared.entropy[row]), None if change is None else float(change[row]),
+                float(compared.entropy[row]), {index: one[row] for index, one in more.items()},
+                None if change is None else float(change[row]),
             )
             for row, position in enumerate(positions)
         ]  # fmt: skip
 
     @staticmethod
     def _followed(logits: Tensor, log_norm: Tensor, ids: Tensor) -> list[tuple[float, int]]:
-        """Probability and rank of one token per row; equal logits share the better rank."""
-        own = logits.gather(-1, ids.to(logits.device)[:, None])
-        probs = (own[:, 0] - log_norm).exp().tolist()
-        return list(zip(probs, (logits > own).sum(-1).tolist(), strict=True))
+        """Probability and rank of one token per row; equal logits are ordered by id."""
+        ids = ids.to(logits.device)[:, None]
+        own = logits.gather(-1, ids)
+        lower = torch.arange(logits.shape[-1], device=logits.device) < ids
+        ranks = ((logits > own) | ((logits == own) & lower)).sum(-1)
+        return list(zip((own[:, 0] - log_norm).exp().tolist(), ranks.tolist(), strict=True))
 
 
 def _kl(before: Tensor, after: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Debugger: the questions that one asks of a model and a prompt, answered one by one.
 
 In: a wrapped model, and optionally a bank and a concept index. Out: plain JSON types, because the
-answers go to a page. Everything runs under the model's lock, so threads take turns.
+answers go to a page. Threads may share one debugger: whatever hooks the model takes its lock.
 """
 
 from collections import OrderedDict
@@ -14,9 +14,9 @@ from layerleap.act.debug.rerun import Rerun, rerun
 from layerleap.act.debug.trace import EXIT, Frame, Prompt, Trace
 from layerleap.act.decode.generate import generate, why_it_cannot_generate
 from layerleap.act.edits.spec import describe, parse_edit
-from layerleap.errors import BadSettings, ModelRefused, check_choice
+from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.bank import ShortcutBank
-from layerleap.models.hooks.edit import Edit
+from layerleap.models.hooks.edit import Edit, unedited
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.hooks.recording import record
 from layerleap.models.inputs import padded
@@ -107,7 +107,7 @@ class Debugger:
             {
                 "block": block,
                 "n_neurons": ffn.n_neurons if isinstance(ffn, FeedForward) else None,
-                "reason": str(ffn) if isinstance(ffn, ModelRefused) else None,
+                "reason": ffn if isinstance(ffn, str) else None,
                 "style": None if isinstance(anatomy, str) else anatomy.style,
             }
             for (block, ffn), anatomy in zip(
@@ -154,16 +154,23 @@ class Debugger:
         *,
         lens: str = "id",
         watch: int | None = None,
+        follow: Sequence[int] = (),
         edits: Sequence[Edit | str] = (),
         top: int = 5,
         selected: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[Frame]:
-        """Frames of every cell of the prompt; see `act.debug.trace`."""
-        reader = CellReader(self._lens(lens), self._checked_top(top), self._checked_output(watch))
+        """Frames of every cell of the prompt; see `act.debug.trace`.
+
+        Every cell has the probability and rank of the `watch` token and of those to `follow`.
+        """
+        followed = tuple(self._checked_output(index) or 0 for index in dict.fromkeys(follow))
+        reader = CellReader(
+            self._lens(lens), self._checked_top(top), self._checked_output(watch), followed
+        )
         own = self._edits(edits)
         prompt = self._prompt(self.encode(text))
-        place = prompt.positions[-1] if selected is None else selected
+        place = self.lenses["id"].positions(list(prompt.ids))[-1] if selected is None else selected
         if place not in prompt.positions:
             place = min(prompt.positions, key=lambda position: abs(position - place))
         edited = self._rerun(prompt, own) if own else None
@@ -194,7 +201,8 @@ class Debugger:
             "top": self._checked_top(top), "blocks": [block], "tokens": 10,
             "watch": self._checked_output(watch),
         }  # fmt: skip
-        reading = neurons.at(ids, position, **options).blocks[0]
+        with unedited(self.transformer.model):
+            reading = neurons.at(ids, position, **options).blocks[0]
         answer = {
             "block": block, "position": position, "after": None,
             "token": token_label(self.transformer, ids[position]).to_dict(),
@@ -249,6 +257,10 @@ class Debugger:
 
     # Checks and caches
 
+    def check_edits(self, edits: Sequence[Edit | str]) -> None:
+        """Raise an error if an edit cannot be read or does not fit the model."""
+        self._edits(edits)
+
     def _lens(self, name: str) -> Lens:
         check_choice(name, tuple(self.lenses), "lens")
         return self.lenses[name]
@@ -275,9 +287,11 @@ class Debugger:
         key = tuple(ids)
         with self._lock:
             if key not in self._prompts:
-                recording = record(self.transformer, padded(self.transformer, [key]))
-                positions = tuple(self.lenses["id"].positions(list(key)))
-                self._prompts[key] = Prompt(key, positions, recording)
+                with unedited(self.transformer.model):  # it is kept for other questions
+                    recording = record(self.transformer, padded(self.transformer, [key]))
+                is_pooled = self.transformer.pooling is not None
+                positions = self.lenses["id"].positions(list(key)) if is_pooled else range(len(key))
+                self._prompts[key] = Prompt(key, tuple(positions), recording)
             self._prompts.move_to_end(key)
             self._forget()
             return self._prompts[key]

@@ -6,13 +6,15 @@ layers, same or later positions) nothing changes, bit for bit.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from layerleap.act.debug.debugger import Debugger
-from layerleap.act.edits.spec import describe
+from layerleap.act.edits.spec import describe, parse_edit
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings
 from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import find_bank
 from layerleap.models.hooks.edit import Edit
 from layerleap.models.transformer import Transformer
 from layerleap.read.vocabulary.tokens import output_label
@@ -23,7 +25,8 @@ class Effect:
     """The readings of one text without and with edits.
 
     cells   by (layer, position), what was read without edits
-    edited  the same with edits, where the state is another one; see `act.debug.cells.Cell`
+    edited  the same with edits, where the final state is another one; `act.debug.cells.Cell`
+    unused  edits that met no position of the text
     """
 
     transformer: Transformer
@@ -32,11 +35,12 @@ class Effect:
     edits: list[str]
     cells: dict[tuple[int, int], dict[str, Any]]
     edited: dict[tuple[int, int], dict[str, Any]]
+    unused: list[str]
 
     @property
     def changed(self) -> list[tuple[int, int]]:
         """The layers and positions whose state changed."""
-        return sorted(self.edited)
+        return sorted(place for place, cell in self.edited.items() if cell["changed"])
 
     @property
     def answers(self) -> dict[int, tuple[str, str]]:
@@ -68,7 +72,7 @@ class Effect:
             rows.append(
                 {
                     "layer": layer, "position": position, "token": self.tokens[position],
-                    "changed": (layer, position) in self.edited,
+                    "changed": bool(after["changed"]),
                     "before": self._top(before), "after": self._top(after),
                     "kl": after["change"] or 0.0,
                     "final_prob_before": before["final"][0], "final_prob_after": after["final"][0],
@@ -79,7 +83,10 @@ class Effect:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {"tokens": self.tokens, "edits": self.edits, "cells": self.rows()}
+        return {
+            "tokens": self.tokens, "edits": self.edits, "unused": self.unused,
+            "cells": self.rows(),
+        }  # fmt: skip
 
     def to_pandas(self) -> Any:
         """A data frame with one line per layer and position."""
@@ -89,39 +96,52 @@ class Effect:
 
     def __repr__(self) -> str:
         moved = sum(before != after for before, after in self.answers.values())
+        edits = "1 edit" if len(self.edits) == 1 else f"{len(self.edits)} edits"
+        unused = f", not applied: {'; '.join(self.unused)}" if self.unused else ""
         return (
-            f"Effect({len(self.edits)} edits, {len(self.edited)} of {len(self.cells)} states "
-            f"changed, another top token at {moved} of {len(self.positions)} positions)"
+            f"Effect({edits}, {len(self.changed)} of {len(self.cells)} states changed, another top "
+            f"token at {moved} of {len(self.positions)} positions{unused})"
         )
+
+    def _repr_html_(self) -> str:
+        from layerleap.show.html.effect import effect_html
+
+        return effect_html(self)
 
 
 @checked
 def effect(
     transformer: Transformer,
     text: str | Sequence[int],
-    edits: Sequence[Edit],
+    edits: Sequence[Edit | str],
     *,
-    bank: ShortcutBank | None = None,
+    bank: ShortcutBank | str | Path | None = None,
 ) -> Effect:
     """What edits change in the readings of a text, layer by layer and position by position.
 
-        ll.effect(model, "The capital of France is", [ll.edits.ZeroNeuron(30, 511)])
+        ll.effect(model, "The capital of France is", ["L30.N511=off"])
 
     Args:
-        bank: shortcuts to read through; None is the logit lens.
+        edits: values of `ll.edits`, or strings such as "L12.N34=5@last".
+        bank: shortcuts to read through, or their folder or hub name; "default" is the bank in the
+            cache. None is the logit lens.
     """
     if not edits:
         raise BadSettings("no edits given; expected at least one")
-    debugger = Debugger(transformer, bank=bank)
+    own = [parse_edit(edit) if isinstance(edit, str) else edit for edit in edits]
+    debugger = Debugger(transformer, bank=find_bank(transformer, bank))
     lens = list(debugger.lenses)[-1]
     sides: dict[str, dict[tuple[int, int], dict[str, Any]]] = {"before": {}, "after": {}}
     tokens: list[str] = []
     positions: list[int] = []
-    for frame in debugger.trace(text, lens=lens, edits=edits, top=1):
+    unused: list[str] = []
+    for frame in debugger.trace(text, lens=lens, edits=own, top=1):
         if frame["frame"] == "meta":
+            unused = [edit["sentence"] for edit in frame["edits"] if not edit["applied"]]
             tokens = [token["label"] for token in frame["tokens"]]
             positions = frame["positions"]
         elif frame["frame"] == "cells":
             sides[frame["side"]] |= {(c["layer"], c["position"]): c for c in frame["cells"]}
-    sentences = [str(describe(edit)["sentence"]) for edit in edits]
-    return Effect(transformer, tokens, positions, sentences, sides["before"], sides["after"])
+    sentences = [str(describe(edit)["sentence"]) for edit in own]
+    before, after = sides["before"], sides["after"]
+    return Effect(transformer, tokens, positions, sentences, before, after, unused)

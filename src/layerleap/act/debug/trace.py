@@ -8,13 +8,15 @@ In: a recorded prompt, a lens, edits. Out: frames, in the order in which a page 
                  exit by `EXIT` would stop
     done         how long it took
 
-With edits, "after" cells are sent where the edited state differs from the recorded one; elsewhere
-nothing changed, bit for bit.
+With edits, "after" cells are sent at the positions whose final state changed. In those with
+`changed` false the state is the recorded one, bit for bit; only what they are compared with, the
+final answer, is another one. Everywhere else nothing changed.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -142,19 +144,23 @@ class Trace:
         if self.rerun is None:
             return
         changed = self.rerun.changed[:, list(positions)]
-        moved = [place for place, layer in enumerate(layers) if changed[layer].any()]
-        if not moved:
+        if not changed[self.n_layers].any() and not changed[list(layers)].any():
             return
-        after = self.reader.logits(
-            [(layers[p], self._rows(layers[p], positions, self.rerun)) for p in moved]
-        )
+        moved = [layer for layer in layers if changed[layer].any()]
+        rows = [(layer, self._rows(layer, positions, self.rerun)) for layer in moved]
+        after = dict(zip(moved, self.reader.logits(rows) if rows else (), strict=True))
         edited: list[Cell] = []
-        for place, logits in zip(moved, after, strict=True):
-            layer = layers[place]
+        for layer, before in zip(layers, read, strict=True):
             own = self.reader.cells(
-                layer, positions, logits, answers.after, finals, before=read[place]
+                layer, positions, after.get(layer, before), answers.after, finals, before=before
             )
-            edited += [cell for cell, is_new in zip(own, changed[layer], strict=True) if is_new]
+            for cell, is_new, is_other in zip(
+                own, changed[layer], changed[self.n_layers], strict=True
+            ):
+                if is_new:
+                    edited.append(cell)
+                elif is_other:
+                    edited.append(replace(cell, change=None))
         yield self._frame("after", edited)
 
     def _frame(self, side: Side, cells: Sequence[Cell]) -> Frame:
@@ -186,6 +192,8 @@ class Trace:
     def _exit(self, cells: dict[int, Cell]) -> int | None:
         """The layer below the last at which `EXIT` stops; None if it never does."""
         layers = range(self.n_layers)
+        if not all(math.isfinite(cells[layer].entropy) for layer in layers):
+            return None
         top, prob, entropy = torch.tensor(
             [(*cells[layer].top[0], cells[layer].entropy) for layer in layers]
         ).T[:, None]

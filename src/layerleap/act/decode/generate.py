@@ -109,8 +109,13 @@ class Pieces:
     first piece is decoded after the end of the prompt: many tokenizers drop a first space.
     """
 
-    def __init__(self, decode: Decode, report: OnId = lambda *_: None) -> None:
-        self.decode, self.report = decode, report
+    def __init__(
+        self,
+        decode: Decode,
+        report: Callable[[str], None] = lambda piece: None,
+        on_id: OnId = lambda token, piece: None,
+    ) -> None:
+        self.decode, self.report, self.on_id = decode, report, on_id
         self.ids: list[int] = []
         self.pieces: list[str] = []
         self._first, self._last = 0, 0  # where the last piece starts, and where it ends
@@ -134,7 +139,8 @@ class Pieces:
             # Decoded along with the next piece: tokenizers drop spaces at the start of a text.
             self._first, self._last = self._last, len(self.ids)
         self.pieces.append(piece)
-        self.report(token, piece)
+        self.on_id(token, piece)
+        self.report(piece)
 
     def _rest(self) -> str:
         before = (self._prompt or []) if self._first == 0 else []
@@ -145,7 +151,7 @@ class Pieces:
         """Report what was held back, as it is."""
         if self.pieces and (rest := self._rest()) and not self.pieces[-1]:
             self.pieces[-1] = rest
-            self.report(self.ids[-1], rest)
+            self.report(rest)
 
 
 @checked
@@ -199,7 +205,7 @@ def generate(
         live: in a notebook, show the coloured text as it grows.
         on_token: called with each piece of new text and the layer it was read at. The piece is
             empty while a character is incomplete.
-        on_id: called with each new token and its piece of text.
+        on_id: called with each new token and its piece of text, once per token.
         tell: called with a message before something slow starts.
         progress: called while the default bank is fitted.
         **options: options of transformers' `generate`, such as do_sample and temperature.
@@ -221,8 +227,7 @@ def generate(
     custom = None if isinstance(decoder, str) else decoder
     shown = _display(prompt) if live else None
 
-    def report(token: int, piece: str) -> None:
-        on_id(token, piece)
+    def report(piece: str) -> None:
         stats = None if custom is None else custom.current
         if on_token is not None:
             layer = None if stats is None else stats.current_layer
@@ -233,7 +238,7 @@ def generate(
             shown.update(Generation(prompt, written.pieces[:n], written.ids[:n], stats))
 
     decode = partial(transformer.tokenizer.decode, skip_special_tokens=True)  # type: ignore[union-attr]
-    written = Pieces(decode, report)
+    written = Pieces(decode, report, on_id)
     device = transformer.model.device
     entry = torch.tensor([ids], device="cpu" if device.type == "meta" else device)
     # The model's own settings for sampling only apply if sampling is asked for.

@@ -5,9 +5,12 @@ Out: edits for `model.edit`. A coefficient is what multiplies the neuron's value
 that the FFN gives (`models.weights`), so changing it by c adds c times that vector.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +33,14 @@ class NeuronEdit(Edit):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "positions", check_positions(self.positions))
+        for name, value in self._numbers().items():
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise BadSettings(f"{name} is {value!r}; expected a finite number")
+
+    def _numbers(self) -> dict[str, Any]:
+        """What the coefficient is changed by, by field."""
+        own = {"block", "neuron", "positions"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
 
     @abstractmethod
     def _new(self, coefficients: Tensor) -> Tensor:
@@ -43,6 +54,12 @@ class NeuronEdit(Edit):
                 f"neuron {self.neuron} does not exist: block {self.block} has neurons 0 to "
                 f"{ffn.n_neurons - 1}"
             )
+        dtype = ffn.values(transformer).dtype
+        for name, value in self._numbers().items():
+            if abs(value) > (most := torch.finfo(dtype).max):
+                raise BadSettings(
+                    f"{name} is {value:g}; the largest number of this model's dtype is {most:g}"
+                )
         return [Change(self.block, ffn.module(transformer), "in", self._apply)]
 
     def _apply(self, values: Tensor, rows: Callable[[], Rows]) -> tuple[Tensor, int]:

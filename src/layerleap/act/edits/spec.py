@@ -20,10 +20,11 @@ from layerleap.models.hooks.rows import NAMED, Positions
 
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 PATTERN = re.compile(
-    rf"L(?P<block>\d+)\.?N(?P<neuron>\d+)\s*(?:(?P<sign>[=*+-])\s*(?P<value>{NUMBER}|off))"
-    r"\s*(?:@\s*(?P<positions>[a-z]+|\d+(?:\s*,\s*\d+)*))?",
+    rf"L(?P<block>\d{{1,9}})\.?N(?P<neuron>\d{{1,9}})\s*(?:(?P<sign>[=*+-])\s*(?P<value>{NUMBER}|off))"
+    r"\s*(?:@\s*(?P<positions>[a-z]+|\d{1,9}(?:\s*,\s*\d{1,9})*))?",
     re.IGNORECASE,
 )
+LONGEST = 1000  # characters of an edit
 PLACES = {"all": "", "last": " at the last position", "generated": " at generated positions"}
 
 
@@ -32,11 +33,13 @@ def parse_edit(spec: str) -> NeuronEdit:
 
     ll.edits.parse_edit("L12.N34=5@last")
     """
-    match = PATTERN.fullmatch(spec.strip())
+    if not isinstance(spec, str):
+        raise BadSettings(f"{spec!r} is not a string; expected an edit such as 'L12.N34=5'")
+    match = PATTERN.fullmatch(spec.strip()) if len(spec) < LONGEST else None
     if match is None:
         raise BadSettings(
-            f"cannot read the edit {spec!r}; expected a block, a neuron and a change, as in "
-            "L12.N34=5, L12.N34*0.5, L12.N34+3 or L12.N34=off, and positions if not all, as in "
+            f"cannot read the edit {spec[:LONGEST]!r}; expected a block, a neuron and a change, as "
+            "in L12.N34=5, L12.N34*0.5, L12.N34+3 or L12.N34=off, and positions if not all, as in "
             "L12.N34=5@last"
         )
     place: dict[str, Any] = {

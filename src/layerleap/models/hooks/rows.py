@@ -64,7 +64,7 @@ def check_positions(positions: Positions) -> Positions:
             )
         return positions
     numbers = tuple(int(number) for number in positions)
-    if not numbers or min(numbers) < 0:
+    if not numbers or min(numbers) < 0 or max(numbers) >= 2**31:
         raise BadSettings(
             f"positions {list(numbers)}; expected one or more, counted from 0 (the first token of "
             "each text); the last one is positions='last'"

@@ -8,7 +8,7 @@ In: a wrapped model and the file that `build` made for it. Out: `ConceptIndex`.
     index.neighbours(12, 34), index.clusters()    vectors that point the same way
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ class Cluster:
 
     number: int
     size: int
-    promotes: tuple[Scored, ...]  # scores are sums over the members
+    promotes: tuple[Scored, ...]  # scores are means over the members
     suppresses: tuple[Scored, ...]
     members: tuple[Member, ...] = ()  # nearest to the centre first; only if asked for
 
@@ -126,7 +126,7 @@ class Cluster:
             "number": self.number, "size": self.size,
             "promotes": [token.to_dict() for token in self.promotes],
             "suppresses": [token.to_dict() for token in self.suppresses],
-            "members": [vars(member) for member in self.members],
+            "members": [asdict(member) for member in self.members],
         }  # fmt: skip
 
 

@@ -204,11 +204,13 @@ class Neurons:
         """The value vectors of a block: (n_neurons, d_model), a view of the weights."""
         return self.feed_forward(block).values(self.transformer)
 
+    @checked
     def coefficients(self, text: Any, block: int) -> Tensor:
         """The coefficients of a block's neurons at every position: (batch, pos, n_neurons)."""
         site = self.feed_forward(block).site
         return self.transformer.capture(text, layers=(), sites=[(block, site)]).sites[block, site]
 
+    @checked
     def read(self, block: int, neuron: int, *, top: int = 50) -> SubUpdate:
         """One value vector: the tokens it promotes and suppresses most, as a unit sub-update."""
         ffn = self.feed_forward(block)
@@ -218,10 +220,11 @@ class Neurons:
         norm = float(vector.norm())
         return SubUpdate(block, neuron, 1.0, norm, norm, 0.0, *ends)
 
+    @checked
     def dominant(
         self,
         text: str | Sequence[int],
-        position: int = -1,
+        position: int | None = None,
         *,
         top: int = 10,
         blocks: Sequence[int] | None = None,
@@ -232,14 +235,19 @@ class Neurons:
 
         Args:
             text: a string or token ids.
-            position: of the token; negative ones count from the end.
+            position: of the token; negative ones count from the end. By default the last one that
+                a lens reads: the last token, the last mask, or where a classifier reads.
             top: how many sub-updates per block.
             blocks: 1 to n_layers; all when None.
             watch: an output token to follow through all stages.
             tokens: how many predicted tokens per stage.
         """
-        ids, chosen, _ = self.lens._batch([text], [position])
-        return self.at(ids[0], chosen[0][0], top=top, blocks=blocks, watch=watch, tokens=tokens)
+        ids = self.lens.encode(text)
+        place = self.lens.positions(ids)[-1] if position is None else position
+        if not -len(ids) <= place < len(ids):
+            raise BadSettings(f"position {place} does not exist: the text has {len(ids)} tokens")
+        place %= len(ids)
+        return self.at(ids, place, top=top, blocks=blocks, watch=watch, tokens=tokens)
 
     @torch.no_grad()
     def at(
@@ -259,6 +267,10 @@ class Neurons:
             check_block(transformer, block)
         if top < 0 or tokens < 1:
             raise BadSettings(f"top={top}, tokens={tokens}; expected at least 0 and 1")
+        if watch is not None and not 0 <= watch < transformer.d_vocab:
+            raise BadSettings(
+                f"output {watch} does not exist; expected 0 to {transformer.d_vocab - 1}"
+            )
         if blocks is None:
             feed_forwards(transformer)  # all in one pass
         places = {block: _Places.of(transformer, block) for block in chosen}
@@ -327,18 +339,23 @@ class Neurons:
         """(neuron, coefficient, norm, strength, share) of the strongest, total norm, bias share."""
         ffn, transformer = place.ffn, self.transformer
         assert ffn is not None
-        coefficients = captured.sites[place.block, ffn.site][0]
-        values, bias = ffn.values(transformer), ffn.bias(transformer)
-        output = coefficients @ values + (0 if bias is None else bias)
-        norms = values.float().norm(dim=1) * abs(ffn.scale)
+        narrow = captured.sites[place.block, ffn.site][0]
+        # At least float32: sums and squares of float16 overflow.
+        wide = torch.promote_types(narrow.dtype, torch.float32)
+        coefficients, values = narrow.to(wide), ffn.values(transformer).to(wide)
+        bias = ffn.bias(transformer)
+        bias = None if bias is None else bias.to(wide)
+        exact = coefficients @ values + (0 if bias is None else bias)
+        output = exact.to(narrow.dtype)  # what a norm after the FFN takes
+        norms = values.norm(dim=1) * abs(ffn.scale)
         if ffn.after is not None:
-            norms = ffn.into_stream(transformer, output[None], values[None])[0].float().norm(dim=1)
+            norms = ffn.into_stream(transformer, output[None], values[None])[0].norm(dim=1)
         strengths = coefficients.float().abs() * norms
         strongest = strengths.topk(min(top, ffn.n_neurons)).indices
         parts = coefficients[strongest, None] * values[strongest]
-        shift = torch.zeros_like(output) if bias is None else bias
+        shift = torch.zeros_like(exact) if bias is None else bias
         carried = ffn.into_stream(
-            transformer, output[None], torch.stack([*parts, shift, output])[None]
+            transformer, output[None], torch.stack([*parts, shift, exact])[None]
         )
         extra = ffn.into_stream_bias(transformer, output[None])
         added = (carried[0, -1] + extra).double()

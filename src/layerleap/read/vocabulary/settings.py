@@ -14,7 +14,7 @@ from layerleap.stream.batches import modality
 from layerleap.stream.examples import reads_pairs
 from layerleap.stream.source import default_text
 
-METHOD = 2  # raise it when the same weights would give another index: caches then start anew
+METHOD = 3  # raise it when the same weights would give another index: caches then start anew
 MOST_TOKENS = 250  # per end: ranks are kept in one byte
 
 
@@ -58,7 +58,11 @@ def text_name(text: Any) -> str | None:
         return str(text)
     if isinstance(text, list | tuple):
         return f"given texts {hashlib.sha256(repr(text).encode()).hexdigest()[:16]}"
-    return "given texts"
+    # Nothing tells two of them apart, so an index on one must not be taken for another's.
+    raise BadSettings(
+        f"a reference text of type {type(text).__name__} has no name; give a list of texts, a file "
+        "or the name of a text"
+    )
 
 
 def reference_text(transformer: Transformer) -> tuple[str | None, str]:

@@ -1,4 +1,4 @@
-"""Who may ask: the names that this server answers to, and the secret that strangers must bring.
+"""Who may ask: the names that this server answers to, and the secret cookie beyond loopback.
 
 On the loopback address, names are enough. A page of another site that points its own name at
 127.0.0.1 (rebinding) sends that name. On any other address a one-time link is needed, too: it is
@@ -11,7 +11,6 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from secrets import token_urlsafe
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -92,11 +91,10 @@ class Access:
 
     def knows(self, cookies: str) -> bool:
         """Whether a Cookie header carries the secret."""
-        try:
-            found = SimpleCookie(cookies).get(self.cookie)
-        except CookieError:
-            return False
-        return found is not None and _same(found.value, self._secret)
+        # By hand: `SimpleCookie` stops at the first cookie it cannot read, which may be that of
+        # another app on this host.
+        pairs = (pair.strip().partition("=") for pair in cookies.split(";"))
+        return any(name == self.cookie and _same(value, self._secret) for name, _, value in pairs)
 
     def exchange(self, token: str) -> str | None:
         """The Set-Cookie header for a one-time link, which is used up by this; else None."""

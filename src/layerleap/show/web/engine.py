@@ -20,7 +20,7 @@ ShouldStop = Callable[[], bool]
 
 
 class Engine(Protocol):
-    """What the routes call; tests bring a make-believe one."""
+    """What the routes call; tests replace it by one without a model."""
 
     def describe(self) -> Json:
         """The model, as the page shows it; it must not wait for the model."""
@@ -33,9 +33,9 @@ class Engine(Protocol):
 
     def trace(
         self, ids: Sequence[int], *, lens: str, watch: int | None, edits: Sequence[str], top: int,
-        selected: int | None, should_stop: ShouldStop,
+        follow: Sequence[int], selected: int | None, should_stop: ShouldStop,
     ) -> Iterator[Json]:  # fmt: skip
-        """Frames of a reading at every layer and position."""
+        """Frames of a reading at every layer and position; `follow` is read in each of them."""
 
     def cell(
         self, ids: Sequence[int], *, block: int, position: int, lens: str, watch: int | None,
@@ -58,8 +58,11 @@ class Engine(Protocol):
     def check_neuron(self, block: int, neuron: int) -> None:
         """Raise an error if there is no such neuron."""
 
-    def search(self, query: str, *, top: int, side: str, space: str) -> list[Json]:
-        """Vectors that match words; this and what follows need the concept index."""
+    def search(self, query: str, *, top: int, side: str, space: str) -> Json:
+        """Vectors that match words, as `results`, and `notes` on words that are no tokens.
+
+        This and what follows need the concept index.
+        """
 
     def neighbours(self, block: int, neuron: int, *, top: int) -> list[Json]:
         """Vectors that point the same way."""
@@ -106,10 +109,9 @@ class ModelEngine:
     def trace(self, ids: Sequence[int], **options: Any) -> Iterator[Json]:
         """Frames of a reading at every layer and position."""
         for frame in self.debugger.trace(ids, **options):
-            if frame["frame"] == "meta":
-                frame.setdefault("stride", 1)
             for cell in frame.get("cells", ()):
                 cell["final"], cell["watch"] = _place(cell["final"]), _place(cell["watch"])
+                cell["follow"] = {token: _place(at) for token, at in cell["follow"].items()}
             yield frame
 
     def cell(self, ids: Sequence[int], *, block: int, **options: Any) -> Json:
@@ -130,26 +132,19 @@ class ModelEngine:
         should_stop: ShouldStop,
     ) -> None:  # fmt: skip
         """Continue a prompt."""
-        from layerleap.act.debug.debugger import Stopped
         from layerleap.read.vocabulary.tokens import output_label
 
-        def told(token: int, piece: str) -> None:
+        def report(token: int, piece: str) -> None:
             on_token(output_label(self.debugger.transformer, token).to_dict(), piece)
 
-        try:
-            self.debugger.generate(
-                ids, edits=edits, max_new_tokens=max_new_tokens, on_token=told,
-                should_stop=should_stop,
-            )  # fmt: skip
-        except Stopped:
-            return
+        self.debugger.generate(
+            ids, edits=edits, max_new_tokens=max_new_tokens, on_token=report,
+            should_stop=should_stop,
+        )  # fmt: skip
 
     def check_edits(self, edits: Sequence[str]) -> None:
         """Raise an error if an edit cannot be read or does not fit the model."""
-        from layerleap.act.edits.spec import parse_edit
-
-        for edit in edits:
-            list(parse_edit(edit).changes(self.debugger.transformer))
+        self.debugger.check_edits(edits)
 
     def vector(self, block: int, neuron: int) -> Json:
         """Both token ends of a value vector, from the index or computed now."""
@@ -169,11 +164,10 @@ class ModelEngine:
 
         check_neuron(feed_forward(self.debugger.transformer, block), neuron)
 
-    def search(self, query: str, *, top: int, side: str, space: str) -> list[Json]:
-        """Vectors that match words."""
-        return [
-            each.to_dict() for each in self._index().search(query, top=top, side=side, space=space)
-        ]
+    def search(self, query: str, *, top: int, side: str, space: str) -> Json:
+        """Vectors that match words, and what became of words that are no tokens."""
+        matches = self._index().search(query, top=top, side=side, space=space)
+        return {"results": [each.to_dict() for each in matches], "notes": matches.notes()}
 
     def neighbours(self, block: int, neuron: int, *, top: int) -> list[Json]:
         """Vectors that point the same way."""
@@ -186,12 +180,12 @@ class ModelEngine:
     def cluster(self, number: int) -> Json:
         """One group, with those of its members that are nearest to its middle."""
         index = self._index()
-        found = index.cluster(number).to_dict()
-        members = found["members"][:MEMBERS]
-        for member in members:
+        cluster = index.cluster(number).to_dict()
+        members = []
+        for member in cluster["members"][:MEMBERS]:
             tokens = index.vector(member["block"], member["neuron"]).promotes[:FEW]
-            member["promotes"] = [each.token.to_dict() for each in tokens]
-        return {**_cluster(found), "members": members}
+            members.append({**member, "promotes": [each.token.to_dict() for each in tokens]})
+        return {**_cluster(cluster), "members": members}
 
     def _index(self) -> Any:
         if self.debugger.index is None:

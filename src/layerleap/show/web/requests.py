@@ -55,6 +55,7 @@ class Trace(Body):
     watch: Number | None = None
     edits: Edits = []
     top: Top = 5
+    follow: Annotated[list[Number], Field(max_length=limits.FOLLOW)] = []
     selected: Number | None = None
 
 

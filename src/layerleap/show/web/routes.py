@@ -69,21 +69,21 @@ class Questions:
     def _trace(self, body: ask.Trace, emit: Emit, should_stop: ShouldStop) -> None:
         for frame in self.engine.trace(
             self._prompt(body.input), lens=body.lens, watch=body.watch, edits=body.edits,
-            top=body.top, selected=body.selected, should_stop=should_stop,
+            top=body.top, follow=body.follow, selected=body.selected, should_stop=should_stop,
         ):  # fmt: skip
             emit(frame)
 
     def _cell(self, body: ask.Cell) -> dict[str, Any]:
-        found = self.engine.cell(
+        reading = self.engine.cell(
             self._prompt(body.input), block=body.block, position=body.position, lens=body.lens,
             watch=body.watch, edits=body.edits, top=body.top,
         )  # fmt: skip
-        for side in (found, found.get("after") or {}):
+        for side in (reading, reading.get("after") or {}):
             updates = (side.get("neurons") or {}).get("updates", [])
             names = self.store.names((body.block, each["neuron"]) for each in updates)
             for each in updates:
                 each["name"] = names.get((body.block, each["neuron"]))
-        return found
+        return reading
 
     def _generate(self, body: ask.Generate, emit: Emit, should_stop: ShouldStop) -> None:
         ids = self._prompt(body.input)

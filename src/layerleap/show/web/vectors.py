@@ -30,15 +30,18 @@ def vector_routes(served: "Served") -> APIRouter:
     @routes.get("/vectors/{block}/{neuron}")
     async def vector(block: Block, neuron: Neuron, request: Request) -> Response:
         def compute() -> dict[str, Any]:
-            found = engine.vector(block, neuron)
+            vector = engine.vector(block, neuron)
             name, note = store.name(block, neuron)
-            return {**found, "name": name, "note": note}
+            return {**vector, "name": name, "note": note}
 
         return await answer(served.worker, request, compute)
 
     @routes.get("/vectors/{block}/{neuron}/neighbours")
-    def neighbours(block: Block, neuron: Neuron, top: Top = 10) -> dict[str, Any]:
-        return {"neighbours": named(engine.neighbours(block, neuron, top=top))}
+    async def neighbours(block: Block, neuron: Neuron, request: Request, top: Top = 10) -> Response:
+        def compute() -> dict[str, Any]:  # from the weights, which may have to be converted
+            return {"neighbours": named(engine.neighbours(block, neuron, top=top))}
+
+        return await answer(served.worker, request, compute)
 
     @routes.put("/vectors/{block}/{neuron}/name")
     def name(block: Block, neuron: Neuron, body: ask.VectorName) -> dict[str, Any]:
@@ -55,9 +58,12 @@ def vector_routes(served: "Served") -> APIRouter:
         space: Literal["any", "with", "without"] = "any",
     ) -> dict[str, Any]:
         started = time.perf_counter()
-        found = engine.search(q, top=top, side=side, space=space)
+        matches = engine.search(q, top=top, side=side, space=space)
         took = (time.perf_counter() - started) * 1000
-        return {"query": q, "results": named(found), "milliseconds": round(took, 3)}
+        return {
+            "query": q, "results": named(matches["results"]), "notes": matches["notes"],
+            "milliseconds": round(took, 3),
+        }  # fmt: skip
 
     @routes.get("/clusters")
     def clusters(q: Words | None = None, top: Top = 50) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def vector_routes(served: "Served") -> APIRouter:
 
     @routes.get("/clusters/{number}")
     def cluster(number: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
-        found = engine.cluster(number)
-        return {**found, "members": named(found["members"])}
+        group = engine.cluster(number)
+        return {**group, "members": named(group["members"])}
 
     return routes

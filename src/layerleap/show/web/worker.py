@@ -1,7 +1,7 @@
 """One thread that owns the model, and the short queue before it.
 
 In: jobs, each a function that emits frames. Out: the frames, as they come, to whoever waits for
-them. A job whose client has gone is dropped from the queue, or told to stop.
+them. A job whose client has gone, or reads nothing, is dropped from the queue or stopped.
 """
 
 import asyncio
@@ -10,12 +10,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from layerleap.act.debug.debugger import Stopped
 from layerleap.errors import LayerleapError
 
 Frame = dict[str, Any]
 Emit = Callable[[Frame], None]
 ShouldStop = Callable[[], bool]
 Work = Callable[[Emit, ShouldStop], None]
+AHEAD = 64  # frames that may wait for their reader; then the work waits
+PATIENCE = 30.0  # seconds until a reader that takes nothing is given up: others want the model
 
 
 class Busy(LayerleapError):
@@ -36,10 +39,11 @@ class Job:
         self.ahead = 0  # jobs before this one when it was queued
         self._loop = asyncio.get_running_loop()
         self._frames: asyncio.Queue[Frame | BaseException | None] = asyncio.Queue()
+        self._room = threading.Semaphore(AHEAD)
         self._stop = threading.Event()
 
     def run(self) -> BaseException | None:
-        """Do the work on the calling thread; what comes back is the last thing to be received."""
+        """Do the work on the calling thread; returns what the reader gets last."""
         try:
             if not self.is_cancelled():
                 self.work(self._emit, self.is_cancelled)
@@ -50,6 +54,8 @@ class Job:
         return None
 
     def _emit(self, frame: Frame) -> None:
+        if not self._room.acquire(timeout=PATIENCE):
+            self.cancel()
         if self.is_cancelled():
             raise Stopped
         self.put(frame)
@@ -62,8 +68,9 @@ class Job:
             self._stop.set()
 
     def cancel(self) -> None:
-        """Ask the work to stop."""
+        """Ask the work to stop, even if it waits for its reader."""
         self._stop.set()
+        self._room.release()
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the rest."""
@@ -72,6 +79,7 @@ class Job:
     async def next(self) -> Frame | None:
         """The next frame, or None after the last one; raises what the work raised."""
         item = await self._frames.get()
+        self._room.release()
         if isinstance(item, BaseException):
             raise item
         return item
@@ -80,10 +88,6 @@ class Job:
         """All frames, as they come."""
         while (frame := await self.next()) is not None:
             yield frame
-
-
-class Stopped(Exception):
-    """Leaves the work of a job that nobody waits for; never seen outside of this file."""
 
 
 class Worker:
@@ -146,7 +150,9 @@ class Worker:
             last = job.run()
             with self._changed:
                 self._running = None
-            job.put(last)  # not earlier: whoever hears of the end finds nobody ahead
+            job.put(
+                last
+            )  # not earlier: a client that gets the end may ask again, and must not wait
             del job, last  # with frames and states, before the next one comes
 
     def _tell_places(self) -> None:

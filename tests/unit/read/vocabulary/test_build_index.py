@@ -51,6 +51,8 @@ def test_both_ends_are_those_of_every_value_vector_times_the_output_matrix(name,
         model, tmp_path / "index", top=TOP, n_texts=0, clusters=0, progress=False
     )  # fmt: skip
     head = model.model.get_output_embeddings().weight.detach()
+    if name == "bert":  # whose head has a matrix before that
+        head = head @ model.model.cls.predictions.transform.dense.weight.detach()
     n = 0
     for block in range(1, model.n_layers + 1):
         values = feed_forward(model, block).values(model)
@@ -112,9 +114,19 @@ def test_a_mixture_of_experts_is_refused_and_leaves_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_output_matrix_of_another_width_is_refused(tmp_path):
+def test_a_head_of_another_width_is_read_through_its_projection(tmp_path):
+    model = tiny("albert")
+    index = build_index(model, tmp_path / "index", top=3, n_texts=0, clusters=0, progress=False)
+    head = model.model.predictions.decoder.weight @ model.model.predictions.dense.weight
+    scores = feed_forward(model, 1).values(model)[4] @ head.detach().T
+    assert [one.token.id for one in index.vector(1, 4).promotes] == scores.topk(3).indices.tolist()
+
+
+def test_a_head_that_is_not_in_memory_is_refused(tmp_path):
+    model = tiny("llama")
+    model.model.lm_head.to("meta")
     with pytest.raises(ModelRefused, match="cannot be read in its vocabulary"):
-        build_index(tiny("albert"), tmp_path / "index", progress=False)
+        build_index(model, tmp_path / "index", progress=False)
     assert not list(tmp_path.iterdir())
 
 

@@ -7,7 +7,7 @@ import { addEdit } from "./edits.js";
 import { togglePin } from "./paths.js";
 import { now, on, set } from "./state.js";
 import { cellAt, nameOf } from "./trace.js";
-import { chip, neuronName, number, percent, pin, rankChange, sentence, signed } from "./words.js";
+import { chip, measure, neuronName, percent, pin, rankChange, sentence, signed } from "./words.js";
 
 /** @typedef {import("./types.js").CellReading} CellReading */
 /** @typedef {import("./types.js").Stage} Stage */
@@ -179,25 +179,9 @@ function stages(shown, reading) {
 /** @param {Stage} stage @param {(id: number) => import("./types.js").Token} name */
 function stageColumn(stage, name) {
   const items = stage.top.slice(0, all ? stage.top.length : SHORT).map(([id, share, change]) => {
-    const mark = stage.where === "before" ? null : rankChange(change);
-    const tone = change === null || change > 0 ? "up" : change < 0 ? "down" : "even";
-    const title =
-      mark === "new"
-        ? "Not in the list before"
-        : mark === "="
-          ? "Same rank as before"
-          : `Rank ${(change ?? 0) > 0 ? "up" : "down"} by ${Math.abs(change ?? 0)}`;
-    return make(
-      "li",
-      {},
-      pin(name(id), pinned(id)),
-      make(
-        "span",
-        { class: "numbers" },
-        bar(percent(share), share),
-        mark && make("span", { class: `moved ${tone}`, title }, mark),
-      ),
-    );
+    const moved = change !== null && rankMark(change); // There is nothing to compare the first stage with.
+    const numbers = make("span", { class: "numbers" }, bar(percent(share), share), moved);
+    return make("li", {}, pin(name(id), pinned(id)), numbers);
   });
   const watch = now().watch;
   const watched =
@@ -212,6 +196,13 @@ function stageColumn(stage, name) {
     make("ol", { class: "guesses-list" }, ...items),
     watched,
   );
+}
+
+/** @param {number} change of the rank since the stage before */
+function rankMark(change) {
+  const tone = change > 0 ? "up" : change < 0 ? "down" : "even";
+  const title = change ? `Rank ${tone} by ${Math.abs(change)}` : "Same rank as before";
+  return make("span", { class: `moved ${tone}`, title }, rankChange(change));
 }
 
 /** @param {CellReading} shown @param {boolean} edited */
@@ -264,7 +255,7 @@ function updates(shown, edited) {
     make(
       "p",
       { class: "soft" },
-      `Ranked by |coefficient| × length of the value vector.${edited ? " Coefficients as edited." : ""} Share of the FFN's output (norm ${number(total_norm, 1)}):`,
+      `Ranked by |coefficient| × length of the value vector.${edited ? " Coefficients as edited." : ""} Share of the FFN's output (norm ${measure(total_norm)}):`,
     ),
     strip,
     make("p", { class: "soft legend" }, ...words),
@@ -281,11 +272,11 @@ function updateRow(block, update, most) {
   const chosen = current?.block === block && current.neuron === update.neuron;
   const range = update.range;
   const natural = range
-    ? `natural range ${number(range.low, 1)} to ${number(range.high, 1)}, mean ${number(range.mean, 1)}`
+    ? `natural range ${measure(range.low)} to ${measure(range.high)}, mean ${measure(range.mean)}`
     : "natural range not known";
   const meter = bar(signed(update.coefficient), update.strength / most);
   meter.classList.add(update.coefficient < 0 ? "less" : "more");
-  meter.title = `strength ${number(update.strength, 1)}; ${natural}`;
+  meter.title = `strength ${measure(update.strength)}; ${natural}`;
   return make(
     "tr",
     { "data-neuron": update.neuron, class: chosen ? "chosen" : null },

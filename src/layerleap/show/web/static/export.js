@@ -68,7 +68,7 @@ async function click(event) {
       status.textContent = "Saved. The file opens in any browser, offline.";
       return;
     }
-    const { python, json: data } = await json("export", { method: "POST", body: { state: exportState() } });
+    const { python, json: data } = await json("export", { method: "POST", body: { state: snapshot() } });
     if (kind === "json")
       save(`${fileName()}.json`, "application/json", JSON.stringify({ ...data, shown: readings() }, null, 1));
     else {
@@ -81,13 +81,6 @@ async function click(event) {
   } catch (error) {
     status.textContent = /** @type {Error} */ (error).message;
   }
-}
-
-/** What the server understands, and what only the page does. */
-function exportState() {
-  const { newTokens, selected, prompt } = now();
-  const state = snapshot();
-  return { ...state, text: prompt, max_new_tokens: newTokens, ...(selected ? { selected } : {}) };
 }
 
 /** The readings of the grid with labels, so that the file can be read without the tokenizer. */

@@ -36,6 +36,8 @@ export function togglePin(token) {
 function shareIn(cell, id, watch, final) {
   if (id === watch && cell.watch) return cell.watch[0];
   if (id === final) return cell.final[0];
+  const followed = cell.follow?.[id];
+  if (followed) return followed[0];
   return cell.top.find(([other]) => other === id)?.[1] ?? null;
 }
 
@@ -144,8 +146,27 @@ function render() {
     ),
   );
   const room = make("div", { class: "chart" });
-  fill(place, title, room);
+  const gaps = gapText(trace, paths);
+  fill(place, title, gaps && make("p", { class: "soft gaps", role: "status" }, gaps), room);
   room.append(chart(trace, paths, others, selected), legend(paths));
+}
+
+/**
+ * Why paths of pinned tokens have gaps: a token is read in every cell only if it was pinned before the run.
+ * @param {Trace} trace
+ * @param {Path[]} paths
+ */
+function gapText(trace, paths) {
+  const most = now().model?.limits.follow ?? 0;
+  const broken = paths.filter(
+    ({ id, pinned, points }) => pinned && points.length < trace.layers.length && !trace.question.follow.includes(id),
+  );
+  if (!broken.length || trace.status !== "done") return "";
+  const names = broken.map(({ id }) => nameOf(id).label).join(", ");
+  const late = now().pinned.slice(0, most);
+  return broken.some(({ id }) => late.some((token) => token.id === id))
+    ? `${names}: known only where it is in a cell's list. Run again for the whole path.`
+    : `${names}: known only where it is in a cell's list, because at most ${most} pinned tokens are followed.`;
 }
 
 /** @param {Path[]} paths */

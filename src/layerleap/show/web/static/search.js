@@ -1,8 +1,8 @@
 // @ts-check
 // Concepts: search of all value vectors by token, and clusters of vectors that point the same way.
 
-import { isAbort, json } from "./api.js";
-import { byId, fill, hit, make } from "./dom.js";
+import { isAbort, json, patiently, queueText } from "./api.js";
+import { byId, fill, hit, loading, make } from "./dom.js";
 import { now, on, set } from "./state.js";
 import { chip, count, neuronName, number, sentence } from "./words.js";
 
@@ -60,7 +60,11 @@ async function show(paths, view) {
   place.classList.add("loading");
   try {
     const asked = paths.map((path, index) => {
-      const answer = json(path, { signal: controller.signal });
+      const answer = patiently(
+        controller.signal,
+        (queue) => fill(place, loading(queueText(queue))),
+        () => json(path, { signal: controller.signal }),
+      );
       return index ? answer.catch(() => ({ clusters: [] })) : answer; // An index may have no clusters.
     });
     const answers = await Promise.all(asked);
@@ -99,10 +103,12 @@ function search() {
   ]);
 }
 
-/** @param {{results: Match[], milliseconds: number}} answer */
-function results({ results, milliseconds }) {
+/** @param {{results: Match[], notes: string[], milliseconds: number}} answer */
+function results({ results, notes, milliseconds }) {
+  const words = notes.map((note) => make("p", { class: "soft note" }, sentence(note)));
   if (!results.length)
     return [
+      ...words,
       make(
         "p",
         { class: "empty" },
@@ -122,6 +128,7 @@ function results({ results, milliseconds }) {
   });
   return [
     make("p", { class: "soft" }, `${count(results.length, "vector")}, ${number(milliseconds, 0)} ms`),
+    ...words,
     make("ol", { class: "vectors" }, ...items),
   ];
 }

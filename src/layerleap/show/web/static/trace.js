@@ -35,7 +35,8 @@ export function question(state, grid) {
   // Ids where they are known: text that was decoded is never tokenised again.
   const known = live && live.text === text && live.model === state.model?.fingerprint && !live.error;
   const input = known ? { ids: live.tokens.map((t) => t.id) } : { text };
-  return { input, text, lens: state.lens, watch: state.watch?.id ?? null, edits: inForce(state.edits) };
+  const follow = state.pinned.slice(0, state.model?.limits.follow ?? 0).map((token) => token.id);
+  return { input, text, lens: state.lens, watch: state.watch?.id ?? null, edits: inForce(state.edits), follow };
 }
 
 /**
@@ -143,9 +144,9 @@ async function start(grid) {
   // In another text the old position means nothing. Without a last run, the selection came with a link.
   anew[grid] ||= last !== null && last.question.text !== trace.question.text;
   const selected = chosen && !anew[grid] ? chosen.position : null;
-  const { input, lens, watch, edits } = trace.question;
+  const { input, lens, watch, edits, follow } = trace.question;
   const top = Math.min(TOP, state.model?.limits.top ?? TOP);
-  const body = { input, lens, watch, edits, top, selected };
+  const body = { input, lens, watch, edits, follow, top, selected };
   setTrace(grid, trace);
   try {
     await patiently(

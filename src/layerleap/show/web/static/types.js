@@ -21,7 +21,7 @@
  * @property {string|null} generate_reason
  * @property {{ready: boolean, reason: string|null, vectors: number|null}} index
  * @property {{title: string, text: string, watch: Token|string|number|null}[]} examples
- * @property {{tokens: number, edits: number, new_tokens: number, top: number}} limits
+ * @property {{tokens: number, edits: number, new_tokens: number, top: number, follow: number}} limits
  * @property {string} version
  * @property {string} fingerprint
  */
@@ -35,6 +35,7 @@
  * @property {number} position
  * @property {Guess[]} top
  * @property {Place|null} watch
+ * @property {Record<string, Place>} follow by id, of the pinned tokens
  * @property {Place} final
  * @property {boolean} agrees
  * @property {number} kl
@@ -51,6 +52,7 @@
  * @property {string} lens
  * @property {number|null} watch
  * @property {string[]} edits
+ * @property {number[]} follow pinned tokens; those that are pinned later do not make the grid stale
  */
 
 /**

@@ -1,12 +1,12 @@
 // @ts-check
 // One value vector: both ends of its tokens, a name and a note, its natural range, its neighbours.
 
-import { isAbort, json } from "./api.js";
+import { isAbort, json, patiently, queueText } from "./api.js";
 import { bar, byId, fill, hit, loading, make, say } from "./dom.js";
 import { addEdit } from "./edits.js";
 import { openCluster } from "./search.js";
 import { now, on, set } from "./state.js";
-import { chip, neuronName, number, sentence, signed } from "./words.js";
+import { chip, measure, neuronName, number, sentence, signed } from "./words.js";
 
 /** @typedef {import("./types.js").Vector} Vector */
 /** @typedef {import("./types.js").Neuron} Neuron */
@@ -29,10 +29,18 @@ async function load(neuron) {
   set({ vectorReading: { status: "loading", message: "", vector: null, neighbours: null } });
   const path = `vectors/${neuron.block}/${neuron.neuron}`;
   try {
-    const vector = await json(path, { signal: controller.signal });
+    const vector = await patiently(
+      controller.signal,
+      (place) => set({ vectorReading: { status: "loading", message: queueText(place), vector: null, neighbours: null } }),
+      () => json(path, { signal: controller.signal }),
+    );
     set({ vectorReading: { status: "done", message: "", vector, neighbours: null } });
     if (!now().model?.index.ready) return;
-    const { neighbours } = await json(`${path}/neighbours?top=8`, { signal: controller.signal });
+    const { neighbours } = await patiently(
+      controller.signal,
+      () => {}, // The panel says that it is searching.
+      () => json(`${path}/neighbours?top=8`, { signal: controller.signal }),
+    );
     set({ vectorReading: { status: "done", message: "", vector: now().vectorReading.vector, neighbours } });
   } catch (error) {
     if (isAbort(error)) return;
@@ -139,7 +147,11 @@ async function saveName() {
   if (name === (vector.name ?? "") && note === (vector.note ?? "")) return;
   const status = form.querySelector("output");
   try {
-    await json(`vectors/${vector.block}/${vector.neuron}/name`, { method: "PUT", body: { name, note } });
+    await patiently(
+      new AbortController().signal,
+      (place) => status && (status.textContent = queueText(place)),
+      () => json(`vectors/${vector.block}/${vector.neuron}/name`, { method: "PUT", body: { name, note } }),
+    );
     vector.name = name || null;
     vector.note = note || null;
     rename(vector, vector.name);
@@ -180,7 +192,7 @@ function render(state) {
     make("button", { type: "button", class: "quiet close", "data-close": true, "aria-label": "Close the vector" }, "×"),
   );
   if (status === "error") return fill(place, head, make("p", { class: "error" }, message));
-  if (!vector) return fill(place, head, loading("Reading the vector…"));
+  if (!vector) return fill(place, head, loading(message || "Reading the vector…"));
   fill(
     place,
     head,
@@ -250,7 +262,7 @@ function naming(vector) {
 function facts(vector) {
   const here = coefficient(vector);
   const range = vector.range;
-  const words = [`length ${number(vector.norm)}`];
+  const words = [`length ${measure(vector.norm)}`];
   if (here !== null) words.push(`coefficient here ${signed(here)}`);
   if (!range) words.push("natural range not known: the index has none");
   return [make("p", { class: "soft" }, words.join(" · ")), range && ruler(range, here)];
@@ -274,7 +286,7 @@ function ruler(range, here) {
   const band = make("i", { class: "band" });
   band.style.left = `${(100 * (range.low - from)) / width}%`;
   band.style.width = `${(100 * (range.high - range.low)) / width}%`;
-  const words = `Natural range ${number(range.low, 1)} to ${number(range.high, 1)}, mean ${number(range.mean, 1)}`;
+  const words = `Natural range ${measure(range.low)} to ${measure(range.high)}, mean ${measure(range.mean)}`;
   return make(
     "div",
     { class: "ruler" },
@@ -283,7 +295,7 @@ function ruler(range, here) {
       { class: "line", role: "img", "aria-label": here === null ? words : `${words}; here ${signed(here)}` },
       band,
       mark("zero", 0, "0"),
-      mark("mean", range.mean, `mean ${number(range.mean)}`),
+      mark("mean", range.mean, `mean ${measure(range.mean)}`),
       here !== null && mark("here", here, `here ${signed(here)}`),
     ),
     make("p", { class: "soft" }, words),
@@ -296,7 +308,7 @@ function ends(vector) {
   const end = (title, scored, tone) => {
     const most = Math.max(...scored.map(({ score }) => Math.abs(score)), 1e-9);
     const items = scored.slice(0, all ? scored.length : SHORT).map(({ token, score }) => {
-      const meter = bar(number(score, 1), Math.abs(score) / most);
+      const meter = bar(measure(score), Math.abs(score) / most);
       meter.classList.add(tone);
       return make("li", {}, chip(token), meter);
     });

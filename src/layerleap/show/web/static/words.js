@@ -28,9 +28,17 @@ export function number(value, digits = 2) {
   return Number(text) === 0 ? (0).toFixed(digits) : text.replace("-", "−");
 }
 
-/** A number with its sign, for coefficients. @param {number} value */
+/** A quantity of any size, to three digits that count. @param {number} value */
+export function measure(value) {
+  if (!Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  const text = size >= 1000 && size < 1e6 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
+  return text.replaceAll("-", "−");
+}
+
+/** A quantity with its sign, for coefficients. @param {number} value */
 export function signed(value) {
-  return `${value > 0 ? "+" : ""}${number(value, Math.abs(value) < 100 ? 1 : 0)}`;
+  return `${value > 0 ? "+" : ""}${measure(value)}`;
 }
 
 /** @param {number} count @param {string} one @param {string} [many] */
@@ -50,12 +58,8 @@ export function neuronName(neuron) {
   return `L${neuron.block}.N${neuron.neuron}`;
 }
 
-/**
- * What a change of rank looks like; null means that the token was out of the list.
- * @param {number|null} change
- */
+/** What a change of rank looks like. @param {number} change */
 export function rankChange(change) {
-  if (change === null) return "new";
   if (change === 0) return "=";
   const size = Math.abs(change);
   const short = size < 1000 ? String(size) : `${Math.round(size / 1000)}k`;
