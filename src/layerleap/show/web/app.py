@@ -96,6 +96,12 @@ def create_app(
 
 async def _invalid(_: Request, error: Any) -> Response:
     first = error.errors()[0]
+    if first["type"] == "string_too_long":
+        name, most = first["loc"][-1], first["ctx"]["max_length"]
+        return refusal(
+            422, f"the {name} has {len(first['input']):,} characters, but at most {most:,} can be "
+            "read; shorten it"
+        )  # fmt: skip
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
     what = first["msg"].removeprefix("Value error, ")
     return refusal(422, f"{where}: {what}" if where else what)

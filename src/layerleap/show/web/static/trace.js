@@ -148,6 +148,9 @@ async function start(grid) {
   const top = Math.min(TOP, state.model?.limits.top ?? TOP);
   const body = { input, lens, watch, edits, follow, top, selected };
   setTrace(grid, trace);
+  const titles = state.model?.lenses.map(({ title }) => title).join(", ");
+  if (state.model && !state.model.lenses.some(({ name }) => name === lens))
+    return change(trace, { status: "error", message: `The lens "${lens}" is not loaded. Choose one of: ${titles}.` });
   try {
     await patiently(
       controller.signal,
