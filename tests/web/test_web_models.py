@@ -14,6 +14,7 @@ from layerleap.act.debug.debugger import Debugger
 from layerleap.act.edits.spec import parse_edit
 from layerleap.show.web.engine import ModelEngine
 from layerleap.show.web.limits import Limits
+from layerleap.show.web.snippet import snippet
 
 TEXT = "the cat sat on the mat and then it ran"
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "mixtral", "bert")
@@ -289,8 +290,14 @@ def test_the_watched_word_is_found_in_the_vocabulary(ask, llama):
 def test_a_session_as_python_runs_and_shows_the_same(ask, llama, monkeypatch):
     client = ask(llama)
     ids = ids_of(client, TEXT)
-    state = {"prompt": TEXT + "\n\u2028'''", "ids": ids, "edits": ["L2.N3=9"], "new_tokens": 3,
-             "selected": {"grid": 0, "layer": 2, "position": 1}}  # fmt: skip
+    state = {
+        "prompt": TEXT + "\n\u2028'''",
+        "ids": ids,
+        "edits": ["L2.N3=9"],
+        "new_tokens": 3,
+        "selected": {"grid": 0, "layer": 2, "position": 1},
+        "watch": {"id": 7, "label": "a"},
+    }
     found = client.post("/api/export", json={"state": state}).json()
     assert found["json"]["state"] == state
     assert found["json"]["model"]["fingerprint"] == llama.identity.fingerprint
@@ -303,12 +310,36 @@ def test_a_session_as_python_runs_and_shows_the_same(ask, llama, monkeypatch):
     exec(compile(found["python"], "snippet", "exec"), values)
     assert loaded == [llama.identity.name]
     assert values["prompt"] == ids
-    assert len(printed) == 5
+    assert len(printed) == 6
+    cell = {"input": {"ids": ids}, "block": 2, "position": 1, "edits": ["L2.N3=9"]}
+    read = client.post("/api/cell", json=cell).json()
+    for table, side in ((printed[1], read), (printed[3], read["after"])):
+        strengths = [update["strength"] for update in side["neurons"]["updates"]]
+        assert sorted(table["strength"])[-1] == pytest.approx(max(strengths))
+    assert printed[1]["strength"].max() != printed[3]["strength"].max(), "one is with the edits"
     assert values["edits"] == [edit_namespace.SetNeuron(block=2, neuron=3, value=9)]
     plain = frames(
         client.post("/api/generate", json={"input": {"ids": ids}, "max_new_tokens": 3}).text
     )
-    assert printed[3].ids[-3:] == [f["id"] for f in plain if f.get("side") == "plain" and "id" in f]
+    assert printed[4].ids[-3:] == [f["id"] for f in plain if f.get("side") == "plain" and "id" in f]
+
+
+@pytest.mark.parametrize(
+    ("bank", "said"),
+    [("default", "ll.default_bank(model)"), ("a/fold'er", "from_pretrained(\"a/fold'er\")"),
+     (None, "my_bank")],
+)  # fmt: skip
+def test_the_python_reads_through_the_pages_own_bank(bank, said):
+    model = {"name": "smollm2", "class": "LlamaForCausalLM", "fingerprint": "f", "bank": bank}
+    code = snippet(model, {"lens": "mat", "prompt": "a"})
+    assert said in code
+    assert "ll.load('smollm2')" in code
+    assert "bank = None" in snippet(model, {"lens": "id", "prompt": "a"})
+
+
+def test_the_python_does_not_load_a_class_by_its_name():
+    model = {"name": "LlamaForCausalLM", "class": "LlamaForCausalLM", "fingerprint": "f"}
+    assert "ll.load(my_model, tokenizer=my_tokenizer)" in snippet(model, {})
 
 
 @pytest.mark.parametrize("state", [{}, {"prompt": 5, "ids": "x", "edits": [1], "lens": [],

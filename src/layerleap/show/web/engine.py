@@ -77,9 +77,11 @@ class Engine(Protocol):
 class ModelEngine:
     """The engine of one model."""
 
-    def __init__(self, debugger: "Debugger", missing: str | None = None) -> None:
-        """`missing` says why there is no index."""
-        self.debugger, self.missing = debugger, missing or NO_INDEX
+    def __init__(
+        self, debugger: "Debugger", missing: str | None = None, bank: str | None = None
+    ) -> None:
+        """`missing` says why there is no index, `bank` where the shortcuts came from."""
+        self.debugger, self.missing, self.bank = debugger, missing or NO_INDEX, bank
         self._described = self._describe()
 
     def describe(self) -> Json:
@@ -91,7 +93,7 @@ class ModelEngine:
         known = debugger.index is not None
         return {
             **debugger.describe(),
-            "fingerprint": debugger.transformer.identity.fingerprint,
+            "fingerprint": debugger.transformer.identity.fingerprint, "bank": self.bank,
             "index": {
                 "ready": known, "reason": None if known else self.missing,
                 "vectors": debugger.index.n_vectors if known else None,

@@ -167,7 +167,8 @@ def open_engine(
 
     shortcuts = find_bank(model, bank, tell=tell, progress=progress)
     concepts, missing = _find_index(model, index, tell, progress)
-    return ModelEngine(Debugger(model, bank=shortcuts, index=concepts), missing)
+    source = str(bank) if isinstance(bank, str | Path) else None
+    return ModelEngine(Debugger(model, bank=shortcuts, index=concepts), missing, source)
 
 
 def _find_index(
