@@ -83,12 +83,12 @@ def test_a_taken_port_is_said_before_the_model_is_loaded(command):
     said = refused(command("no-such-model", "--port", port))
     taken.close()
     assert f"port {port}" in said
-    assert re.search(r"--port \d+", said)
+    assert re.search(r"use port \d+", said)
 
 
 def test_other_mistakes_are_one_line_too(command, folder):
     assert "no-such-model" in refused(command("no-such-model", "--port", 0))
-    assert "--host must be" in refused(command(folder, "--host", "192.0.2.77"))
+    assert "host must be" in refused(command(folder, "--host", "192.0.2.77"))
     missing = "import sys; sys.modules['fastapi'] = None; " + MAIN
     assert 'pip install "layerleap[web]"' in refused(command(folder, code=missing))
 
