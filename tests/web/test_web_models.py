@@ -82,7 +82,8 @@ def test_a_model_says_what_it_is(ask, model):
 def test_the_last_layer_reads_as_the_model_answers(ask, model):
     client = ask(model)
     ids = ids_of(client, text_of(model))
-    got = frames(client.post("/api/trace", json={"input": {"ids": ids}, "top": 3, "watch": 7}).text)
+    body = {"input": {"ids": ids}, "top": 3, "watch": 7, "follow": [7, 8]}
+    got = frames(client.post("/api/trace", json=body).text)
     meta = got[0]
     assert [token["id"] for token in meta["tokens"]] == ids
     probs = logits(model, ids).softmax(-1)
@@ -101,6 +102,8 @@ def test_the_last_layer_reads_as_the_model_answers(ask, model):
         assert cell["final"] == [pytest.approx(float(row.max()), abs=1e-5), 1]
         assert cell["watch"][0] == pytest.approx(float(row[7]), abs=1e-5)
         assert cell["watch"][1] == int((row > row[7]).sum()) + 1
+        assert cell["follow"]["7"] == cell["watch"]
+        assert cell["follow"]["8"][0] == pytest.approx(float(row[8]), abs=1e-5)
         assert cell["agrees"]
         assert all(str(id) in names for id, _ in cell["top"])
     assert got[-1]["frame"] == "done"
