@@ -26,6 +26,8 @@ from layerleap.read.lens import Lens
 from layerleap.read.vocabulary.neurons import BlockReading, Neurons
 from layerleap.read.vocabulary.tokens import TokenLabel, output_label, token_label
 from layerleap.stream.examples import longest_input, require_text
+from layerleap.stream.generated import bundled_reactions
+from layerleap.stream.source import NOT_ENGLISH
 
 Text = str | Sequence[int]
 KEPT_BYTES = 2**28  # recorded prompts kept for the next question: 256 MB
@@ -118,7 +120,10 @@ class Debugger:
     def _examples(self) -> list[dict[str, Any]]:
         kind, tokenizer = self.transformer.kind, self.transformer.tokenizer
         mask = getattr(tokenizer, "mask_token", None) or ""
-        texts = EXAMPLES.get(kind, CLASS_EXAMPLES)
+        texts: tuple[tuple[str, str], ...] = EXAMPLES.get(kind, CLASS_EXAMPLES)
+        if (name := self.transformer.identity.name) in NOT_ENGLISH:
+            reactions = bundled_reactions()[:3] if name.startswith("rxn") else []
+            texts = tuple(("A reaction", f"{one[:-1]}{{mask}}") for one in reactions)
         return [
             {"title": title, "text": text.format(mask=mask), "watch": None} for title, text in texts
         ]
