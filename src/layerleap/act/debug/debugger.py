@@ -16,6 +16,7 @@ from layerleap.act.decode.generate import generate, why_it_cannot_generate
 from layerleap.act.edits.spec import describe, parse_edit
 from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.bank import ShortcutBank
+from layerleap.models.hooks.capture import check_block
 from layerleap.models.hooks.edit import Edit, unedited
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.hooks.recording import record
@@ -202,20 +203,23 @@ class Debugger:
                 f"position {position} does not exist: the prompt has {len(ids)} tokens"
             )
         neurons = Neurons(self.transformer, self._lens(lens).bank)
+        check_block(self.transformer, block)
+        prompt = self._prompt(ids)
         options: dict[str, Any] = {
-            "top": self._checked_top(top), "blocks": [block], "tokens": 10,
-            "watch": self._checked_output(watch),
+            "top": self._checked_top(top), "watch": self._checked_output(watch),
         }  # fmt: skip
         with unedited(self.transformer.model):
-            reading = neurons.at(ids, position, **options).blocks[0]
+            reading = neurons.recorded(prompt.recording, block, position, **options)
         answer = {
             "block": block, "position": position, "after": None,
             "token": token_label(self.transformer, ids[position]).to_dict(),
             **self._reading(reading),
         }  # fmt: skip
         if own:
+            h = self._rerun(prompt, own).states.get(block - 1)  # None below the lowest edit
             with self.transformer.edit(*own):
-                answer["after"] = self._reading(neurons.at(ids, position, **options).blocks[0])
+                edited = neurons.recorded(prompt.recording, block, position, h=h, **options)
+            answer["after"] = self._reading(edited)
         return answer
 
     def _reading(self, reading: BlockReading) -> dict[str, Any]:
