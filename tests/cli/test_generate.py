@@ -128,6 +128,9 @@ def test_edits_hold_while_the_command_generates(folders):
     assert result["ids"] == expected[0, ids.shape[1] :].tolist()
     plain = json.loads(run(model, "the cat sat", "--bank", bank, "-n", 6, "--json").stdout)
     assert plain["ids"] != result["ids"]
+    assert "SetNeuron" in result["how"]["edits"]
+    shown = run(model, "the cat sat", "--bank", bank, "-n", 3, "--edit", "L2.N5=40").output
+    assert "with an edit: Set neuron 5 of block 2 to 40" in shown
 
 
 def test_it_can_be_compared_with_the_library(folders):

@@ -6,13 +6,17 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 import httpx2
 import pytest
 from tiny_models import tiny
+from typer.testing import CliRunner
 
+from layerleap.show.cli.app import app
 from layerleap.show.web.serve import listen
 
+get, put = partial(httpx2.get, timeout=60), partial(httpx2.put, timeout=60)  # machines are busy
 MAIN = "from layerleap.show.cli.app import main; main()"
 
 
@@ -32,9 +36,9 @@ def command(empty_cache):
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         environment.pop(name, None)
 
-    def start(*words, code=MAIN):
+    def start(*words):
         return subprocess.Popen(
-            [sys.executable, "-c", code, "debug", *map(str, words)], text=True, env=environment,
+            [sys.executable, "-c", MAIN, "debug", *map(str, words)], text=True, env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -54,77 +58,65 @@ def running(process):
         process.communicate()
 
 
-def refused(process):
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 2, err
-    assert out == ""
-    assert err.startswith("error: ")
-    assert len(err.strip().splitlines()) == 1, err
-    return err
+def refused(*words):
+    answer = CliRunner().invoke(app, ["debug", *map(str, words)], env={"COLUMNS": "200"})
+    assert answer.exit_code == 2, answer.output
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("error: ")
+    assert len(answer.stderr.strip().splitlines()) == 1, answer.stderr
+    return answer.stderr
 
 
-def test_the_command_prints_its_address_serves_and_stops(command, folder):
+def test_the_command_serves_survives_a_kill_and_stops(command, folder):
+    """One story, because each start of the command takes seconds."""
     process = command(folder, "--port", 0)
     with running(process) as url:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
-        assert httpx2.get(f"{url}api/model", timeout=60).json()["n_layers"] == 3
-        with httpx2.stream("POST", f"{url}api/generate", json={"input": {"text": "the cat"}}):
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert "layerleap index" in err
+        assert get(f"{url}api/model").json()["n_layers"] == 3
+        for number in range(20):
+            body = {"title": f"session {number}", "state": {"number": number}}
+            assert put(f"{url}api/sessions/{number}", json=body).status_code == 200
+        name = {"name": "kept", "note": ""}
+        assert put(f"{url}api/vectors/1/2/name", json=name).status_code == 200
+        os.kill(process.pid, signal.SIGKILL)
+        assert "layerleap index" in process.communicate(timeout=30)[1]
+
+    again = command(folder, "--port", 0, "--host", "0.0.0.0", "--no-index")
+    with running(again) as url:
+        port, token = re.fullmatch(r"http://[^/]+:(\d+)/\?token=(\S+)", url).groups()
+        here = f"http://127.0.0.1:{port}"
+        assert get(f"{here}/api/model").status_code == 401
+        with httpx2.Client(base_url=here, timeout=60) as client:
+            assert client.get("/", params={"token": token}).status_code == 200
+            kept = client.get("/api/sessions").json()
+            assert {each["id"] for each in kept} == {str(number) for number in range(20)}
+            assert client.get("/api/sessions/7").json()["state"] == {"number": 7}
+            assert client.get("/api/vectors/1/2").json()["name"] == "kept"
+            assert get(here, params={"token": token}).status_code == 401, "a link works once"
+            with client.stream("POST", "/api/generate", json={"input": {"text": "the cat"}}):
+                again.send_signal(signal.SIGINT)
+                _, err = again.communicate(timeout=30)
+    assert again.returncode == 0
+    following = re.search(r"another browser: \S+token=(\S+)", err)
+    assert following is not None
+    assert following[1] != token
     assert err.strip().splitlines()[-1].startswith("stopped")
     assert "Traceback" not in err
 
 
-def test_a_taken_port_is_said_before_the_model_is_loaded(command):
+def test_a_taken_port_is_said_before_the_model_is_loaded():
     taken = listen("127.0.0.1", 0)
     port = taken.getsockname()[1]
-    said = refused(command("no-such-model", "--port", port))
+    error = refused("no-such-model", "--port", port)
     taken.close()
-    assert f"port {port}" in said
-    assert re.search(r"--port \d+", said)
+    assert f"port {port}" in error
+    assert re.search(r"use port \d+", error)
 
 
-def test_other_mistakes_are_one_line_too(command, folder):
-    assert "no-such-model" in refused(command("no-such-model", "--port", 0))
-    assert "--host must be" in refused(command(folder, "--host", "192.0.2.77"))
-    missing = "import sys; sys.modules['fastapi'] = None; " + MAIN
-    assert 'pip install "layerleap[web]"' in refused(command(folder, code=missing))
-
-
-def test_beyond_loopback_the_link_works_once_and_the_next_is_printed(command, folder):
-    process = command(folder, "--port", 0, "--host", "0.0.0.0", "--no-index")
-    with running(process) as url:
-        port, token = re.fullmatch(r"http://[^/]+:(\d+)/\?token=(\S+)", url).groups()
-        here = f"http://127.0.0.1:{port}"
-        assert httpx2.get(f"{here}/api/model", timeout=60).status_code == 401
-        with httpx2.Client(base_url=here) as client:
-            assert client.get("/", params={"token": token}).status_code == 200
-            assert client.get("/api/model").status_code == 200
-        assert httpx2.get(here, params={"token": token}).status_code == 401
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    second = re.search(r"another browser: \S+token=(\S+)", err)
-    assert second is not None
-    assert second[1] != token
-
-
-def test_saved_sessions_survive_a_kill(command, folder):
-    process = command(folder, "--port", 0, "--no-index")
-    with running(process) as url:
-        for number in range(20):
-            body = {"title": f"session {number}", "state": {"number": number}}
-            assert (
-                httpx2.put(f"{url}api/sessions/{number}", json=body, timeout=60).status_code == 200
-            )
-        name = {"name": "kept", "note": ""}
-        assert httpx2.put(f"{url}api/vectors/1/2/name", json=name).status_code == 200
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(10)
-    again = command(folder, "--port", 0, "--no-index")
-    with running(again) as url:
-        found = httpx2.get(f"{url}api/sessions", timeout=60).json()
-        assert {each["id"] for each in found} == {str(number) for number in range(20)}
-        assert httpx2.get(f"{url}api/sessions/7").json()["state"] == {"number": 7}
-        assert httpx2.get(f"{url}api/vectors/1/2").json()["name"] == "kept"
+def test_other_mistakes_are_one_line_too(folder, monkeypatch):
+    assert "no-such-model" in refused("no-such-model", "--port", 0)
+    assert "host must be" in refused(folder, "--host", "192.0.2.77")
+    assert "leave out --index" in refused(folder, "--no-index", "--index-file", "x")
+    assert "no such index" in refused(folder, "--port", 0, "--index-file", "no such index")
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert 'pip install "layerleap[web]"' in refused(folder)

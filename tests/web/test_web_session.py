@@ -1,7 +1,9 @@
 """`ll.debug`: a page beside a Python session, which comes and goes without a trace."""
 
+import sys
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -50,7 +52,29 @@ def test_a_session_serves_the_page_until_it_is_closed(model):
     session.close()  # twice is once
 
 
-def test_a_notebook_shows_the_page_and_may_frame_it(model):
+@pytest.mark.parametrize("kernel", [None, object()])
+def test_only_a_notebook_may_frame_the_page(model, monkeypatch, kernel):
+    shell = SimpleNamespace(kernel=kernel)  # that of a terminal has none
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    with ll.debug(model, index=False) as session:
+        policy = get(f"{session.url}api/model").headers["content-security-policy"]
+    assert ("http://localhost:*" in policy) is (kernel is not None)
+
+
+def test_an_index_can_be_given_by_its_file(model, tmp_path):
+    path = tmp_path / "own index"
+    ll.index(model, path, top=3, n_texts=0, clusters=0, progress=False)
+    with ll.debug(model, index=path) as session:
+        assert get(f"{session.url}api/search?q=cat").json()["results"]
+    with pytest.raises(ll.LayerleapError, match="nothing here"):
+        ll.debug(model, index=tmp_path / "nothing here")
+    with pytest.raises(ll.LayerleapError, match="other weights"):
+        ll.debug(tiny(seed=1), index=path)
+    assert web_session.running(model) is None
+
+
+def test_a_notebook_shows_the_page_and_may_frame_it(model, monkeypatch):
+    monkeypatch.setattr(web_session, "in_notebook", lambda: True)
     with ll.debug(model, index=False) as session:
         shown = session._repr_html_()
         assert f'<iframe src="{session.url}"' in shown
@@ -142,7 +166,7 @@ def test_the_index_is_built_when_asked_for_and_found_later(model):
 def test_a_taken_port_is_said_and_the_next_free_one_offered(model):
     taken = listen("127.0.0.1", 0)
     port = taken.getsockname()[1]
-    with pytest.raises(BadSettings, match=rf"port {port} of 127.0.0.1 is in use.*--port \d+"):
+    with pytest.raises(BadSettings, match=rf"port {port} of 127.0.0.1 is in use.*use port \d+"):
         ll.debug(model, port=port, index=False)
     assert next_free("127.0.0.1", port) != port
     taken.close()
@@ -195,8 +219,6 @@ def test_a_model_without_a_tokenizer_reads_ids():
 
 
 def test_without_the_libraries_the_install_line_is_said(model, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(CannotFetch, match=r'pip install "layerleap\[web\]"'):
         ll.debug(model)

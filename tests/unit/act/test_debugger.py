@@ -178,6 +178,23 @@ def test_a_cell_shows_stages_and_sub_updates_before_and_after_an_edit():
     json.dumps(answer)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "gemma2", "bert", "albert"])
+def test_a_cell_of_a_recorded_prompt_is_that_of_a_whole_pass(name):
+    """Only the block itself runs, on the recorded or edited state before it."""
+    own = Debugger(tiny(name))
+    neurons, ids = Neurons(own.transformer), own.encode(TEXT)
+    edits = [SetNeuron(2, 5, 3.0, positions=[1]), AddNeuron(3, 7, -2.0)]
+    with own.transformer.edit(*edits):
+        edited = neurons.at(ids, 3, blocks=[1, 2, 3]).blocks
+    plain = neurons.at(ids, 3, blocks=[1, 2, 3]).blocks
+    for block in (1, 2, 3):
+        answer = own.cell(TEXT, block=block, position=3, edits=edits)
+        for got, whole in ((answer, plain[block - 1]), (answer["after"], edited[block - 1])):
+            assert got["stages"] == whole.to_dict()["stages"]
+            expected = [{**update, "range": None} for update in whole.to_dict()["updates"]]
+            assert got["updates"] == expected
+
+
 def test_generating_with_edits_is_generating_inside_model_edit():
     model = debugger().transformer
     edit = AddNeuron(3, 7, 40.0, positions="generated")

@@ -16,6 +16,7 @@ from layerleap.act.decode.generate import generate, why_it_cannot_generate
 from layerleap.act.edits.spec import describe, parse_edit
 from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.bank import ShortcutBank
+from layerleap.models.hooks.capture import check_block
 from layerleap.models.hooks.edit import Edit, unedited
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.hooks.recording import record
@@ -26,6 +27,8 @@ from layerleap.read.lens import Lens
 from layerleap.read.vocabulary.neurons import BlockReading, Neurons
 from layerleap.read.vocabulary.tokens import TokenLabel, output_label, token_label
 from layerleap.stream.examples import longest_input, require_text
+from layerleap.stream.generated import bundled_reactions
+from layerleap.stream.source import NOT_ENGLISH
 
 Text = str | Sequence[int]
 KEPT_BYTES = 2**28  # recorded prompts kept for the next question: 256 MB
@@ -118,7 +121,10 @@ class Debugger:
     def _examples(self) -> list[dict[str, Any]]:
         kind, tokenizer = self.transformer.kind, self.transformer.tokenizer
         mask = getattr(tokenizer, "mask_token", None) or ""
-        texts = EXAMPLES.get(kind, CLASS_EXAMPLES)
+        texts: tuple[tuple[str, str], ...] = EXAMPLES.get(kind, CLASS_EXAMPLES)
+        if (name := self.transformer.identity.name) in NOT_ENGLISH:
+            reactions = bundled_reactions()[:3] if name.startswith("rxn") else []
+            texts = tuple(("A reaction", f"{one[:-1]}{{mask}}") for one in reactions)
         return [
             {"title": title, "text": text.format(mask=mask), "watch": None} for title, text in texts
         ]
@@ -197,20 +203,23 @@ class Debugger:
                 f"position {position} does not exist: the prompt has {len(ids)} tokens"
             )
         neurons = Neurons(self.transformer, self._lens(lens).bank)
+        check_block(self.transformer, block)
+        prompt = self._prompt(ids)
         options: dict[str, Any] = {
-            "top": self._checked_top(top), "blocks": [block], "tokens": 10,
-            "watch": self._checked_output(watch),
+            "top": self._checked_top(top), "watch": self._checked_output(watch),
         }  # fmt: skip
         with unedited(self.transformer.model):
-            reading = neurons.at(ids, position, **options).blocks[0]
+            reading = neurons.recorded(prompt.recording, block, position, **options)
         answer = {
             "block": block, "position": position, "after": None,
             "token": token_label(self.transformer, ids[position]).to_dict(),
             **self._reading(reading),
         }  # fmt: skip
         if own:
+            h = self._rerun(prompt, own).states.get(block - 1)  # None below the lowest edit
             with self.transformer.edit(*own):
-                answer["after"] = self._reading(neurons.at(ids, position, **options).blocks[0])
+                edited = neurons.recorded(prompt.recording, block, position, h=h, **options)
+            answer["after"] = self._reading(edited)
         return answer
 
     def _reading(self, reading: BlockReading) -> dict[str, Any]:

@@ -255,7 +255,8 @@ def generate(
     new = output[0, len(ids) :].tolist()
     stats = stats or _plain_stats(transformer, len(new))
     full = None if stats.full_token is None else decode([stats.full_token])
-    generation = Generation(prompt, written.pieces, new, stats, ids, _how(custom), full)
+    how = _how(custom) | ({"edits": "; ".join(map(str, edits))} if edits else {})
+    generation = Generation(prompt, written.pieces, new, stats, ids, how, full)
     if shown is not None:
         shown.update(generation)
     return generation

@@ -5,6 +5,7 @@ Out: `Recording`: h[0] .. h[n_layers] at all positions, and the other arguments 
 (masks, position embeddings); the model's own blocks then run on other states as they ran on these.
 """
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
-from layerleap.models.discovery.trace import required_state, state_given, with_state
-from layerleap.models.hooks.capture import capture
+from layerleap.models.discovery.sites import Site
+from layerleap.models.discovery.trace import required_state, state_given, state_taken, with_state
+from layerleap.models.hooks.capture import Capture, capture
 from layerleap.models.hooks.edit import edits_in_force
 from layerleap.models.hooks.forward import Args, Kwargs, Tap, tapped
 from layerleap.models.hooks.rows import ModelPass
@@ -83,6 +85,36 @@ class Recording(Brief):
             for call in self.calls[start:stop]:
                 h = call(h)
         return h if self.order is None else self.order.restore(h)
+
+    def inside(
+        self, block: int, sites: Collection[str | Site], keep: Tensor, h: Tensor | None = None
+    ) -> Capture:
+        """One block run again, on `h` or on its recorded input: its states and sites.
+
+        Rows are those of the kept positions, (batch, pos), as `capture` gives them. Edits apply.
+        """
+        transformer, before = self.transformer, self.states[block - 1] if h is None else h
+        values: dict[str | Site, Tensor] = {}
+
+        def tap(name: str | Site) -> tuple[nn.Module, Tap]:
+            site = transformer.sites(block)[name] if isinstance(name, str) else name
+            module = transformer.site_module(block, site)
+            if site.side == "in":
+                return module, Tap(see_input=lambda *call: note(name, state_taken(*call)))
+            return module, Tap(see_output=lambda output: note(name, state_given(output)))
+
+        def note(name: str | Site, value: Tensor | None) -> None:
+            if value is not None:
+                values[name] = value.detach().reshape(*before.shape[:2], -1)
+
+        with tapped(transformer.model, [tap(name) for name in sites]):
+            after = self.run(before, block - 1, block)
+        if self.order is not None:
+            values = {name: self.order.restore(value) for name, value in values.items()}
+        return Capture(
+            {block - 1: transformer.rows(before, keep), block: transformer.rows(after, keep)},
+            {(block, name): transformer.rows(value, keep) for name, value in values.items()},
+        )
 
     def rows(self, keep: Tensor) -> dict[int, Tensor]:
         """h[layer] at the kept positions, as `capture` gives them: (row, d_model) by layer."""

@@ -24,6 +24,7 @@ from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.capture import Capture, check_block
+from layerleap.models.hooks.recording import Recording
 from layerleap.models.inputs import padded
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, feed_forward, feed_forwards, unembedding
@@ -265,12 +266,7 @@ class Neurons:
         chosen = range(1, transformer.n_layers + 1) if blocks is None else blocks
         for block in chosen:
             check_block(transformer, block)
-        if top < 0 or tokens < 1:
-            raise BadSettings(f"top={top}, tokens={tokens}; expected at least 0 and 1")
-        if watch is not None and not 0 <= watch < transformer.d_vocab:
-            raise BadSettings(
-                f"output {watch} does not exist; expected 0 to {transformer.d_vocab - 1}"
-            )
+        self._check(top, watch, tokens)
         if blocks is None:
             feed_forwards(transformer)  # all in one pass
         places = {block: _Places.of(transformer, block) for block in chosen}
@@ -287,6 +283,35 @@ class Neurons:
         ]
         labels = tuple(token_label(transformer, token) for token in ids)
         return DominantNeurons(labels, position, self.lens.name, tuple(readings))
+
+    def recorded(
+        self,
+        recording: Recording,
+        block: int,
+        position: int,
+        *,
+        h: Tensor | None = None,
+        top: int = 10,
+        watch: int | None = None,
+        tokens: int = 10,
+    ) -> BlockReading:
+        """One block of a recorded text; only this block runs, on `h` or on its recorded input."""
+        check_block(self.transformer, block)
+        self._check(top, watch, tokens)
+        place = _Places.of(self.transformer, block)
+        keep = torch.zeros(recording.states[0].shape[:2], dtype=torch.bool)
+        keep[0, position] = True
+        captured = recording.inside(block, place.sites, keep, h)
+        with torch.no_grad():
+            return self._block(place, captured, top=top, watch=watch, tokens=tokens)
+
+    def _check(self, top: int, watch: int | None, tokens: int) -> None:
+        if top < 0 or tokens < 1:
+            raise BadSettings(f"top={top}, tokens={tokens}; expected at least 0 and 1")
+        if watch is not None and not 0 <= watch < self.transformer.d_vocab:
+            raise BadSettings(
+                f"output {watch} does not exist; expected 0 to {self.transformer.d_vocab - 1}"
+            )
 
     def _block(
         self, place: "_Places", captured: Capture, *, top: int, watch: int | None, tokens: int

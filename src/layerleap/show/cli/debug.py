@@ -1,9 +1,11 @@
 """`layerleap debug`: look inside a model in the browser."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from layerleap.errors import BadSettings
 from layerleap.show.cli.options import Loading, Model
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, err, out, tell
 
@@ -36,6 +38,10 @@ def debug(
             "there.",
         ),
     ] = None,
+    index_file: Annotated[
+        Path | None,
+        typer.Option("--index-file", help="File of the index; by default the cached one."),
+    ] = None,
     loading: Loading = Loading(),
 ) -> None:
     """Open a page that shows MODEL layer by layer, searches its concepts and edits them.
@@ -45,6 +51,10 @@ def debug(
     Example: layerleap debug smollm2
     """
     with clean_errors():
+        if index is not None and index_file is not None:
+            raise BadSettings(
+                "--index-file uses an index that is there; leave out --index and --no-index"
+            )
         from layerleap.show.web import need_web
 
         need_web()
@@ -57,7 +67,9 @@ def debug(
 
             transformer = loading.load(model)
             with TerminalProgress() as progress:
-                engine = open_engine(transformer, bank, index, tell=tell, progress=progress)
+                engine = open_engine(
+                    transformer, bank, index_file or index, tell=tell, progress=progress
+                )
             access = Access(host, listening.getsockname()[1], tell=_show_next)
             server = make_server(engine, access, listening)
             if reason := engine.describe()["index"]["reason"]:

@@ -105,7 +105,7 @@ def generate(
         import torch
 
         from layerleap.act.decode.generate import generate
-        from layerleap.act.edits import parse_edit
+        from layerleap.act.edits import edit_sentence, parse_edit
 
         _check(tokens, sample, temperature, exit, checks)
         prompt = sys.stdin.read() if prompt == "-" else prompt
@@ -127,6 +127,8 @@ def generate(
             )  # fmt: skip
         if painter is not None:
             painter.end(str(generation.stats))
+            for one in edits:
+                tell(f"with an edit: {edit_sentence(one)}")
             if (departure := generation.departure) is not None:
                 tell(
                     f"departs from the full model's text at new token {departure['place'] + 1}: "

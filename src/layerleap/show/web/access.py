@@ -2,7 +2,7 @@
 
 On the loopback address, names are enough. A page of another site that points its own name at
 127.0.0.1 (rebinding) sends that name. On any other address a one-time link is needed, too: it is
-exchanged for a cookie, and the next link is then told on the terminal.
+exchanged for a cookie, and the next link is then printed on the terminal.
 """
 
 import ipaddress

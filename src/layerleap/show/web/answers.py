@@ -86,7 +86,7 @@ async def _lines(worker: Worker, job: Job, first: Frame | None) -> AsyncIterator
     try:
         if job.ahead:
             yield _line({"frame": "queued", "place": job.ahead})
-        elif first is None:  # it ended without a word: the server is stopping
+        elif first is None:  # no frame at all: the server is shutting down
             return
         else:
             yield _line(first)

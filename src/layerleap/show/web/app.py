@@ -1,6 +1,6 @@
 """The app: an engine, a store and limits in, an ASGI application out. No globals.
 
-The guard stands before everything else; see `layerleap.show.web.guard`.
+Every request passes the guard first; see `layerleap.show.web.guard`.
 """
 
 from collections.abc import AsyncIterator
@@ -108,8 +108,8 @@ async def _invalid(_: Request, error: Any) -> Response:
 
 
 async def _refused(_: Request, error: Any) -> Response:
-    said = WORDS.get(error.status_code, error.detail)
-    answer = refusal(error.status_code, str(said))
+    sentence = WORDS.get(error.status_code, error.detail)
+    answer = refusal(error.status_code, str(sentence))
     answer.headers.update(error.headers or {})
     return answer
 

@@ -77,9 +77,11 @@ class Engine(Protocol):
 class ModelEngine:
     """The engine of one model."""
 
-    def __init__(self, debugger: "Debugger", missing: str | None = None) -> None:
-        """`missing` says why there is no index."""
-        self.debugger, self.missing = debugger, missing or NO_INDEX
+    def __init__(
+        self, debugger: "Debugger", missing: str | None = None, bank: str | None = None
+    ) -> None:
+        """`missing` says why there is no index, `bank` where the shortcuts came from."""
+        self.debugger, self.missing, self.bank = debugger, missing or NO_INDEX, bank
         self._described = self._describe()
 
     def describe(self) -> Json:
@@ -91,7 +93,7 @@ class ModelEngine:
         known = debugger.index is not None
         return {
             **debugger.describe(),
-            "fingerprint": debugger.transformer.identity.fingerprint,
+            "fingerprint": debugger.transformer.identity.fingerprint, "bank": self.bank,
             "index": {
                 "ready": known, "reason": None if known else self.missing,
                 "vectors": debugger.index.n_vectors if known else None,
@@ -116,12 +118,12 @@ class ModelEngine:
 
     def cell(self, ids: Sequence[int], *, block: int, **options: Any) -> Json:
         """One block at one position."""
-        found = self.debugger.cell(ids, block=block, **options)
+        cell = self.debugger.cell(ids, block=block, **options)
         names: dict[int, Json] = {}
-        after = found.pop("after")
+        after = cell.pop("after")
         answer = {
-            "block": block, "position": found["position"], "token": found["token"],
-            **_reading(found, names), "names": names,
+            "block": block, "position": cell["position"], "token": cell["token"],
+            **_reading(cell, names), "names": names,
         }  # fmt: skip
         if after is not None:
             answer["after"] = {**answer, **_reading(after, names)}
@@ -153,9 +155,9 @@ class ModelEngine:
             return dict(index.vector(block, neuron).to_dict())
         from layerleap.read.vocabulary.neurons import Neurons
 
-        found = Neurons(self.debugger.transformer).read(block, neuron).to_dict()
+        vector = Neurons(self.debugger.transformer).read(block, neuron).to_dict()
         kept = ("block", "neuron", "norm", "promotes", "suppresses")
-        return {**{key: found[key] for key in kept}, "range": None, "cluster": None}
+        return {**{key: vector[key] for key in kept}, "range": None, "cluster": None}
 
     def check_neuron(self, block: int, neuron: int) -> None:
         """Raise an error if there is no such neuron."""
@@ -193,9 +195,9 @@ class ModelEngine:
         return self.debugger.index
 
 
-def _cluster(found: Json) -> Json:
-    tokens = [each["token"] for each in found["promotes"]]
-    return {"number": found["number"], "size": found["size"], "tokens": tokens}
+def _cluster(cluster: Json) -> Json:
+    tokens = [each["token"] for each in cluster["promotes"]]
+    return {"number": cluster["number"], "size": cluster["size"], "tokens": tokens}
 
 
 def _place(place: Sequence[Any] | None) -> list[Any] | None:
@@ -203,14 +205,14 @@ def _place(place: Sequence[Any] | None) -> list[Any] | None:
     return None if place is None else [place[0], place[1] + 1]
 
 
-def _reading(found: Json, names: dict[int, Json]) -> Json:
+def _reading(cell: Json, names: dict[int, Json]) -> Json:
     """Stages and neurons of a block; tokens go into `names`."""
-    missing = found["missing"]
+    missing = cell["missing"]
     return {
-        "stages": [_stage(stage, names) for stage in found["stages"]],
-        "parallel": found["style"] == "parallel",
+        "stages": [_stage(stage, names) for stage in cell["stages"]],
+        "parallel": cell["style"] == "parallel",
         "reason": missing.get("attention"),
-        "neurons": None if "neurons" in missing else _neurons(found),
+        "neurons": None if "neurons" in missing else _neurons(cell),
         "neurons_reason": missing.get("neurons") or missing.get("vectors"),
     }
 
@@ -226,9 +228,9 @@ def _stage(stage: Json, names: dict[int, Json]) -> Json:
     }  # fmt: skip
 
 
-def _neurons(found: Json) -> Json:
-    shares = {key: found[key] for key in ("shown_share", "bias_share", "rest_share", "total_norm")}
-    return {"updates": [_update(update) for update in found["updates"]], **shares}
+def _neurons(cell: Json) -> Json:
+    shares = {key: cell[key] for key in ("shown_share", "bias_share", "rest_share", "total_norm")}
+    return {"updates": [_update(update) for update in cell["updates"]], **shares}
 
 
 def _update(update: Json) -> Json:

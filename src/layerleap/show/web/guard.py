@@ -1,4 +1,4 @@
-"""What stands before the app: refuses requests that no page of ours would send.
+"""Middleware in front of the app: refuses requests that our own page would not send.
 
 In: any request. Out: the app's answer with headers that keep the page to itself, or a refusal. It
 is plain ASGI, so that streams pass through it untouched.
@@ -38,7 +38,7 @@ class Guard:
         in_notebook: bool = False,
         stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """Stand before `app`.
+        """Guard `app`.
 
         Args:
             in_notebook: let pages of this machine show ours in a frame.
@@ -140,8 +140,8 @@ class Guard:
             return HTMLResponse(WELCOME, headers={"set-cookie": cookie, **NOT_KEPT})
         return refusal(
             401,
-            "this server wants to know who asks; open the link that layerleap debug printed last "
-            "(each link works once)",
+            "this request has no valid key; open the link that layerleap debug printed last (each link "
+            "works once)",
         )
 
     def _crowded(self) -> Response | None:

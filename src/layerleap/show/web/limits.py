@@ -15,7 +15,7 @@ STATE = 256 * 1024  # bytes of a saved session, as JSON
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server refuses; the page is told the first five.
+    """What the server refuses; `/api/model` lists the first five.
 
     Args:
         tokens: of one prompt.

@@ -23,10 +23,10 @@ def saved_routes(served: "Served") -> APIRouter:
 
     @routes.get("/sessions/{id}")
     def session(id: Id) -> dict[str, Any]:
-        found = store.session(id)
-        if found is None:
+        kept = store.session(id)
+        if kept is None:
             raise HTTPException(404)
-        return found
+        return kept
 
     @routes.put("/sessions/{id}")
     def save(id: Id, body: ask.Session) -> dict[str, Any]:

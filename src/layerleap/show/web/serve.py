@@ -30,16 +30,16 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             free = next_free(host, port)
-            offer = f"; port {free} is free: use --port {free}" if free else ""
+            offer = f"; use port {free}, which is free" if free else ""
             raise BadSettings(
                 f"port {port} of {host} is in use by another program{offer}"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM):
             raise BadSettings(
-                f"port {port} needs more rights than you have; use --port {PORT}, or any above 1023"
+                f"port {port} needs more rights than you have; use port {PORT}, or any above 1023"
             ) from error
         raise BadSettings(
-            f"cannot listen on {host}, port {port}: {error.strerror or error}; --host must be an "
+            f"cannot listen on {host}, port {port}: {error.strerror or error}; the host must be an "
             "address of this machine"
         ) from error
 

@@ -5,6 +5,7 @@ In: a wrapped model. Out: a server on a thread of this process, and an object th
 
 import html
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,7 @@ def debug(
     model: Transformer,
     *,
     bank: ShortcutBank | str | Path | None = None,
-    index: bool | None = None,
+    index: bool | str | Path | None = None,
     port: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
@@ -124,8 +125,8 @@ def debug(
         model: a wrapped model.
         bank: shortcuts to read through as well as the logit lens: a bank, its folder or hub name,
             or "default" for the cached one.
-        index: True builds the concept index first if it is missing, None uses it if it is there,
-            False leaves it out.
+        index: the file of a concept index. True builds the cached one first if it is missing, None
+            uses it if it is there, False leaves it out.
         port: of the server; by default 8123, or the next free one.
     """
     need_web()
@@ -140,11 +141,18 @@ def debug(
     try:
         engine = open_engine(model, bank, index, tell=tell, progress=progress)
         access = Access(port=listening.getsockname()[1])
-        server = make_server(engine, access, listening, in_notebook=True)
+        server = make_server(engine, access, listening, in_notebook=in_notebook())
     except BaseException:
         listening.close()
         raise
     return DebugSession(server, access, model)
+
+
+def in_notebook() -> bool:
+    """Whether this process answers a notebook, which shows the page in a frame."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def running(model: object) -> DebugSession | None:
@@ -155,7 +163,7 @@ def running(model: object) -> DebugSession | None:
 def open_engine(
     model: Transformer,
     bank: ShortcutBank | str | Path | None,
-    index: bool | None,
+    index: bool | str | Path | None,
     *,
     tell: Callable[[str], None],
     progress: Progress | bool,
@@ -167,18 +175,27 @@ def open_engine(
 
     shortcuts = find_bank(model, bank, tell=tell, progress=progress)
     concepts, missing = _find_index(model, index, tell, progress)
-    return ModelEngine(Debugger(model, bank=shortcuts, index=concepts), missing)
+    source = str(bank) if isinstance(bank, str | Path) else None
+    return ModelEngine(Debugger(model, bank=shortcuts, index=concepts), missing, source)
 
 
 def _find_index(
-    model: Transformer, index: bool | None, tell: Callable[[str], None], progress: Progress | bool
+    model: Transformer,
+    index: bool | str | Path | None,
+    tell: Callable[[str], None],
+    progress: Progress | bool,
 ) -> tuple[Any, str | None]:
     """The concept index, or why there is none."""
     from layerleap.read.vocabulary.build import build_index
     from layerleap.read.vocabulary.index import ConceptIndex
 
     if index is False:
-        return None, "the concept index was left out (--no-index); start without that to search"
+        return (
+            None,
+            "the debugger was started without its concept index; start it with one to search",
+        )
+    if isinstance(index, str | Path):
+        return ConceptIndex.open(model, index), None
     if index:
         tell("building the concept index, unless it is there")
         return build_index(model, progress=progress), None

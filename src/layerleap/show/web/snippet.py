@@ -7,8 +7,7 @@ import layerleap
 HEAD = '''"""Made by layerleap {version}; the model's fingerprint was {fingerprint}."""
 
 import layerleap as ll
-
-model = ll.load({name!r})'''
+'''
 
 
 def exported(model: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
@@ -27,10 +26,11 @@ def exported(model: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 def snippet(model: dict[str, Any], state: dict[str, Any]) -> str:
     """Python for what the page shows. All that is taken from the state is written as a literal."""
     edits = _list(state.get("edits"), str)
-    head = HEAD.format(
-        version=layerleap.__version__, fingerprint=model["fingerprint"], name=model["name"]
-    )
-    lines = [head, _prompt(state), _bank(state), "", *_readings(state)]
+    head = HEAD.format(version=layerleap.__version__, fingerprint=model["fingerprint"])
+    dominant = _dominant(state)
+    lines = [head, _load(model), _prompt(state), _bank(model, state), ""]
+    lines.append("print(ll.Lens(model, bank).read(prompt).to_pandas())  # what every layer says")
+    lines += dominant
     if edits:
         lines += [
             "",
@@ -38,9 +38,21 @@ def snippet(model: dict[str, Any], state: dict[str, Any]) -> str:
             "effect = ll.effect(model, prompt, edits, bank=bank)  # what they change, and where",
             "print(effect.to_pandas())",
         ]
+        if dominant:
+            lines += ["with model.edit(*edits):", *(f"    {line}" for line in dominant)]
     if model.get("can_generate"):
         lines += ["", *_generation(state, bool(edits))]
     return "\n".join(lines) + "\n"
+
+
+def _load(model: dict[str, Any]) -> str:
+    """A model that was made in memory is called by its class, which cannot be loaded."""
+    if model["name"] == model.get("class"):
+        return (
+            "model = ll.load(my_model, tokenizer=my_tokenizer)  # it was made in memory: build it "
+            "here first"
+        )
+    return f"model = ll.load({model['name']!a})"
 
 
 def _prompt(state: dict[str, Any]) -> str:
@@ -50,22 +62,29 @@ def _prompt(state: dict[str, Any]) -> str:
     return f"prompt = {ids}  # {text!a}" if ids else f"prompt = {text!a}"
 
 
-def _bank(state: dict[str, Any]) -> str:
-    if state.get("lens") in ("mat", "tuned"):
-        return "bank = ll.default_bank(model)  # or ll.ShortcutBank.from_pretrained(folder)"
-    return "bank = None  # the logit lens"
+def _bank(model: dict[str, Any], state: dict[str, Any]) -> str:
+    """The bank of the page's lens: the numbers of another one would be others."""
+    if state.get("lens") not in ("mat", "tuned"):
+        return "bank = None  # the logit lens"
+    source = model.get("bank")
+    if source == "default":
+        return "bank = ll.default_bank(model)"
+    if source is None:
+        return "bank = my_bank  # the page's was made in memory: fit or load it here first"
+    return f"bank = ll.ShortcutBank.from_pretrained({source!a})"
 
 
-def _readings(state: dict[str, Any]) -> list[str]:
-    """The grid, and the neurons at work in the selected cell."""
-    lines = ["print(ll.Lens(model, bank).read(prompt).to_pandas())  # what every layer would say"]
-    chosen = state.get("selected")
+def _dominant(state: dict[str, Any]) -> list[str]:
+    """The neurons at work in the selected cell, and the watched token in its stages."""
+    chosen, watched = state.get("selected"), state.get("watch")
     place = chosen if isinstance(chosen, dict) else {}
     layer, position = place.get("layer"), place.get("position")
-    if type(layer) is int and type(position) is int and layer >= 1:
-        where = f"prompt, {position}, blocks=[{layer}]"
-        lines.append(f"print(ll.neurons(model, bank=bank).dominant({where}).to_pandas())")
-    return lines
+    if type(layer) is not int or type(position) is not int or layer < 1:
+        return []
+    watch = watched.get("id") if isinstance(watched, dict) else None
+    where = f"prompt, {position}, blocks=[{layer}]"
+    where += f", watch={watch}" if type(watch) is int else ""
+    return [f"print(ll.neurons(model, bank=bank).dominant({where}).to_pandas())"]
 
 
 def _generation(state: dict[str, Any], is_edited: bool) -> list[str]:

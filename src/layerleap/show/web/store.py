@@ -50,11 +50,11 @@ class Store:
         )
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")  # a saved session survives a power cut, too
-        found = database.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, FORMAT):
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, FORMAT):
             database.close()
             raise BadArtifact(
-                f"{self.path} has format {found}, expected {FORMAT}; "
+                f"{self.path} has format {version}, expected {FORMAT}; "
                 "move it away or use the version of layerleap that wrote it"
             )
         database.executescript(TABLES)
@@ -162,7 +162,7 @@ class Store:
             ) from error
         except sqlite3.DatabaseError as error:
             raise BadArtifact(
-                f"{self.path} is not a file of sessions ({error}); move it away to start afresh"
+                f"{self.path} is not a file of sessions ({error}); move it, and a new one is made"
             ) from error
 
 

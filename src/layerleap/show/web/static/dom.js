@@ -76,9 +76,9 @@ export function byId(id) {
  */
 export function hit(event, selector) {
   const target = /** @type {Element|null} */ (event.target);
-  const found = target?.closest?.(selector) ?? null;
+  const element = target?.closest?.(selector) ?? null;
   const within = /** @type {Element} */ (event.currentTarget);
-  return found && within.contains(found) ? /** @type {HTMLElement} */ (found) : null;
+  return element && within.contains(element) ? /** @type {HTMLElement} */ (element) : null;
 }
 
 /**

@@ -291,7 +291,7 @@ class Grid {
     if (trace.status === "done") words.push(`${trace.seconds.toFixed(2)} s`);
     if (trace.edits.length)
       words.push(
-        trace.edits.map((edit) => edit.sentence + (edit.applied === false ? " (met no position)" : "")).join(" · "),
+        trace.edits.map((edit) => edit.sentence + (edit.applied === false ? " (no such position in this prompt)" : "")).join(" · "),
       );
     this.title.textContent = words.join(" · ");
     this.title.hidden = now().second === null && trace.edits.length === 0;

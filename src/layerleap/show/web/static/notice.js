@@ -1,5 +1,5 @@
 // @ts-check
-// What stands above the grid when something is to be said: busy, stale, stopped, failed; and the welcome.
+// The message above the grid: busy, stale, stopped or failed; and the welcome.
 
 import { byId, fill, hit, loading, make } from "./dom.js";
 import { openExample } from "./examples.js";
@@ -51,12 +51,12 @@ function list(words) {
 /** @param {Readonly<State>} state */
 function showNotice(state) {
   const place = byId("notice");
-  const said = message(state);
-  place.hidden = !said;
-  if (!said) return fill(place);
-  place.className = `notice ${said.tone}`;
-  const spinner = said.tone === "busy" && make("span", { class: "spinner" });
-  fill(place, spinner, said.text, said.run && make("button", { type: "button", "data-run": true }, "Run again"));
+  const shown = message(state);
+  place.hidden = !shown;
+  if (!shown) return fill(place);
+  place.className = `notice ${shown.tone}`;
+  const spinner = shown.tone === "busy" && make("span", { class: "spinner" });
+  fill(place, spinner, shown.text, shown.run && make("button", { type: "button", "data-run": true }, "Run again"));
 }
 
 /** @param {Element} welcome @param {Readonly<State>} state */

@@ -52,16 +52,16 @@ function pointsOf(trace, side, position, ids) {
   const last = cellAt(trace, "before", trace.layers[trace.layers.length - 1], position);
   const final = last?.top[0]?.[0] ?? null;
   /** @type {Map<number, Point[]>} */
-  const found = new Map(ids.map((id) => [id, []]));
+  const lines = new Map(ids.map((id) => [id, []]));
   for (const layer of trace.layers) {
     const cell = cellAt(trace, side, layer, position);
     if (!cell) continue;
-    for (const [id, points] of found) {
+    for (const [id, points] of lines) {
       const share = shareIn(cell, id, trace.question.watch, final);
       if (share !== null) points.push({ layer, share });
     }
   }
-  return found;
+  return lines;
 }
 
 /**

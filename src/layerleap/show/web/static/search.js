@@ -97,8 +97,8 @@ function search() {
     space: choice("search-space").value,
   });
   const named = new URLSearchParams({ q: query, top: "5" });
-  return show([`search?${parts}`, `clusters?${named}`], (found, groups) => [
-    ...results(found),
+  return show([`search?${parts}`, `clusters?${named}`], (matches, groups) => [
+    ...results(matches),
     ...(groups.clusters.length ? clusters(groups) : []),
   ]);
 }

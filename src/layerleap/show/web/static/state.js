@@ -1,5 +1,5 @@
 // @ts-check
-// The page's one state. Views subscribe to the keys they show and are told once per change.
+// The page's one state. Views subscribe to the keys they show and are called once per change.
 
 /** @typedef {import("./types.js").State} State */
 /** @typedef {import("./types.js").View} View */

@@ -78,7 +78,7 @@ export function cellAt(trace, side, layer, position) {
   return trace.cells.after.get(key) ?? (before && { ...before, change: 0, changed: false });
 }
 
-/** A token's label, wherever it was seen. @param {number} id */
+/** A token's label, from any run or pin. @param {number} id */
 export function nameOf(id) {
   const state = now();
   for (const trace of state.traces) {
