@@ -130,6 +130,15 @@ def test_without_an_index_it_is_said_how_to_build_it(model):
     assert "layerleap index" in found["reason"]
 
 
+def test_an_index_that_is_built_meanwhile_is_found(model):
+    with ll.debug(model) as session, ll.debug(tiny(seed=1), index=False) as without:
+        assert not get(f"{session.url}api/model").json()["index"]["ready"]
+        ll.index(model, progress=False)
+        found = get(f"{session.url}api/model").json()["index"]
+        assert found == {"ready": True, "reason": None, "vectors": 120}
+        assert not get(f"{without.url}api/model").json()["index"]["ready"]
+
+
 def test_the_index_is_built_when_asked_for_and_found_later(model):
     with ll.debug(model, index=True, progress=False) as session:
         found = get(f"{session.url}api/model").json()["index"]

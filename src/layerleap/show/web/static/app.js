@@ -84,7 +84,7 @@ on(["model"], ({ model, prompt }) => {
 /** A damaged link opens, but not in silence. */
 function warn() {
   const lost = link.unreadEdits(location.hash).map((text) => `"${text}"`);
-  if (lost.length) edits.refuse(`Left out, because the link's ${lost.join(", ")} cannot be read as an edit.`);
+  if (lost.length) edits.refuse(`In the link ${lost.join(" and ")} cannot be read as an edit, so it was left out.`);
 }
 warn();
 

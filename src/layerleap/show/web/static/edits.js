@@ -175,6 +175,7 @@ function editRow(edit, index) {
   const options = (options, chosen) =>
     Object.entries(options).map(([value, text]) => make("option", { value, selected: value === chosen }, text));
   const wrong = fault(edit) || unmet(edit);
+  const tone = edit.positions === "generated" ? "soft" : "error";
   const value = make("input", {
     type: "number",
     name: "value",
@@ -227,6 +228,6 @@ function editRow(edit, index) {
       { type: "button", class: "quiet close", "data-delete": true, "aria-label": `Delete the edit of ${name}` },
       "×",
     ),
-    wrong && make("span", { class: "error" }, wrong),
+    wrong && make("span", { class: `remark ${tone}` }, wrong),
   );
 }

@@ -61,7 +61,8 @@ export function start() {
   let shown = "";
   on(["vector", "model"], (state) => {
     if (!state.model) return;
-    const key = state.vector ? neuronName(state.vector) : "";
+    // With an index that was built since, there is more to read.
+    const key = state.vector ? `${neuronName(state.vector)} ${state.model.index.ready}` : "";
     if (key !== shown) {
       load(state.vector);
       const byKeyboard = document.activeElement?.matches("button:focus-visible") ?? false;
