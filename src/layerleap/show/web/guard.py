@@ -140,8 +140,8 @@ class Guard:
             return HTMLResponse(WELCOME, headers={"set-cookie": cookie, **NOT_KEPT})
         return refusal(
             401,
-            "this request has no valid key; open the link that layerleap debug printed last (each link "
-            "works once)",
+            "this request has no valid key; open the link that layerleap debug printed last (each "
+            "link works once)",
         )
 
     def _crowded(self) -> Response | None:
