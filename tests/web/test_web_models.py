@@ -12,6 +12,7 @@ from tiny_models import tiny
 from layerleap import edits as edit_namespace
 from layerleap.act.debug.debugger import Debugger
 from layerleap.act.edits.spec import parse_edit
+from layerleap.show.web import schemas
 from layerleap.show.web.engine import ModelEngine
 from layerleap.show.web.limits import Limits
 from layerleap.show.web.snippet import snippet
@@ -285,6 +286,20 @@ def test_generation_near_the_end_of_the_models_reach_ends_or_says_so(ask):
         assert last["frame"] == "end" or "server failed" not in last["error"], last
     else:
         assert answer.status_code == 422
+
+
+def test_answers_have_the_shapes_of_the_schema(ask, model):
+    client = ask(model)
+    schemas.Model.model_validate(client.get("/api/model").json())
+    text = {"text": "cat"}
+    schemas.Tokens.model_validate(client.post("/api/tokens", json=text).json())
+    schemas.Vocabulary.model_validate(client.post("/api/vocabulary", json=text).json())
+    if (vector := client.get("/api/vectors/1/3")).status_code == 200:
+        schemas.Vector.model_validate(vector.json())
+    saved = client.put("/api/sessions/a", json={"title": "a", "state": {"b": [1]}}).json()
+    schemas.SavedTitle.model_validate(saved)
+    schemas.SavedSession.model_validate(client.get("/api/sessions/a").json())
+    schemas.SavedTitle.model_validate(client.get("/api/sessions").json()[0])
 
 
 def test_the_watched_word_is_found_in_the_vocabulary(ask, llama):

@@ -73,6 +73,16 @@ def test_the_schema_stays_and_names_no_other_site(client):
     assert schema.status_code == 200
     assert set(schema.json()["paths"]) >= {"/api/model", "/api/trace", "/api/sessions/{id}"}
     assert "http" not in schema.text
+    paths = schema.json()["paths"]
+    typed = [
+        ("get", "/api/model"), ("post", "/api/tokens"), ("get", "/api/search"),
+        ("get", "/api/vectors/{block}/{neuron}"), ("put", "/api/sessions/{id}"),
+    ]  # fmt: skip
+    answers = {
+        path: paths[path][method]["responses"]["200"]["content"]["application/json"]["schema"]
+        for method, path in typed
+    }
+    assert all("$ref" in answer for answer in answers.values()), answers
 
 
 def test_a_text_is_cut_into_tokens(client):

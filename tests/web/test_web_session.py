@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import httpx2
 import pytest
 from families import build
-from tiny_models import tiny
+from tiny_models import sentences, tiny
 
 import layerleap as ll
 from layerleap.errors import BadSettings, CannotFetch
 from layerleap.models.transformer import Transformer
 from layerleap.show.html.readings import write_readings
+from layerleap.show.web import schemas
 from layerleap.show.web import session as web_session
 from layerleap.show.web.access import Access
 from layerleap.show.web.serve import listen, next_free
@@ -130,6 +131,14 @@ def test_without_an_index_it_is_said_how_to_build_it(model):
     assert "layerleap index" in found["reason"]
 
 
+@pytest.fixture
+def own_text(monkeypatch):
+    """A text for natural ranges: the bundled one would be fetched, because the cache is empty."""
+    build = "layerleap.read.vocabulary.build.reference_text"
+    monkeypatch.setattr(build, lambda _: (sentences(20), ""))
+
+
+@pytest.mark.usefixtures("own_text")
 def test_an_index_that_is_built_meanwhile_is_found(model):
     with ll.debug(model) as session, ll.debug(tiny(seed=1), index=False) as without:
         assert not get(f"{session.url}api/model").json()["index"]["ready"]
@@ -139,6 +148,7 @@ def test_an_index_that_is_built_meanwhile_is_found(model):
         assert not get(f"{without.url}api/model").json()["index"]["ready"]
 
 
+@pytest.mark.usefixtures("own_text")
 def test_the_index_is_built_when_asked_for_and_found_later(model):
     with ll.debug(model, index=True, progress=False) as session:
         found = get(f"{session.url}api/model").json()["index"]
@@ -158,6 +168,9 @@ def test_the_index_is_built_when_asked_for_and_found_later(model):
         assert [each["cosine"] for each in near] == sorted(
             (e["cosine"] for e in near), reverse=True
         )
+        schemas.Search.model_validate(client.get("/api/search", params={"q": "cat"}).json())
+        schemas.Vector.model_validate(vector)
+        schemas.Model.model_validate(client.get("/api/model").json())
         clusters = client.get("/api/clusters").json()["clusters"]
         assert clusters
         one = client.get(f"/api/clusters/{clusters[0]['number']}").json()

@@ -10,7 +10,9 @@ from starlette.responses import Response
 import layerleap
 from layerleap.errors import BadSettings, BadText
 from layerleap.show.web import requests as ask
+from layerleap.show.web import schemas
 from layerleap.show.web.answers import answer, stream
+from layerleap.show.web.schemas import shape
 from layerleap.show.web.worker import Emit, ShouldStop
 
 if TYPE_CHECKING:
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
 def model_routes(served: "Served") -> APIRouter:
     """The routes, around one engine."""
     routes, asked = APIRouter(), Questions(served)
-    routes.get("/model")(asked.model)
-    routes.post("/tokens")(asked.tokens)
-    routes.post("/vocabulary")(asked.vocabulary)
+    routes.get("/model", **shape(schemas.Model))(asked.model)
+    routes.post("/tokens", **shape(schemas.Tokens))(asked.tokens)
+    routes.post("/vocabulary", **shape(schemas.Vocabulary))(asked.vocabulary)
     routes.post("/trace")(asked.trace)
     routes.post("/cell")(asked.cell)
     routes.post("/generate")(asked.generate)

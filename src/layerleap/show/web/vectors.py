@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from layerleap.show.web import limits
+from layerleap.show.web import limits, schemas
 from layerleap.show.web import requests as ask
 from layerleap.show.web.answers import answer
+from layerleap.show.web.schemas import shape
 
 if TYPE_CHECKING:
     from layerleap.show.web.app import Served
@@ -27,7 +28,7 @@ def vector_routes(served: "Served") -> APIRouter:
         names = store.names((row["block"], row["neuron"]) for row in rows)
         return [{**row, "name": names.get((row["block"], row["neuron"]))} for row in rows]
 
-    @routes.get("/vectors/{block}/{neuron}")
+    @routes.get("/vectors/{block}/{neuron}", **shape(schemas.Vector))
     async def vector(block: Block, neuron: Neuron, request: Request) -> Response:
         def compute() -> dict[str, Any]:
             vector = engine.vector(block, neuron)
@@ -50,7 +51,7 @@ def vector_routes(served: "Served") -> APIRouter:
         store.save_name(block, neuron, title, note)
         return {"block": block, "neuron": neuron, "name": title or None, "note": note or None}
 
-    @routes.get("/search")
+    @routes.get("/search", **shape(schemas.Search))
     def search(
         q: Words,
         top: Top = 20,
