@@ -187,3 +187,34 @@ def test_failures_are_said_in_a_sentence(tab):
     page.click("#run")
     page.wait_for_selector("#notice.busy:has-text('Place 3 in the queue')")
     page.click("#stop")
+
+
+def test_a_neuron_without_tokens_can_still_be_edited(tab):
+    page = tab()
+    refused = {"status": 422, "json": {"error": "the head cannot be read"}}
+    page.route("**/api/vectors/12/34", lambda route: route.fulfill(**refused))
+    page.goto(f"{page.url}#vector=12.34")
+    page.wait_for_selector("#vector .error:text('The head cannot be read.')")
+    page.click("#vector [data-edit]")
+    assert page.inner_text("#open-0") == "L12.N34"
+
+
+def test_an_edit_that_met_no_position_is_marked(tab):
+    page = tab("p=one+two&edits=L12.N34=1000000000@99;L2.N3=5")
+    ran(page)
+    page.wait_for_selector("#edit-list li:first-child .error:has-text('positions 0 to 1')")
+    assert page.locator("#edit-list .error").count() == 1
+    assert page.evaluate(
+        "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('#value-0'))"
+    )
+
+
+def test_an_error_of_a_generation_ends_with_the_next_run(tab):
+    page = tab()
+    page.click("#generate-too")
+    page.wait_for_selector("#generation-note.error")
+    prompt(page, "one two")
+    assert page.inner_text("#generation-note") == ""
+    page.fill("#new-tokens", "-5")
+    page.press("#new-tokens", "Tab")
+    page.wait_for_selector("#generation-note:has-text('Set to 1')")

@@ -57,6 +57,27 @@ def test_everything_works_by_keyboard_alone(tab):
     page.wait_for_selector("#help[open]", state="hidden")
 
 
+def test_the_keyboard_keeps_its_place(tab):
+    page = tab(f"p={FIRST}")
+    ran(page)
+    page.wait_for_selector("#cell .updates")
+    page.focus("#grid-0 td[tabindex='0']")
+    page.keyboard.press("n")
+    assert focused(page) == page.get_attribute(".updates tbody button >> nth=0", "id")
+    for place in ("#cell .stage:last-child", "#paths"):
+        pin = page.locator(f"{place} [data-pin]").nth(1)
+        token = pin.get_attribute("data-pin")
+        pin.focus()
+        for pressed in ("true", "false"):
+            page.keyboard.press("Enter")
+            chosen = f"{place} [data-pin='{token}'][aria-pressed='{pressed}']"
+            until(page, f"document.querySelector({chosen!r})")
+            assert focused(page, "dataset.pin") == token
+            assert page.evaluate(f"!!document.activeElement.closest({place!r})")
+    page.keyboard.press("?")
+    assert "first neuron" in page.inner_text("#help")
+
+
 def test_focus_is_visible_wherever_it_goes(tab):
     page = tab("p=one+two")
     ran(page)
@@ -96,6 +117,33 @@ def test_a_narrow_window_needs_no_sideways_scrolling(tab):
     assert heads[-1] == "30"
     assert len(heads) < 10
     assert "layer" in page.inner_text("#stride")
+
+
+@pytest.mark.parametrize("width", [600, 800, 860, 900, 1400])
+def test_the_paths_keep_their_height(tab, width):
+    page = tab(f"p={FIRST}&edits=L12.N34=5", size={"width": width, "height": 900})
+    ran(page)
+    size = "document.querySelector('#paths svg').getBoundingClientRect().height"
+    before = page.evaluate(size)
+    page.wait_for_timeout(400)
+    assert page.evaluate(size) == before < 260
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_labels_of_the_paths_are_above_the_curves(tab):
+    page = tab(f"p={FIRST}&edits=L12.N34=5", size={"width": 1400, "height": 900})
+    ran(page)
+    lowest, highest = page.evaluate(
+        """(() => {
+          const svg = document.querySelector('#paths svg');
+          const edges = (selector, edge) =>
+            [...svg.querySelectorAll(selector)].map(each => each.getBoundingClientRect()[edge]);
+          return [Math.max(...edges('text.settled, text.exit', 'bottom')),
+                  Math.min(...edges('.rule', 'top'))];
+        })()"""
+    )
+    assert page.locator("#paths text.settled, #paths text.exit").count() == 3
+    assert lowest < highest
 
 
 def test_the_theme_can_be_switched_and_is_kept(tab):

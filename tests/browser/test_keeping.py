@@ -46,6 +46,33 @@ def test_a_damaged_link_still_opens(tab):
     page = tab("p=one+two&cell=x.y&edits=foo;L1.N2=3&pins=%7B&watch=3&vector=1&view=evil&new=-x")
     ran(page)
     assert page.locator("#edit-list li").count() == 1
+    assert '"foo"' in page.inner_text("#edit-error")
+
+
+def test_a_link_with_a_lens_that_is_not_loaded_names_those_that_are(tab):
+    page = tab("p=one+two&lens=foo")
+    page.wait_for_selector("#notice.bad:has-text('Choose one of: logit lens, linear shortcut.')")
+
+
+def test_a_very_long_prompt_is_refused_in_a_sentence_and_stays_out_of_the_link(tab):
+    page = tab()
+    page.fill("#prompt-0", "word " * 5000)
+    words = "The text has 25,000 characters, but at most 20,000 can be read; shorten it."
+    page.wait_for_selector(f"#live-0 .error:text('{words}')")
+    page.click("#run")
+    page.wait_for_selector(f"#notice.bad:has-text('{words}')")
+    assert len(page.url) < 500
+
+
+def test_a_link_with_edits_shows_what_they_do(tab):
+    page = tab("p=one+two&edits=L12.N34=5")
+    ran(page)
+    assert page.get_attribute("[data-view=after]", "aria-pressed") == "true"
+    page.click("[data-view=before]")
+    until(page, "location.hash.includes('view=before')")
+    other = tab(page.url.partition("#")[2])
+    ran(other)
+    assert other.get_attribute("[data-view=before]", "aria-pressed") == "true"
 
 
 def test_sessions_are_saved_listed_opened_and_deleted(tab):

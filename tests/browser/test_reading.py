@@ -153,3 +153,24 @@ def test_a_long_prompt_has_only_the_rows_in_view_in_the_document(tab):
     assert page.evaluate("document.activeElement.dataset.position") == "0"
     page.keyboard.press("Control+End")
     assert page.evaluate("document.activeElement.dataset.position") == "399"
+
+
+def test_another_text_selects_its_last_token(tab):
+    page = tab()
+    prompt(page, FIRST)
+    page.click("#grid-0 td[data-layer='18'][data-position='4']")
+    page.wait_for_selector("#cell .bar:has-text('position 4')")
+    page.click("#run")
+    ran(page)
+    assert page.get_attribute("td.chosen", "data-position") == "4"
+    prompt(page, "one two three four five six seven")
+    page.wait_for_selector("#cell .bar:has-text('position 6')")
+    assert page.get_attribute("td.chosen", "data-position") == "6"
+    assert page.get_attribute("td.chosen", "data-layer") == "18"
+    assert page.get_attribute("#grid-0 td[tabindex='0']", "data-position") == "6"
+
+
+def test_a_link_keeps_its_selection(tab):
+    page = tab("p=one+two+three+four&cell=18.1.0")
+    ran(page)
+    assert page.get_attribute("td.chosen", "data-position") == "1"

@@ -204,7 +204,10 @@ class FakeEngine:
         yield {
             "frame": "meta", "tokens": [token.to_dict() for token in tokens],
             "positions": positions, "layers": list(range(N_LAYERS + 1)), "selected": chosen,
-            "edits": [{"spec": e["spec"], "sentence": e["sentence"]} for e in known],
+            "edits": [
+                {"spec": e["spec"], "sentence": e["sentence"], "applied": "@99" not in e["spec"]}
+                for e in known
+            ],
             "lowest": lowest,
         }  # fmt: skip
         coarse = [layer for layer in range(N_LAYERS + 1) if layer % 4 == 0 or layer == N_LAYERS]

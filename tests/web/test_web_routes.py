@@ -9,8 +9,8 @@ from fake import N_LAYERS, PROMPT, FakeEngine
 from starlette.testclient import TestClient
 
 from layerleap.show.web import limits
+from layerleap.show.web.answers import TYPES
 from layerleap.show.web.app import STATIC
-from layerleap.show.web.static_files import TYPES
 
 ASK = {"input": {"text": PROMPT}}
 
@@ -231,7 +231,7 @@ def test_an_export_of_no_json_is_refused(client):
         ("/api/trace", {"input": {"ids": [-1]}}, "input.ids.0"),
         ("/api/trace", {"input": {"ids": [2**40]}}, "input.ids.0"),
         ("/api/trace", {"input": {"text": "a " * 600}}, "at most 512 are read"),
-        ("/api/trace", {"input": {"text": "a" * 20_001}}, "20000"),
+        ("/api/trace", {"input": {"text": "a" * 20_001}}, "at most 20,000"),
         ("/api/trace", {**ASK, "edits": ["L1.N1=1"] * 33}, "at most 32"),
         ("/api/trace", {**ASK, "edits": ["nonsense"]}, "not understood"),
         ("/api/trace", {**ASK, "edits": ["L99.N1=1"]}, "no neuron L99.N1"),

@@ -17,13 +17,12 @@ from starlette.responses import Response
 import layerleap
 from layerleap.errors import LayerleapError
 from layerleap.show.web.access import Access
-from layerleap.show.web.answers import Json, refusal
+from layerleap.show.web.answers import Json, StaticPage, refusal
 from layerleap.show.web.engine import Engine
 from layerleap.show.web.guard import Guard
 from layerleap.show.web.limits import Limits
 from layerleap.show.web.routes import model_routes
 from layerleap.show.web.saved import saved_routes
-from layerleap.show.web.static_files import StaticPage
 from layerleap.show.web.store import Store
 from layerleap.show.web.vectors import vector_routes
 from layerleap.show.web.worker import Busy, Worker
@@ -96,6 +95,12 @@ def create_app(
 
 async def _invalid(_: Request, error: Any) -> Response:
     first = error.errors()[0]
+    if first["type"] == "string_too_long":
+        name, most = first["loc"][-1], first["ctx"]["max_length"]
+        return refusal(
+            422, f"the {name} has {len(first['input']):,} characters, but at most {most:,} can be "
+            "read; shorten it"
+        )  # fmt: skip
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
     what = first["msg"].removeprefix("Value error, ")
     return refusal(422, f"{where}: {what}" if where else what)

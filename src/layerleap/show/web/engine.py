@@ -78,14 +78,26 @@ class ModelEngine:
     """The engine of one model."""
 
     def __init__(
-        self, debugger: "Debugger", missing: str | None = None, bank: str | None = None
-    ) -> None:
-        """`missing` says why there is no index, `bank` where the shortcuts came from."""
+        self, debugger: "Debugger", missing: str | None = None, bank: str | None = None,
+        find_index: Callable[[], Any] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Wrap a debugger.
+
+        Args:
+            debugger: of the model.
+            missing: why there is no index.
+            bank: where the shortcuts came from.
+            find_index: looks whether an index was built in the meantime.
+        """
         self.debugger, self.missing, self.bank = debugger, missing or NO_INDEX, bank
+        self._find_index = find_index
         self._described = self._describe()
 
     def describe(self) -> Json:
-        """The model, as the page shows it."""
+        """The model, as the page shows it, with the index that may have been built since."""
+        if self.debugger.index is None and (index := self._find_index()) is not None:
+            self.debugger.index = index
+            self._described = self._describe()
         return self._described
 
     def _describe(self) -> Json:

@@ -176,7 +176,12 @@ def open_engine(
     shortcuts = find_bank(model, bank, tell=tell, progress=progress)
     concepts, missing = _find_index(model, index, tell, progress)
     source = str(bank) if isinstance(bank, str | Path) else None
-    return ModelEngine(Debugger(model, bank=shortcuts, index=concepts), missing, source)
+    debugger = Debugger(model, bank=shortcuts, index=concepts)
+    if index is False:
+        return ModelEngine(debugger, missing, source)
+    return ModelEngine(
+        debugger, missing, source, lambda: _find_index(model, None, tell, progress)[0]
+    )
 
 
 def _find_index(

@@ -154,7 +154,8 @@ export async function check() {
     const response = await fetch("api/model", { cache: "no-store" });
     if (!response.ok) throw await refusal(response);
     const model = await response.json();
-    const same = now().model?.fingerprint === model.fingerprint;
+    const known = now().model;
+    const same = known?.fingerprint === model.fingerprint && known.index.ready === model.index.ready;
     set(same ? { connection: "ok" } : { connection: "ok", model });
     timer = window.setTimeout(check, HEARTBEAT);
   } catch (error) {

@@ -81,11 +81,20 @@ on(["model"], ({ model, prompt }) => {
   if (prompt) run();
 });
 
+/** A damaged link opens, but not in silence. */
+function warn() {
+  const lost = link.unreadEdits(location.hash).map((text) => `"${text}"`);
+  if (lost.length) edits.refuse(`In the link ${lost.join(" and ")} cannot be read as an edit, so it was left out.`);
+}
+warn();
+
 window.addEventListener("hashchange", () => {
   const before = link.toFragment(now());
   const view = link.fromFragment(location.hash);
   if (link.toFragment(view) === before || !location.hash.includes("=")) return;
   set({ traces: [null, null] });
+  edits.refuse("");
+  warn();
   link.show(view);
   if (view.prompt) run();
 });

@@ -2,7 +2,7 @@
 // The selected cell: the stages of its block, and the sub-updates that its feed-forward layer writes.
 
 import { isAbort, json, patiently, queueText } from "./api.js";
-import { bar, byId, fill, hit, loading, make } from "./dom.js";
+import { bar, byId, fill, hit, keepFocus, loading, make } from "./dom.js";
 import { addEdit } from "./edits.js";
 import { togglePin } from "./paths.js";
 import { now, on, set } from "./state.js";
@@ -67,13 +67,13 @@ export function start() {
   on(["connection"], (state) => {
     if (state.connection === "ok" && state.cell.status === "error") load();
   });
-  on(["cell", "selected", "view", "pinned", "vector"], render);
+  on(["cell", "selected", "view", "pinned", "vector"], draw);
   byId("cell").addEventListener("click", (event) => {
     const token = hit(event, "[data-pin]");
     if (token) return togglePin({ id: Number(token.dataset.pin), label: token.dataset.label ?? "" });
     if (hit(event, "[data-all]")) {
       all = !all;
-      return render(now());
+      return draw(now());
     }
     const add = hit(event, "[data-off]");
     const row = hit(event, "[data-neuron]");
@@ -85,15 +85,21 @@ export function start() {
   });
 }
 
+/** Move the keyboard to the strongest sub-update. */
+export function focusUpdates() {
+  /** @type {HTMLElement|null} */ (byId("cell").querySelector(".updates tbody button"))?.focus();
+}
+
+/** @param {Readonly<State>} state */
+function draw(state) {
+  keepFocus(byId("cell"), () => render(state));
+}
+
 /** @param {Readonly<State>} state */
 function render(state) {
   const place = byId("cell");
   const chosen = state.selected;
   const trace = chosen && state.traces[chosen.grid];
-  const kept =
-    document.activeElement instanceof HTMLElement && place.contains(document.activeElement)
-      ? document.activeElement.id
-      : "";
   if (!chosen || !trace?.layers.length) {
     return fill(
       place,
@@ -123,7 +129,6 @@ function render(state) {
   if (!fresh) return fill(place, head, loading(message || "Reading the cell…"));
   const shown = reading.after && state.view !== "before" ? reading.after : reading;
   fill(place, head, ...stages(shown, reading), ...updates(shown, shown === reading.after));
-  if (kept) document.getElementById(kept)?.focus();
 }
 
 /** @param {Trace} trace @param {number} position */
@@ -175,7 +180,8 @@ function stages(shown, reading) {
 function stageColumn(stage, name) {
   const items = stage.top.slice(0, all ? stage.top.length : SHORT).map(([id, share, change]) => {
     const moved = change !== null && rankMark(change); // There is nothing to compare the first stage with.
-    return make("li", {}, pin(name(id), pinned(id)), bar(percent(share), share), moved);
+    const numbers = make("span", { class: "numbers" }, bar(percent(share), share), moved);
+    return make("li", {}, pin(name(id), pinned(id)), numbers);
   });
   const watch = now().watch;
   const watched =

@@ -81,6 +81,23 @@ export function hit(event, selector) {
   return element && within.contains(element) ? /** @type {HTMLElement} */ (element) : null;
 }
 
+/**
+ * Draw a place anew without losing the keyboard's place in it.
+ * @param {HTMLElement} place
+ * @param {() => void} work
+ */
+export function keepFocus(place, work) {
+  const had = document.activeElement;
+  if (!(had instanceof HTMLElement) || !place.contains(had)) return work();
+  const same = had.dataset.pin ? `[data-pin="${had.dataset.pin}"]` : `[id="${had.id}"]`;
+  const index = [...place.querySelectorAll(same)].indexOf(had);
+  work();
+  if (place.contains(document.activeElement)) return;
+  const again = /** @type {NodeListOf<HTMLElement>} */ (place.querySelectorAll(same));
+  const next = again[index] ?? again[0] ?? (had.dataset.pin ? place.querySelector("[data-pin]") : null);
+  next?.focus({ preventScroll: true });
+}
+
 /** Tell a screen reader something that the eye sees anyway. @param {string} text */
 export function say(text) {
   byId("said").textContent = text;

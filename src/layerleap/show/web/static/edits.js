@@ -32,15 +32,22 @@ export function addEdit(edit) {
   say(`Added: ${spec(edit)}. Press Run to see what it changes.`);
 }
 
-/** @param {string} text */
-function refuse(text) {
+/** An edit of a neuron that this model has. @param {string} change such as "=5" */
+function example(change) {
+  const blocks = now().model?.blocks.filter((block) => block.n_neurons) ?? [];
+  const { block, n_neurons } = blocks[Math.floor(blocks.length * 0.4)] ?? { block: 1, n_neurons: null };
+  return neuronName({ block, neuron: Math.min(34, (n_neurons ?? 35) - 1) }) + change;
+}
+
+/** Say what is wrong with an edit; nothing takes it back. @param {string} text */
+export function refuse(text) {
   const place = byId("edit-error");
   place.hidden = !text;
   place.textContent = text;
 }
 
-/** What is wrong with an edit for this model; empty if nothing is. @param {Edit} edit */
-function fault(edit) {
+/** What is wrong with editing a neuron of this model; empty if nothing is. @param {{block: number, neuron: number}} edit */
+export function fault(edit) {
   const model = now().model;
   if (!model) return "";
   const block = model.blocks.find((each) => each.block === edit.block);
@@ -59,7 +66,7 @@ export function start() {
     const edit = parse(input.value);
     if (!edit)
       return refuse(
-        `"${input.value}" is not an edit. Write for example L12.N34=5, L12.N34*2@last, L12.N34+3@0,4 or L12.N34=off.`,
+        `"${input.value}" is not an edit. Write for example ${example("=5")}, ${example("*2@last")}, ${example("+3@0,4")} or ${example("=off")}.`,
       );
     const wrong = fault(edit);
     if (wrong) return refuse(wrong);
@@ -80,6 +87,32 @@ export function start() {
     }
   });
   on(["edits", "model"], render);
+  on(["model"], () => {
+    input.placeholder = example("=5@last");
+  });
+  let known = "";
+  on(["traces"], () => {
+    const key = [...unmetSpecs()].join(";");
+    if (key !== known) render();
+    known = key;
+  });
+}
+
+/** The edits of the last run that changed no position of the prompt. */
+function unmetSpecs() {
+  const specs = now().traces.flatMap((trace) =>
+    trace ? trace.question.edits.filter((_, index) => trace.edits[index]?.applied === false) : [],
+  );
+  return new Set(specs);
+}
+
+/** Why an edit changed nothing in the last run; empty if it did. @param {Edit} edit */
+function unmet(edit) {
+  const length = now().traces[0]?.tokens.length;
+  if (!edit.on || !length || !unmetSpecs().has(spec(edit))) return "";
+  return edit.positions === "generated"
+    ? "Changed nothing in the grid: it acts on generated tokens only."
+    : `Changed nothing: the prompt has positions 0 to ${length - 1}.`;
 }
 
 /** @param {Event} event */
@@ -127,7 +160,7 @@ function render() {
       make(
         "li",
         { class: "empty" },
-        "No edits. Choose a sub-update, read its tokens and press “Add to edits”, or type one such as L12.N34=5@last.",
+        `No edits. Choose a sub-update, read its tokens and press “Add to edits”, or type one such as ${example("=5@last")}.`,
       ),
     );
   fill(list, ...edits.map(editRow));
@@ -141,7 +174,17 @@ function editRow(edit, index) {
   /** @param {Record<string, string>} options @param {string} chosen */
   const options = (options, chosen) =>
     Object.entries(options).map(([value, text]) => make("option", { value, selected: value === chosen }, text));
-  const wrong = fault(edit);
+  const wrong = fault(edit) || unmet(edit);
+  const tone = edit.positions === "generated" ? "soft" : "error";
+  const value = make("input", {
+    type: "number",
+    name: "value",
+    id: `value-${index}`,
+    step: "any",
+    value: edit.value,
+    "aria-label": `Value for ${name}`,
+  });
+  value.style.width = `calc(${Math.max(4, Math.min(24, String(edit.value).length))}ch + 1.9rem)`; // with its arrows
   return make(
     "li",
     { "data-index": index, class: edit.on ? null : "off" },
@@ -165,15 +208,7 @@ function editRow(edit, index) {
     ),
     make("button", { type: "button", class: "link", "data-open": true, id: `open-${index}` }, name),
     edit.operation !== "off" && make("span", {}, { set: "to", scale: "by", add: "" }[edit.operation]),
-    edit.operation !== "off" &&
-      make("input", {
-        type: "number",
-        name: "value",
-        id: `value-${index}`,
-        step: "any",
-        value: edit.value,
-        "aria-label": `Value for ${name}`,
-      }),
+    edit.operation !== "off" && value,
     make(
       "select",
       { name: "place", id: `place-${index}`, "aria-label": `Where ${name} is edited` },
@@ -193,6 +228,6 @@ function editRow(edit, index) {
       { type: "button", class: "quiet close", "data-delete": true, "aria-label": `Delete the edit of ${name}` },
       "×",
     ),
-    wrong && make("span", { class: "error" }, wrong),
+    wrong && make("span", { class: `remark ${tone}` }, wrong),
   );
 }

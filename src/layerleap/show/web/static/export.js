@@ -4,7 +4,7 @@
 import { json } from "./api.js";
 import { byId, closes, dialogHead, fill, hit, make } from "./dom.js";
 import { whole } from "./grid.js";
-import { snapshot } from "./link.js";
+import { LONGEST, snapshot } from "./link.js";
 import { now } from "./state.js";
 import { percent } from "./words.js";
 import { cellAt, nameOf } from "./trace.js";
@@ -47,9 +47,11 @@ function open() {
     make(
       "p",
       { class: "soft", role: "status" },
-      ready
-        ? "A link to this view is in the address bar: it opens with this server."
-        : "Run a prompt first: there is nothing to export yet.",
+      !ready
+        ? "Run a prompt first: there is nothing to export yet."
+        : now().prompt.length > LONGEST
+          ? `A prompt of more than ${LONGEST.toLocaleString("en")} characters is not in the link. Sessions keep it.`
+          : "A link to this view is in the address bar: it opens with this server.",
     ),
     make("pre", { class: "code", hidden: true, tabindex: "0", "aria-label": "Python snippet" }),
   );

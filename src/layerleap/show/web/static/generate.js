@@ -12,6 +12,7 @@ import { count, sentence, tokenTitle } from "./words.js";
 /** @typedef {import("./types.js").Written} Written */
 
 const TITLES = { plain: "Without edits", edited: "With edits" };
+const ECHO = 400; // characters of the prompt before its answer
 /** @type {AbortController|null} */
 let running = null;
 
@@ -74,8 +75,14 @@ export function start() {
   const field = /** @type {HTMLInputElement} */ (byId("new-tokens"));
   field.addEventListener("change", () => {
     const most = now().model?.limits.new_tokens ?? 100;
-    set({ newTokens: Math.max(1, Math.min(most, Math.round(Number(field.value)) || 20)) });
-    field.value = String(now().newTokens);
+    const asked = Number(field.value);
+    const newTokens = Math.max(1, Math.min(most, Math.round(asked) || 20));
+    set({ newTokens });
+    field.value = String(newTokens);
+    const { generation } = now();
+    if (generation.status === "loading") return;
+    const message = newTokens === asked ? "" : `Set to ${newTokens}: new tokens can be 1 to ${most}.`;
+    set({ generation: { ...generation, status: generation.status === "error" ? "idle" : generation.status, message } });
   });
   byId("generate").addEventListener("click", generate);
   byId("generate-too").addEventListener("click", generate);
@@ -126,6 +133,11 @@ function parting(sides) {
   return index < 0 ? null : index;
 }
 
+/** The end of a long prompt, which is what the answer continues. @param {string} prompt */
+function ending(prompt) {
+  return prompt.length > ECHO ? `…${prompt.slice(-ECHO)}` : prompt;
+}
+
 /** @param {string} name @param {Written} written @param {number|null} first */
 function column(name, written, first) {
   const pieces = written.pieces.map((piece, index) => {
@@ -151,6 +163,6 @@ function column(name, written, first) {
       TITLES[/** @type {keyof typeof TITLES} */ (name)] ?? name,
       make("span", { class: "soft" }, ` ${facts[written.status]}`),
     ),
-    make("p", { class: "text" }, make("span", { class: "asked" }, now().prompt), ...pieces),
+    make("p", { class: "text" }, make("span", { class: "asked" }, ending(now().prompt)), ...pieces),
   );
 }

@@ -85,7 +85,10 @@ class Grid {
     const old = changes(state, this.number).length > 0;
     this.box.classList.toggle("stale", old || !trace.layers.length);
     if (!trace.layers.length) return; // The last run stays visible, marked, until this one answers.
+    // In another text the keyboard's place is that of the selection.
+    if (this.trace && this.trace.question.text !== trace.question.text) this.cursor = null;
     this.trace = trace;
+    this.place(trace);
     this.columns = this.chooseColumns(trace, state.allLayers);
     const window = this.rowsInView(trace);
     const signature = [trace.tokens.map((token) => token.id), trace.positions, this.columns, window].join("|");
@@ -95,6 +98,15 @@ class Grid {
     }
     this.paint();
     this.reveal(trace);
+  }
+
+  /** The keyboard's place, where it has none. @param {Trace} trace */
+  place(trace) {
+    if (this.cursor && trace.positions.includes(this.cursor.position)) return;
+    const chosen = now().selected;
+    const fits = chosen?.grid === this.number && trace.positions.includes(chosen.position);
+    const end = { layer: trace.layers[trace.layers.length - 1], position: trace.positions[trace.positions.length - 1] };
+    this.cursor = fits ? chosen : end;
   }
 
   /** Scroll, within the table only, to a row that was selected elsewhere. @param {Trace} trace */
@@ -161,14 +173,7 @@ class Grid {
     );
     const rows = trace.positions.slice(first, last).map((position, index) => this.row(trace, position, first + index));
     fill(this.body, space(first), ...rows, space(trace.positions.length - last));
-    if (!this.cursor || !trace.positions.includes(this.cursor.position)) {
-      const chosen = now().selected;
-      this.cursor =
-        chosen?.grid === this.number
-          ? chosen
-          : { layer: trace.layers[trace.layers.length - 1], position: trace.positions[trace.positions.length - 1] };
-    }
-    if (focused) this.cellOf(this.cursor)?.focus({ preventScroll: true });
+    if (focused && this.cursor) this.cellOf(this.cursor)?.focus({ preventScroll: true });
   }
 
   /** @param {Trace} trace @param {number} position @param {number} index */

@@ -6,6 +6,7 @@ import { byId, closes, dialogHead, fill, make } from "./dom.js";
 const KEYS = [
   ["Arrow keys", "walk the grid; Home, End, Page Up and Page Down jump"],
   ["Enter", "select the cell; in the prompt: run"],
+  ["n", "go to the first neuron of the selected cell"],
   ["/", "search concepts"],
   ["e", "type an edit"],
   ["g", "generate, without and with edits"],
@@ -23,6 +24,7 @@ const SIGNS = [
 ];
 const WORDS = [
   ["layer, block", "Block 12 turns layer 11 into layer 12. Layer 0 is the embedding."],
+  ["numbers", "Blocks count from 1. Layers, positions and neurons count from 0."],
   [
     "lens",
     "how a hidden state is read as a prediction: directly (logit lens), or after a learned map to the last layer",

@@ -1,6 +1,7 @@
 // @ts-check
 // Keys that work anywhere but in a field.
 
+import { focusUpdates } from "./cell.js";
 import { byId } from "./dom.js";
 import { generate } from "./generate.js";
 import { focusGrid } from "./grid.js";
@@ -17,6 +18,7 @@ const ACTIONS = {
   "/": () => byId("query").focus(),
   e: () => byId("edit-spec").focus(),
   g: () => void generate(),
+  n: focusUpdates,
   r: submit,
   "?": openHelp,
 };

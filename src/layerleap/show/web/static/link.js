@@ -7,14 +7,15 @@ import { parse, spec } from "./specs.js";
 /** @typedef {import("./types.js").View} View */
 /** @typedef {import("./types.js").Named} Named */
 
+export const LONGEST = 2000; // characters of a prompt in a link: browsers and chats cut longer ones
 const COLOURS = ["top", "watch", "final"];
 const VIEWS = ["before", "after", "difference"];
 
 /** @param {Readonly<View>} view */
 export function toFragment(view) {
   const parts = new URLSearchParams();
-  if (view.prompt) parts.set("p", view.prompt);
-  if (view.second !== null) parts.set("p2", view.second);
+  if (view.prompt && view.prompt.length <= LONGEST) parts.set("p", view.prompt);
+  if (view.second !== null && view.second.length <= LONGEST) parts.set("p2", view.second);
   if (view.lens !== DEFAULTS.lens) parts.set("lens", view.lens);
   if (view.watch) parts.set("watch", JSON.stringify([view.watch.id, view.watch.label]));
   if (view.edits.length) parts.set("edits", view.edits.map((e) => (e.on ? "" : "!") + spec(e)).join(";"));
@@ -56,6 +57,12 @@ export function fromFragment(fragment) {
     query: parts.get("q") ?? DEFAULTS.query,
     newTokens: Number(parts.get("new")) || DEFAULTS.newTokens,
   };
+}
+
+/** What a link gives as edits but is none. @param {string} fragment */
+export function unreadEdits(fragment) {
+  const texts = new URLSearchParams(fragment.replace(/^#/, "")).get("edits")?.split(";") ?? [];
+  return texts.filter((text) => text && !parse(text.replace(/^!/, "")));
 }
 
 /** @param {string[]} texts each a spec, with "!" before one that is switched off */

@@ -2,7 +2,7 @@
 // Paths: how the probability of tokens changes over the layers, at the selected position. Shown are pinned
 // tokens and those that led at some layer, ranked by their maximum.
 
-import { byId, draw, fill, hit, make } from "./dom.js";
+import { byId, draw, fill, hit, keepFocus, make } from "./dom.js";
 import { now, on, set } from "./state.js";
 import { cellAt, nameOf } from "./trace.js";
 import { percent, pin, tokenTitle } from "./words.js";
@@ -13,6 +13,9 @@ import { percent, pin, tokenTitle } from "./words.js";
 /** @typedef {{layer: number, share: number}} Point */
 /** @typedef {{id: number, points: Point[], most: number, mostAt: number, pinned: boolean}} Path */
 
+/** @typedef {{layer: number, words: string, name: string, title?: string}} Label */
+
+const ROW = 14; // pixels per row of labels above the chart
 const LED = 6; // tokens that led, besides the pinned ones
 const MARKS = ["circle", "square", "diamond", "triangle"];
 
@@ -105,7 +108,7 @@ export function start() {
   const soon = () => {
     due ||= requestAnimationFrame(() => {
       due = 0;
-      render();
+      keepFocus(place, render);
     });
   };
   on(["traces", "selected", "pinned", "view", "watch"], soon);
@@ -135,15 +138,17 @@ function render() {
     "p",
     { class: "title" },
     make("b", {}, "Paths"),
-    ` of tokens at position ${selected.position}`,
+    ` at position ${selected.position}`,
     make(
       "span",
       { class: "soft" },
-      ` · those that led at some layer, by their maximum${edited ? ` · ${side === "after" ? "with" : "without"} edits, pinned tokens also ${other} (dashed)` : ""}`,
+      ` · tokens that led at some layer${edited ? ` · ${side === "after" ? "with" : "without"} edits; pinned ones also ${other} (dashed)` : ""}`,
     ),
   );
+  const room = make("div", { class: "chart" });
   const gaps = gapText(trace, paths);
-  fill(place, title, gaps && make("p", { class: "soft gaps", role: "status" }, gaps), make("div", { class: "chart" }, chart(trace, paths, others, selected), legend(paths)));
+  fill(place, title, gaps && make("p", { class: "soft gaps", role: "status" }, gaps), room);
+  room.append(chart(trace, paths, others, selected), legend(paths));
 }
 
 /**
@@ -213,16 +218,20 @@ function mark(x, y, index) {
  */
 function chart(trace, paths, others, selected) {
   const box = byId("paths");
-  const stacked = box.clientWidth < 560;
-  const width = Math.max(260, box.clientWidth - (stacked ? 24 : 250));
-  const height = Math.max(110, (stacked ? 190 : box.clientHeight) - 44);
+  const room = /** @type {HTMLElement} */ (box.querySelector(".chart"));
+  // Below each other, the box is as high as the chart, so its height must not be asked.
+  const stacked = getComputedStyle(room).flexDirection === "column";
+  const width = Math.max(260, box.clientWidth - (stacked ? 26 : 250));
   const left = 40;
   const bottom = 24;
   const last = trace.layers[trace.layers.length - 1];
   /** @param {number} layer */
   const x = (layer) => left + ((width - left - 14) * layer) / last;
+  const labels = inRows([...settledMarks(trace, selected.position), ...exitMark(trace, selected.position)], x, width);
+  const top = 12 + ROW * Math.max(0, ...labels.map((label) => label.row + 1));
+  const height = stacked ? 146 + top : Math.max(98 + top, room.clientHeight);
   /** @param {number} share */
-  const y = (share) => 12 + (height - bottom - 12) * (1 - share);
+  const y = (share) => top + (height - bottom - top) * (1 - share);
   const svg = draw("svg", {
     viewBox: `0 0 ${width} ${height}`,
     width,
@@ -244,8 +253,13 @@ function chart(trace, paths, others, selected) {
     svg.append(draw("text", { class: "tick", x: x(layer), y: height - 6, "text-anchor": "middle" }, layer));
   }
   svg.append(draw("path", { class: "here", d: `M${x(selected.layer)} ${y(1)}V${y(0)}` }));
-  settledMarks(svg, trace, selected.position, x, y);
-  exitMark(svg, trace, selected.position, x, y);
+  for (const { layer, words, name, title, at, row } of labels) {
+    const text = { class: `tick ${name}`, x: at + 4, y: 11 + ROW * row };
+    svg.append(
+      draw("path", { class: name, d: `M${x(layer)} ${top - 4}V${y(0)}` }, draw("title", {}, title ?? words)),
+      draw("text", text, draw("title", {}, title ?? words), words),
+    );
+  }
   paths.forEach((path, index) => {
     const group = draw(
       "g",
@@ -261,60 +275,54 @@ function chart(trace, paths, others, selected) {
   return svg;
 }
 
-/**
- * @param {Element} svg
- * @param {Trace} trace
- * @param {number} position
- * @param {(layer: number) => number} x
- * @param {(share: number) => number} y
- */
-function settledMarks(svg, trace, position, x, y) {
+/** @param {Trace} trace @param {number} position @returns {Label[]} */
+function settledMarks(trace, position) {
   const settled = trace.saturation.get(position);
-  if (!settled) return;
-  const last = trace.layers[trace.layers.length - 1];
   const edited = trace.question.edits.length > 0;
-  for (const side of /** @type {Side[]} */ (["before", "after"])) {
-    const layer = settled[side];
-    if (layer === null || (side === "after" && !edited)) continue;
-    const words = `saturated from layer ${layer}${edited ? (side === "after" ? " with edits" : " without edits") : ""}`;
-    const right = layer > last / 2;
-    svg.append(
-      draw("path", { class: `settled ${side}`, d: `M${x(layer)} ${y(1) - 4}V${y(0)}` }),
-      draw(
-        "text",
-        {
-          class: "tick settled",
-          x: x(layer) + (right ? -5 : 5),
-          y: side === "after" ? y(1) + 20 : y(1) + 6,
-          "text-anchor": right ? "end" : "start",
-        },
-        words,
-      ),
-    );
-  }
+  return /** @type {Side[]} */ (["before", "after"]).flatMap((side) => {
+    const layer = settled?.[side] ?? null;
+    if (layer === null || (side === "after" && !edited)) return [];
+    const whose = edited ? (side === "after" ? " with edits" : " without edits") : "";
+    return [{ layer, words: `saturated from layer ${layer}${whose}`, name: `settled ${side}` }];
+  });
 }
 
 /**
  * Where early exit by the server's example rule would stop, for the side that is shown.
- * @param {Element} svg
  * @param {Trace} trace
  * @param {number} position
- * @param {(layer: number) => number} x
- * @param {(share: number) => number} y
+ * @returns {Label[]}
  */
-function exitMark(svg, trace, position, x, y) {
+function exitMark(trace, position) {
   const side = trace.question.edits.length > 0 && now().view !== "before" ? "after" : "before";
   const layer = trace.saturation.get(position)?.exits?.[side] ?? null;
-  if (layer === null) return;
-  const right = layer > trace.layers[trace.layers.length - 1] / 2;
-  svg.append(
-    draw("path", { class: "exit", d: `M${x(layer)} ${y(1) - 4}V${y(0)}` }, draw("title", {}, now().model?.exit_rule ?? "")),
-    draw(
-      "text",
-      { class: "tick exit", x: x(layer) + (right ? -5 : 5), y: y(1) + 34, "text-anchor": right ? "end" : "start" },
-      `could exit at layer ${layer} (top above 90 %)`,
-    ),
-  );
+  if (layer === null) return [];
+  return [{ layer, words: `could exit at layer ${layer}`, name: "exit", title: now().model?.exit_rule }];
+}
+
+/**
+ * Labels above the lines that they name, in as many rows as they need.
+ * @param {Label[]} labels
+ * @param {(layer: number) => number} x
+ * @param {number} width
+ * @returns {(Label & {at: number, row: number})[]} `at` is where the label starts
+ */
+function inRows(labels, x, width) {
+  /** @type {[number, number][][]} */
+  const rows = [];
+  return labels.map((label) => {
+    const size = 5.6 * label.words.length + 8; // 11 pixels high, so about this wide
+    const middle = x(label.layer);
+    const starts = [middle, middle - size].filter((at) => at >= 0 && at + size <= width);
+    starts.push(Math.max(0, Math.min(middle - size / 2, width - size)));
+    /** @param {[number, number][]} row @param {number} at */
+    const fits = (row, at) => row.every(([start, end]) => at > end || at + size < start);
+    let row = rows.findIndex((each) => starts.some((at) => fits(each, at)));
+    if (row < 0) row = rows.push([]) - 1;
+    const at = starts.find((start) => fits(rows[row], start)) ?? starts[0];
+    rows[row].push([at, at + size]);
+    return { ...label, at, row };
+  });
 }
 
 /**

@@ -15,7 +15,7 @@ export const DEFAULTS = Object.freeze({
   selected: null,
   pinned: [],
   colour: "top",
-  view: "before",
+  view: "after", // matters only with edits: a link with edits shows what they do
   allLayers: false,
   vector: null,
   query: "",

@@ -16,6 +16,7 @@ export const TOP = 8; // guesses per cell: enough for the paths of tokens that l
 
 /** @type {(AbortController|null)[]} */
 const running = [null, null];
+const anew = [false, false]; // whether the next answer selects its own position
 
 /** @param {Readonly<State>} state @param {number} grid */
 function promptOf(state, grid) {
@@ -94,6 +95,7 @@ export function run() {
   const last = state.traces[0]?.question;
   // The first run with edits shows what they do.
   if (last && !last.edits.length && inForce(state.edits).length && state.view === "before") set({ view: "after" });
+  if (state.generation.status === "error") set({ generation: { status: "idle", message: "", sides: {} } });
   for (const grid of [0, 1]) {
     running[grid]?.abort();
     if (promptOf(state, grid)) start(grid);
@@ -137,17 +139,29 @@ async function start(grid) {
   running[grid] = controller;
   const state = now();
   const trace = emptyTrace(question(state, grid));
-  const selected = state.selected?.grid === grid ? state.selected.position : null;
+  const last = state.traces[grid];
+  const chosen = state.selected?.grid === grid ? state.selected : null;
+  // In another text the old position means nothing. Without a last run, the selection came with a link.
+  anew[grid] ||= last !== null && last.question.text !== trace.question.text;
+  const selected = chosen && !anew[grid] ? chosen.position : null;
   const { input, lens, watch, edits, follow } = trace.question;
   const top = Math.min(TOP, state.model?.limits.top ?? TOP);
   const body = { input, lens, watch, edits, follow, top, selected };
   setTrace(grid, trace);
+  const titles = state.model?.lenses.map(({ title }) => title).join(", ");
+  if (state.model && !state.model.lenses.some(({ name }) => name === lens))
+    return change(trace, { status: "error", message: `The lens "${lens}" is not loaded. Choose one of: ${titles}.` });
   try {
     await patiently(
       controller.signal,
       (place) => change(trace, { message: queueText(place) }),
       async () => {
-        for await (const frame of frames("trace", body, controller.signal)) take(trace, frame);
+        for await (const frame of frames("trace", body, controller.signal)) {
+          take(trace, frame);
+          if (frame.frame !== "meta" || !anew[grid]) continue;
+          anew[grid] = false;
+          if (chosen) set({ selected: { ...chosen, position: trace.selected } });
+        }
       },
     );
     if (trace.status === "running" || trace.status === "waiting") {

@@ -3,7 +3,7 @@
 
 import { isAbort, json, patiently, queueText } from "./api.js";
 import { bar, byId, fill, hit, loading, make, say } from "./dom.js";
-import { addEdit } from "./edits.js";
+import { addEdit, fault } from "./edits.js";
 import { openCluster } from "./search.js";
 import { now, on, set } from "./state.js";
 import { chip, measure, neuronName, number, sentence, signed } from "./words.js";
@@ -61,7 +61,8 @@ export function start() {
   let shown = "";
   on(["vector", "model"], (state) => {
     if (!state.model) return;
-    const key = state.vector ? neuronName(state.vector) : "";
+    // With an index that was built since, there is more to read.
+    const key = state.vector ? `${neuronName(state.vector)} ${state.model.index.ready}` : "";
     if (key !== shown) {
       load(state.vector);
       const byKeyboard = document.activeElement?.matches("button:focus-visible") ?? false;
@@ -106,7 +107,8 @@ function click(event) {
     all = !all;
     return render(now());
   }
-  if (hit(event, "[data-edit]") && vector) addEdit(firstEdit(vector));
+  const chosen = now().vector;
+  if (hit(event, "[data-edit]") && chosen) addEdit(firstEdit(vector ?? chosen));
 }
 
 /** Close the vector and go back to the sub-update or result it came from. */
@@ -126,7 +128,7 @@ function coefficient(neuron) {
 /**
  * A neuron that is active here is switched off first. One that was found by search is set to the end of
  * its natural range that pushes towards what was searched for.
- * @param {Vector} vector
+ * @param {Neuron & {range?: Range|null}} vector
  * @returns {import("./types.js").Edit}
  */
 function firstEdit(vector) {
@@ -182,16 +184,24 @@ function render(state) {
   const typing = document.activeElement instanceof HTMLElement && document.activeElement.closest("form.naming");
   if (typing && vectorReading.vector && place.contains(typing)) return;
   const { vector, status, message } = vectorReading;
+  // A neuron whose tokens cannot be read can still be edited.
+  const editable = vector !== null || (status === "error" && !fault(chosen));
   const head = make(
     "div",
     { class: "bar" },
     make("h2", {}, neuronName(chosen)),
     ...steps(chosen),
     make("span", { class: "spring" }),
-    vector && make("button", { type: "button", class: "primary", "data-edit": true }, "Add to edits"),
+    editable && make("button", { type: "button", class: "primary", "data-edit": true }, "Add to edits"),
     make("button", { type: "button", class: "quiet close", "data-close": true, "aria-label": "Close the vector" }, "×"),
   );
-  if (status === "error") return fill(place, head, make("p", { class: "error" }, message));
+  if (status === "error")
+    return fill(
+      place,
+      head,
+      make("p", { class: "error" }, message),
+      editable && make("p", { class: "soft" }, "Its tokens are missing for this reason. It can be edited all the same."),
+    );
   if (!vector) return fill(place, head, loading(message || "Reading the vector…"));
   fill(
     place,
@@ -264,7 +274,8 @@ function facts(vector) {
   const range = vector.range;
   const words = [`length ${measure(vector.norm)}`];
   if (here !== null) words.push(`coefficient here ${signed(here)}`);
-  if (!range) words.push("natural range not known: the index has none");
+  if (!range)
+    words.push(`natural range not known: ${now().model?.index.ready ? "the index has none" : "it comes with the index"}`);
   return [make("p", { class: "soft" }, words.join(" · ")), range && ruler(range, here)];
 }
 

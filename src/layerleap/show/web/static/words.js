@@ -2,6 +2,7 @@
 // Numbers, tokens and neurons as people read them.
 
 import { make } from "./dom.js";
+import { now } from "./state.js";
 
 /** @typedef {import("./types.js").Token} Token */
 /** @typedef {import("./types.js").Named} Named */
@@ -48,7 +49,8 @@ export function count(count, one, many = `${one}s`) {
 
 /** A message of the server, which writes them without a capital and a stop. @param {string} text */
 export function sentence(text) {
-  const word = /^[a-z]+(?![\w.-])/.test(text); // and not a name such as gpt2
+  const named = text.startsWith(now().model?.name ?? "\n");
+  const word = !named && /^[a-z]+(?![\w.-])/.test(text); // and not a name such as gpt2
   const start = word ? text.charAt(0).toUpperCase() + text.slice(1) : text;
   return /[.!?]$/.test(start) ? start : `${start}.`;
 }
