@@ -9,8 +9,8 @@ from fake import N_LAYERS, PROMPT, FakeEngine
 from starlette.testclient import TestClient
 
 from layerleap.show.web import limits
+from layerleap.show.web.answers import TYPES
 from layerleap.show.web.app import STATIC
-from layerleap.show.web.static_files import TYPES
 
 ASK = {"input": {"text": PROMPT}}
 

@@ -1,4 +1,4 @@
-"""How work becomes an answer: one JSON object, or a stream of lines, and what errors look like.
+"""How work becomes an answer: one JSON object, a stream of lines, a file, or an error.
 
 A client that goes away takes its work with it, whether that waits or runs.
 """
@@ -11,11 +11,19 @@ from typing import Any
 
 from fastapi import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from layerleap.errors import LayerleapError
 from layerleap.show.web.worker import Busy, Emit, Frame, Job, ShouldStop, Work, Worker
 
 NDJSON = "application/x-ndjson"
+# The system's table of types may lack these or have others; modules need an exact type.
+TYPES = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml", ".png": "image/png",
+    ".json": "application/json", ".woff2": "font/woff2", ".ico": "image/x-icon",
+}  # fmt: skip
 
 
 def refusal(status: int, sentence: str, **more: Any) -> JSONResponse:
@@ -130,3 +138,19 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inside) for inside in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class StaticPage(StaticFiles):
+    """Files of one folder; `/` is index.html. An entity tag saves sending them again."""
+
+    def __init__(self, folder: Any) -> None:
+        super().__init__(directory=folder, html=True, check_dir=False)
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """One file."""
+        response = await super().get_response(path, scope)
+        suffix = "." + path.rpartition(".")[2] if "." in path else ".html"
+        if kind := TYPES.get(suffix):
+            response.headers["content-type"] = kind
+        response.headers["cache-control"] = "no-cache"
+        return response

@@ -17,13 +17,12 @@ from starlette.responses import Response
 import layerleap
 from layerleap.errors import LayerleapError
 from layerleap.show.web.access import Access
-from layerleap.show.web.answers import Json, refusal
+from layerleap.show.web.answers import Json, StaticPage, refusal
 from layerleap.show.web.engine import Engine
 from layerleap.show.web.guard import Guard
 from layerleap.show.web.limits import Limits
 from layerleap.show.web.routes import model_routes
 from layerleap.show.web.saved import saved_routes
-from layerleap.show.web.static_files import StaticPage
 from layerleap.show.web.store import Store
 from layerleap.show.web.vectors import vector_routes
 from layerleap.show.web.worker import Busy, Worker
