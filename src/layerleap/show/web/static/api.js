@@ -155,7 +155,7 @@ export async function check() {
     if (!response.ok) throw await refusal(response);
     const model = await response.json();
     const known = now().model;
-    const same = known?.fingerprint === model.fingerprint && known.index.ready === model.index.ready;
+    const same = known?.fingerprint === model.fingerprint && known?.index.ready === model.index.ready;
     set(same ? { connection: "ok" } : { connection: "ok", model });
     timer = window.setTimeout(check, HEARTBEAT);
   } catch (error) {

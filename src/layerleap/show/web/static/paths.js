@@ -229,7 +229,7 @@ function chart(trace, paths, others, selected) {
   const x = (layer) => left + ((width - left - 14) * layer) / last;
   const labels = inRows([...settledMarks(trace, selected.position), ...exitMark(trace, selected.position)], x, width);
   const top = 12 + ROW * Math.max(0, ...labels.map((label) => label.row + 1));
-  const height = stacked ? 146 + top : Math.max(98 + top, room.clientHeight);
+  const height = stacked ? 146 + top : Math.max(74 + top, room.clientHeight);
   /** @param {number} share */
   const y = (share) => top + (height - bottom - top) * (1 - share);
   const svg = draw("svg", {
