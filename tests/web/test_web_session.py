@@ -30,9 +30,6 @@ def model():
 
 @pytest.fixture(autouse=True)
 def _own_cache(empty_cache, monkeypatch):
-    # The bundled text would have to be fetched: the cache is empty.
-    text = "layerleap.read.vocabulary.build.reference_text"
-    monkeypatch.setattr(text, lambda _: (sentences(20), ""))
     for name in web_session.REMOTE:
         monkeypatch.delenv(name, raising=False)
 
@@ -134,6 +131,14 @@ def test_without_an_index_it_is_said_how_to_build_it(model):
     assert "layerleap index" in found["reason"]
 
 
+@pytest.fixture
+def own_text(monkeypatch):
+    """A text for natural ranges: the bundled one would be fetched, because the cache is empty."""
+    build = "layerleap.read.vocabulary.build.reference_text"
+    monkeypatch.setattr(build, lambda _: (sentences(20), ""))
+
+
+@pytest.mark.usefixtures("own_text")
 def test_an_index_that_is_built_meanwhile_is_found(model):
     with ll.debug(model) as session, ll.debug(tiny(seed=1), index=False) as without:
         assert not get(f"{session.url}api/model").json()["index"]["ready"]
@@ -143,6 +148,7 @@ def test_an_index_that_is_built_meanwhile_is_found(model):
         assert not get(f"{without.url}api/model").json()["index"]["ready"]
 
 
+@pytest.mark.usefixtures("own_text")
 def test_the_index_is_built_when_asked_for_and_found_later(model):
     with ll.debug(model, index=True, progress=False) as session:
         found = get(f"{session.url}api/model").json()["index"]
