@@ -36,7 +36,7 @@ def _own_cache(empty_cache, monkeypatch):
 
 def test_a_session_serves_the_page_until_it_is_closed(model):
     before = set(threading.enumerate())  # other tests may have servers of their own
-    with ll.debug(model, index=False) as session:
+    with ll.debug(model, index=False, port=0) as session:  # no other test takes its port
         assert session.is_running
         assert session.url in repr(session)
         found = get(f"{session.url}api/model").json()
