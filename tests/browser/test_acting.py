@@ -55,6 +55,8 @@ def test_an_edit_is_a_sentence_that_can_be_changed(tab):
     until(page, "decodeURIComponent(location.hash) === '#edits=!L12.N34*-2@0,3'")
     page.click("[data-delete]")
     page.wait_for_selector("#edit-list .empty")
+    until(page, "location.hash === ''")
+    assert page.locator("[data-delete]").count() == 0
 
 
 def test_edits_that_cannot_be_are_refused_in_a_sentence(tab):
@@ -169,6 +171,7 @@ def test_a_run_can_be_stopped(tab):
     page.wait_for_selector("#grid-0 td:not(.waiting)")
     page.click("#stop")
     page.wait_for_selector("#notice:has-text('Stopped before all cells were read.')")
+    assert page.locator("#grid-0 td.waiting").count() > 0
 
 
 def test_failures_are_said_in_a_sentence(tab):
@@ -183,6 +186,7 @@ def test_failures_are_said_in_a_sentence(tab):
     page.fill("#prompt-0", "it fails !midway")
     page.click("#run")
     page.wait_for_selector("#notice.bad:has-text('The reading failed midway')")
+    assert "Error" not in page.inner_text("#notice")  # a sentence, not the name of a class
     page.fill("#prompt-0", "so !busy")
     page.click("#run")
     page.wait_for_selector("#notice.busy:has-text('Place 3 in the queue')")

@@ -290,14 +290,16 @@ def test_generation_near_the_end_of_the_models_reach_ends_or_says_so(ask):
 
 def test_answers_have_the_shapes_of_the_schema(ask, model):
     client = ask(model)
-    schemas.Model.model_validate(client.get("/api/model").json())
+    described = schemas.Model.model_validate(client.get("/api/model").json())
+    assert described.name == model.identity.name
     text = {"text": "cat"}
-    schemas.Tokens.model_validate(client.post("/api/tokens", json=text).json())
+    tokens = schemas.Tokens.model_validate(client.post("/api/tokens", json=text).json())
+    assert "cat" in [token.text.strip() for token in tokens.tokens]
     schemas.Vocabulary.model_validate(client.post("/api/vocabulary", json=text).json())
     if (vector := client.get("/api/vectors/1/3")).status_code == 200:
-        schemas.Vector.model_validate(vector.json())
+        assert schemas.Vector.model_validate(vector.json()).neuron == 3
     saved = client.put("/api/sessions/a", json={"title": "a", "state": {"b": [1]}}).json()
-    schemas.SavedTitle.model_validate(saved)
+    assert schemas.SavedTitle.model_validate(saved).title == "a"
     schemas.SavedSession.model_validate(client.get("/api/sessions/a").json())
     schemas.SavedTitle.model_validate(client.get("/api/sessions").json()[0])
 
@@ -368,7 +370,8 @@ def test_the_python_does_not_load_a_class_by_its_name():
     "selected": {"layer": True}, "new_tokens": -1}, {"edits": ["'); import os"]}])  # fmt: skip
 def test_any_state_gives_python_that_compiles(ask, llama, state):
     found = ask(llama).post("/api/export", json={"state": state}).json()
-    compile(found["python"], "snippet", "exec")
+    compile(found["python"], "snippet", "exec")  # raises SyntaxError if it is not Python
+    assert "import layerleap as ll" in found["python"]
 
 
 def test_eight_clients_at_once_get_the_answers_of_one(serve, llama):

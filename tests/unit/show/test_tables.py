@@ -14,7 +14,7 @@ from layerleap.show.cli.tables import (
     laws_table,
     readings_table,
     terminal_table,
-    visible,
+    token_text,
 )
 from layerleap.study.shortcuts import STUDY
 
@@ -128,7 +128,7 @@ def test_the_inventory_keeps_names_whole_and_shows_path_and_note():
 
 
 @pytest.mark.parametrize(
-    ("token", "shown"),
+    ("token", "label"),
     [
         (" the", "\u2423the"),
         ("\n", "\u23ce"),
@@ -139,8 +139,8 @@ def test_the_inventory_keeps_names_whole_and_shows_path_and_note():
         ("\u00e9t\u00e9", "\u00e9t\u00e9"),
     ],
 )
-def test_nothing_in_a_token_is_invisible(token, shown):
-    assert visible(token) == shown
+def test_nothing_in_a_token_is_invisible(token, label):
+    assert token_text(token) == label
 
 
 def test_readings_stand_side_by_side_with_agreement_and_kl():

@@ -4,7 +4,6 @@ In: plain rows (a study, laws, models, readings). Out: rich renderables; printin
 Everything that comes from data is put in as `Text`, so that "[red]" in a name stays a name.
 """
 
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from layerleap.read.evaluate import Evaluation
 from layerleap.read.strip import Strip
+from layerleap.read.vocabulary.tokens import visible
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
 from layerleap.show.html.page import lens_title
 from layerleap.show.report.cells import cells_of
@@ -25,27 +25,15 @@ from layerleap.study.tables import Table as TableSpec
 
 COLOURS = {"good": "green", "bad": "red", "partly": "yellow", "open": "dim"}
 VERDICTS = {"holds": "green", "fails": "bold red", "not applicable": "dim"}
-VISIBLE = {"\n": "\u23ce", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
 SCORES = {
     "precision@1": "P@1, %", "precision@5": "P@5, %", "precision@10": "P@10, %",
     "surprisal": "surprisal", "kl": "KL", "r2": "R2",
 }  # fmt: skip
-HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")  # Unicode categories without ink
 
 
-def visible(token: str) -> str:
-    """The token with nothing invisible left: a newline as an arrow, controls as escapes."""
-    if not token:
-        return "''"
-    return "".join(_visible_char(char) for char in token)
-
-
-def _visible_char(char: str) -> str:
-    if char in VISIBLE:
-        return VISIBLE[char]
-    if unicodedata.category(char) not in HIDDEN:
-        return char
-    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+def token_text(token: str) -> str:
+    """The token with nothing invisible left; quotes if it is empty."""
+    return visible(token) or "''"
 
 
 def _column_order(name: str) -> tuple[bool, bool, str]:
@@ -175,7 +163,7 @@ def _tokens(top: list[Row]) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     for place, entry in enumerate(top):
         text.append("  " if place else "")
-        text.append(visible(entry["token"]), style="" if place else "bold")
+        text.append(token_text(entry["token"]), style="" if place else "bold")
         text.append(f" {100 * entry['prob']:.0f}%", style="dim")
     return text
 
@@ -294,7 +282,7 @@ def _strip_rows(strip: Strip, title: str, rows: Sequence[Row]) -> Table:
         table.add_column(f"rank {rank}", no_wrap=True, overflow="ellipsis", ratio=3)
     for row in rows:
         cells = [_strip_cell(rank, strip.n_layers) for rank in row["ranks"]]
-        table.add_row(Text(visible(row["token"]), style="bold"), *cells)
+        table.add_row(Text(token_text(row["token"]), style="bold"), *cells)
     return table
 
 
@@ -302,7 +290,7 @@ def _strip_cell(rank: Row, n_layers: int) -> RenderableType:
     style = _layer_style(rank["layer"], n_layers)
     # The layer comes first: it is the point of the strip, and a narrow column cuts the end off.
     text = Text(f"{rank['layer']:>2} ", style=style, no_wrap=True, overflow="ellipsis")
-    text.append(visible(rank["token"]), style="bold underline" if rank["is_next"] else "")
+    text.append(token_text(rank["token"]), style="bold underline" if rank["is_next"] else "")
     return Padding(text, (0, 0), style=style)  # fills the cell, so that cells form a strip
 
 
