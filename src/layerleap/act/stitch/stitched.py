@@ -219,6 +219,6 @@ def _given(kernel: Any, a: Transformer, layer_a: int, b: Transformer, layer_b: i
 def _require_width(a: Transformer, b: Transformer, width: int, what: str) -> None:
     if width != b.d_model:
         raise BadSettings(
-            f"{what} states of width {width}, but {b.identity.name} has width {b.d_model}; expected "
-            f"a kernel from {a.d_model} to {b.d_model}"
+            f"{what} states of width {width}, but {b.identity.name} has width {b.d_model}; "
+            f"expected a kernel from {a.d_model} to {b.d_model}"
         )
