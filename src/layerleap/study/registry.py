@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from layerleap.study.engine import Study
     from layerleap.study.saturation import STUDY as saturation
     from layerleap.study.shortcuts import STUDY as shortcuts
+    from layerleap.study.stitching import STUDY as stitching
 
-__all__ = ["find", "names", "register", "saturation", "shortcuts", "summary"]
+__all__ = ["find", "names", "register", "saturation", "shortcuts", "stitching", "summary"]
 
 # Module with a `STUDY`, and one line for the list of commands, so that none has to be imported.
 _BUILT_IN = {
     "shortcuts": ("layerleap.study.shortcuts", "How well can each layer predict later ones?"),
     "saturation": ("layerleap.study.saturation", "Do ranks saturate in order?"),
+    "stitching": ("layerleap.study.stitching", "Can two models be joined by their vocabulary?"),
 }
 _ADDED: dict[str, "Study[Any]"] = {}
 
