@@ -125,7 +125,7 @@ def token_losses(model: Transformer, rows: Tensor, gold: Tensor) -> Tensor:
 
 
 def _log_frequency(context: StitchingContext) -> Tensor:
-    """The log of each token's share on the fitting side; one is added to each, so that none is 0."""
+    """The log of each token's share on the fitting side; counts begin at 1, so that none is 0."""
     counts = torch.ones(context.other.d_vocab, dtype=torch.float64)
     for batch in context.batches("fit"):
         if batch.gold is not None:
