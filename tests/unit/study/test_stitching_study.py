@@ -204,7 +204,7 @@ def test_labelled_texts_that_are_none_are_refused(files, models, tmp_path):
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"text": "the cat sat on"}\n', "utf8")
     settings = StitchingSettings(other="x", reviews=str(broken))
-    with pytest.raises(BadText, match="expected a .jsonl file whose records have a text and"):
+    with pytest.raises(BadText, match="records have a text and a label"):
         StitchingContext(models[0], settings, tmp_path, lambda *_: None).reviews()
 
 
