@@ -143,7 +143,7 @@ def train_lm(
             schedule.step()
             if step % TELL_STEPS == 0:
                 tell(f"step {step:,} of about {steps:,}, loss {loss.item():.3f}")
-    return _whole(model.eval(), known, n_vocabulary, tokenizer, settings)
+        return _whole(model.eval(), known, n_vocabulary, tokenizer, settings)
 
 
 def token_losses(model: Any, window: Tensor, n_unknown: int) -> Tensor:

@@ -34,7 +34,6 @@ from layerleap.zoo.reviews import is_held_out
 
 TEXTS_PER_BATCH = 8
 TRANSLATED_TEXTS = 16  # on which the translated parameters run beside the splice
-FEW_LAYERS = 3  # of the seam, at which they do
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def tables(context: StitchingContext) -> Tables:
     classifier = context.classifier
     layer = classifier.n_layers - context.settings.kept_blocks
     pairs = [(i, layer) for i in context.grid(context.model)]
-    batches, total = context.review_batches(classifier)
+    batches, total = context.review_batches()
     kernels, _ = context.kernels(classifier, pairs, batches, total)
     texts, labels = _held_out(context)
     verdicts = classify(context, kernels, texts, labels)
@@ -70,9 +69,9 @@ def tables(context: StitchingContext) -> Tables:
 
 
 def _held_out(context: StitchingContext) -> tuple[list[str], Tensor]:
-    """Labelled texts that neither the classifier nor a kernel has seen, drawn at random."""
+    """Labelled texts that neither the bundled classifier nor a kernel has seen, in random order."""
     s = context.settings
-    found = [one for one in context.reviews() if is_held_out(one[0], s.held_out, s.seed)]
+    found = [one for one in context.reviews() if is_held_out(one[0])]
     if len(found) < 2:
         raise BadText(f"{s.reviews} has {len(found)} held-out texts; expected at least two")
     random.Random(s.seed).shuffle(found)

@@ -119,11 +119,11 @@ class StitchingContext(TextContext[StitchingSettings]):
             raise BadText(f"{name} has no labelled text; expected at least two")
         return found
 
-    def review_batches(self, b: Transformer) -> tuple[Iterator[Batch], int]:
+    def review_batches(self) -> tuple[Iterator[Batch], int]:
         """Reviews to fit kernels on, without their verdicts, and how many; none is held out."""
         s, started = self.settings, time.monotonic()
         assert s.n_fit is not None
-        texts = [text for text, _ in self.reviews() if not is_held_out(text, s.held_out, s.seed)]
+        texts = [text for text, _ in self.reviews() if not is_held_out(text)]
         chosen = texts[:: max(1, len(texts) // s.n_fit)][: s.n_fit]
         sampling = Sampling(
             unit="document", positions="every:4", max_tokens=s.max_tokens, seed=s.seed
