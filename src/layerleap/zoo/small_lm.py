@@ -40,7 +40,7 @@ class LMSettings:
     d_model: int = 128
     heads: int = 4
     context: int = 128  # tokens of a training window
-    least_count: int = 3  # rarer tokens of the text are unknown
+    least_count: int = 5  # rarer tokens of the text are unknown
     epochs: int = 3
     batch: int = 8
     rate: float = 2e-3  # peak learning rate; warmed up, then a cosine decay
