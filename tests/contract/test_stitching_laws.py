@@ -48,10 +48,11 @@ def test_the_kernel_to_a_rotated_copy_is_the_rotation_and_costs_nothing(tied):
     torch.testing.assert_close(embedding_kernel(a, b), turn, rtol=1e-9, atol=1e-9)
     own = a.capture(BATCH, layers=(), logits=True).logits[MASK.bool()]
     theirs = b.capture(BATCH, layers=(), logits=True).logits[MASK.bool()]
-    torch.testing.assert_close(theirs, own, rtol=1e-8, atol=1e-8)
+    # Llama's norms compute in float32 whatever the dtype.
+    torch.testing.assert_close(theirs, own, rtol=1e-4, atol=1e-4)
     for layer in range(a.n_layers + 1):
         stitched = ll.stitch(a, layer, b, layer)
-        torch.testing.assert_close(stitched(BATCH)[MASK.bool()], own, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(stitched(BATCH)[MASK.bool()], own, rtol=1e-4, atol=1e-4)
         plain = ll.stitch(a, layer, b, layer, "identity")
         assert not torch.allclose(plain(BATCH)[MASK.bool()], own, atol=1e-2)
 

@@ -34,7 +34,7 @@ class TunedSettings:
     """What is trained and how long; plain values, written into the model card."""
 
     blocks: int = 2  # how many of the last blocks are trained
-    texts: int = 12_000  # reviews to train on, at most
+    texts: int = 6000  # reviews to train on, at most
     tested: int = 2000  # held-out reviews that the card's result is measured on, at most
     max_tokens: int = 128  # longer reviews are truncated
     epochs: int = 1
@@ -44,7 +44,7 @@ class TunedSettings:
     seed: int = 0
 
 
-LM = TunedSettings(blocks=3, texts=600, tested=60, batch=4, max_tokens=96, rate=5e-5)
+LM = TunedSettings(blocks=3, texts=160, tested=40, batch=4, max_tokens=64, rate=1e-4)
 Sides = dict[str, tuple[list[str], list[int]]]
 
 

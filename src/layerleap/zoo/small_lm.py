@@ -41,7 +41,7 @@ class LMSettings:
     heads: int = 4
     context: int = 128  # tokens of a training window
     least_count: int = 5  # rarer tokens of the text are unknown
-    epochs: int = 3
+    epochs: int = 2
     batch: int = 8
     rate: float = 2e-3  # peak learning rate; warmed up, then a cosine decay
     decay: float = 0.05  # weight decay

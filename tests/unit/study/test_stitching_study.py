@@ -144,7 +144,7 @@ def test_findings_and_the_page_name_both_models(result, tmp_path):
     assert "layer" in text
     assert " b " in f" {text} "
     page = result.report(tmp_path).read_text(encoding="utf8")
-    assert "Every pair of layers" in page
+    assert "The best partner of each layer" in page
     assert "Accuracy over the layer of the seam" in page
 
 
