@@ -85,7 +85,7 @@ class Stitched:
         """B with the states of A in it, for passes of B over these very inputs.
 
         with stitched.spliced(text):
-            ll.read(stitched.b, text)  # what the layers after the seam would say
+            ll.Lens(stitched.b).read(text)  # what the layers after the seam would say
         """
         arguments = self.arguments(inputs)
         real = arguments["attention_mask"].cpu().bool()
