@@ -73,7 +73,13 @@ def embedding_kernel(a: Transformer, b: Transformer) -> Tensor:
     for start in range(0, n, BLOCK):
         x, y = (one[start : start + BLOCK].cpu().double() for one in (ours, theirs))
         cross += x.T @ y
-    return dual(cross, theirs).cpu().double()
+    try:
+        return dual(cross, theirs)
+    except BadSettings as error:
+        reason = str(error).partition(";")[0]
+        raise BadSettings(
+            f"{reason}; states are carried to {b.identity.name} by kernel='least-squares' only"
+        ) from error
 
 
 def random_kernel(like: Tensor, seed: int = 0) -> Tensor:
