@@ -164,8 +164,8 @@ def test_it_says_what_it_is(pair):
         "of tiny-llama (4 layers) on)"
     )
     assert stitched.to_dict()["layer_a"] == 2
-    narrow = ll.stitch(pair[0], 2, pair[1], 3)
-    assert repr(translate(narrow)).startswith("Translated(1 blocks and the tail of tiny-llama")
+    narrow = ll.stitch(pair[0], 2, pair[1], 2)
+    assert repr(translate(narrow)).startswith("Translated(the last 2 blocks and tail of tiny-llama")
 
 
 def test_a_classifier_can_be_at_the_end_but_has_no_loss(pair):

@@ -120,7 +120,7 @@ def test_a_layer_is_chosen_on_one_half_and_judged_on_the_other(result):
 
 
 def test_claims_are_each_answered_or_said_to_be_untested(result):
-    assert len(result.claims) == 6
+    assert len(result.claims) == 4
     assert {row["agrees"] for row in result.claims} <= {
         "yes", "partly", "no", "cannot tell", "not tested",
     }  # fmt: skip

@@ -47,8 +47,8 @@ class Translated:
     def __repr__(self) -> str:
         s = self.stitched
         return (
-            f"Translated({len(self.blocks)} blocks and the tail of {s.b.identity.name}, in the "
-            f"basis of {s.a.identity.name})"
+            f"Translated(the last {len(self.blocks)} blocks and tail of {s.b.identity.name}, "
+            f"in the basis of {s.a.identity.name})"
         )
 
     @torch.no_grad()

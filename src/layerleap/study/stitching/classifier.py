@@ -180,7 +180,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             above(_lead(row)), "not clearly better than chance"
         )
         yield Finding(
-            f"Its last {about['kept_blocks']} blocks after layer {row['layer']} of {a}, "
+            f"{_blocks(about['kept_blocks'])} after layer {row['layer']} of {a}, "
             f"{LINES[row['kernel']].label}: {percent(row['value'], 1)}{_ends(row)}, {verb}. The "
             "layer was chosen on the other half of the reviews.",
             under="accuracy", headline=row["kernel"] == "embedding",
@@ -193,6 +193,10 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             f"{percent(min(row['same'] for row in rows))} of the texts that were run both ways.",
             under="accuracy",
         )
+
+
+def _blocks(n: int) -> str:
+    return {0: "Its head", 1: "Its last block"}.get(n, f"Its last {n} blocks")
 
 
 def _lead(row: Row) -> Row:
@@ -248,7 +252,8 @@ FIGURES = (
         "accuracy", "Accuracy over the layer of the seam",
         "The share of held-out reviews that the stitched classifier gets right, by the layer at "
         "which the first model ends. The classifier always goes on at the same layer.",
-        _curves, x=Axis("layer of the first model"), y=Axis("accuracy", "share"), lines=LINES,
+        _curves, x=Axis("layer of the first model", "layer"), y=Axis("accuracy", "share"),
+        lines=LINES,
         marks=_marks, size=(7.2, 4.0), unit="reviews",
         sample="bands: 95 %, bootstrap over reviews",
     ),
