@@ -21,6 +21,7 @@ from layerleap.models.hooks.recording import record
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import chunks
 from layerleap.read.metrics import Bootstrap
+from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Census
 from layerleap.study.claims import (
     Answer,
@@ -43,6 +44,7 @@ LINES = {
     "random": Line("random kernel", "grey", marker="s", style="dashed"),
     "identity": Line("identity", "orange", marker="^", style="dashed"),
 }
+COUNTED_TEXTS = 3000  # whose tokens are counted, at least; no model runs on them
 WORST = 1.5  # end of the colour scale: half as much again as the damage of guessing by frequency
 
 
@@ -124,12 +126,19 @@ def token_losses(model: Transformer, rows: Tensor, gold: Tensor) -> Tensor:
 
 
 def _log_frequency(context: StitchingContext) -> Tensor:
-    """The log of each token's share on the fitting side; counts begin at 1, so that none is 0."""
-    counts = torch.ones(context.other.d_vocab, dtype=torch.float64)
-    for batch in context.batches("fit"):
+    """The log of each token's share on the fitting side.
+
+    Tokens that do not occur share the probability of those that occur once (Good-Turing).
+    """
+    counts = torch.zeros(context.other.d_vocab, dtype=torch.float64)
+    source, sampling = context.source()
+    n_texts = max(COUNTED_TEXTS, context.settings.n_fit or 0)
+    for batch in batches_of(context.model, source, sampling, side="fit", n_texts=n_texts):
         if batch.gold is not None:
             counts += batch.gold[batch.gold >= 0].bincount(minlength=len(counts))
-    return (counts / counts.sum()).log()
+    total, once, never = counts.sum(), (counts == 1).sum(), (counts == 0).sum()
+    rare = once.clamp_min(1) / (total + 1) if never else torch.tensor(0.0, dtype=counts.dtype)
+    return torch.where(counts > 0, counts / total * (1 - rare), rare / never.clamp_min(1)).log()
 
 
 def _costs(losses: Losses, boot: Bootstrap) -> list[Row]:
