@@ -33,13 +33,13 @@ TELL_STEPS = 50  # steps between two messages
 class TunedSettings:
     """What is trained and how long; plain values, written into the model card."""
 
-    blocks: int = 2  # how many of the last blocks are trained
-    texts: int = 9000  # reviews to train on, at most
+    blocks: int = 3  # how many of the last blocks are trained
+    texts: int = 16_000  # reviews to train on, at most
     tested: int = 2000  # reviews of each side that the card's results are measured on, at most
-    max_tokens: int = 128  # longer reviews are truncated
+    max_tokens: int = 64  # longer reviews are truncated
     epochs: int = 1
     batch: int = 16
-    rate: float = 2e-3  # peak learning rate; warmed up, then a cosine decay
+    rate: float = 1e-3  # peak learning rate; warmed up, then a cosine decay
     decay: float = 0.01
     seed: int = 0
 

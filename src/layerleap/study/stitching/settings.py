@@ -30,7 +30,7 @@ class StitchingSettings(TextSettings):
         "'none' leaves it out.",
         parse=_none,
     )
-    kept_blocks: int = option(2, "How many of the classifier's last blocks are stitched on.")
+    kept_blocks: int = option(3, "How many of the classifier's last blocks are stitched on.")
     reviews: str = option("reviews", "Labelled texts: 'reviews', or a .jsonl of text and label.")
     n_reviews: int = option(600, "Held-out labelled texts to classify.")
     n_fit: int | None = option(600, "Texts to fit kernels on.", flags=("--fit-texts",))
