@@ -26,7 +26,7 @@ from layerleap.zoo.small_lm import lm_loss, token_stream
 from layerleap.zoo.small_vit import learning_rate
 
 Tell = Callable[[str], None]
-TELL_STEPS = 50  # steps between two messages
+TELL_STEPS = 20  # steps between two messages
 
 
 @dataclass(frozen=True)
