@@ -180,7 +180,7 @@ class HeadTable:
         source = "centred" if self.centred else "raw"
         return (
             f"shares of {self.n_sample:,} tokens whose own score is among the {self.k} highest "
-            f"(copies) or lowest (suppresses) of {some} tokens under W_VO; {source} {self.words}"
+            f"(copies) or lowest (suppresses) of {some} tokens under W_VO; {source} embeddings, {self.words}"
         )
 
     def notes(self) -> list[str]:
@@ -277,6 +277,8 @@ def head_table(
 
 def _known_heads(space: Space, blocks: Sequence[int] | None) -> tuple[list[Heads], dict[int, str]]:
     """The heads of each block, and why the heads of others are not known."""
+    if blocks is not None and not blocks:
+        raise BadSettings("blocks is empty; expected at least one block, or None for all")
     for block in blocks or ():
         check_block(space.transformer, block)
     found = all_heads(space.transformer)

@@ -31,7 +31,7 @@ from layerleap.read.vocabulary.tokens import TokenLabel, token_label
 Form = Literal["vo", "qk"]
 Largest = Literal["value", "magnitude", "negative"]
 ROLES = {"vo": ("source token", "written token"), "qk": ("query token", "key token")}
-BLOCK_ROWS, BLOCK_COLUMNS = 1024, 4096  # 16 MB of float32, which mostly stays in the cache
+BLOCK_ROWS, BLOCK_COLUMNS = 512, 1024  # 2 MB of float32, which stays in the cache
 GRID = 12  # rows and columns of the grid
 
 
@@ -96,7 +96,7 @@ class Pairs:
         some = f"{self.n_tokens:,} chosen" if self.restricted else f"all {self.n_tokens:,}"
         same = "" if self.identical else ", pairs of a token with itself left out"
         centred = "centred" if self.centred else "raw"
-        return f"{kind[self.largest]} scores between {some} tokens{same}; {centred} {self.words}"
+        return f"{kind[self.largest]} scores between {some} tokens{same}; {centred} embeddings, {self.words}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
