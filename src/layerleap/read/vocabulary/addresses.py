@@ -9,7 +9,7 @@ Blocks count from 1; heads, neurons and columns count from 0.
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from layerleap.errors import BadSettings
 
@@ -53,7 +53,7 @@ def parse_address(text: str) -> Address:
         return Address(int(block), neuron=int(neuron))
     if part is None:
         return Address(int(block), head=int(head))
-    return Address(int(block), None, int(head), part.upper(), int(column))
+    return Address(int(block), None, int(head), cast(Part, part.upper()), int(column))
 
 
 def check_place(place: int, n: int, what: str, where: str) -> None:

@@ -69,6 +69,7 @@ class Pairs:
     largest: Largest
     about: dict[str, Any]  # norms, inverse, and the matrices that tokens were read through
     words: str  # the same in one line
+    note: str = ""  # what else to know about these scores
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -96,7 +97,9 @@ class Pairs:
         some = f"{self.n_tokens:,} chosen" if self.restricted else f"all {self.n_tokens:,}"
         same = "" if self.identical else ", pairs of a token with itself left out"
         centred = "centred" if self.centred else "raw"
-        return f"{kind[self.largest]} scores between {some} tokens{same}; {centred} embeddings, {self.words}"
+        scores = f"{kind[self.largest]} scores between {some} tokens{same}"
+        note = f"; {self.note}" if self.note else ""
+        return f"{scores}; {centred} embeddings, {self.words}{note}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -104,6 +107,7 @@ class Pairs:
                 "largest")  # fmt: skip
         return {
             **{key: getattr(self, key) for key in kept}, "roles": list(self.roles), **self.about,
+            "note": self.note,
             "pairs": [asdict(pair) for pair in self.pairs],
         }  # fmt: skip
 
@@ -156,6 +160,7 @@ def head_pairs(
         str(address), form, shown, pairs, _grid(ids, best, rows, columns),
         n_tokens=len(rows), restricted=chosen is not None, centred=centred, identical=identical,
         largest=largest, about=space.about(), words=space.words(),
+        note=_note(space, address, form),
     )  # fmt: skip
 
 
@@ -210,6 +215,12 @@ def factors(
         space.read(key.T, tokens, centred=centred),
         offset if own.positions == "rotary" else None,
     )
+
+
+def _note(space: Space, address: Address, form: Form) -> str:
+    if form == "qk" and heads_of(space.transformer, address.block).is_normed:
+        return "queries or keys pass a norm, so that scores lack a positive factor per token"
+    return ""
 
 
 class Best(NamedTuple):
@@ -335,5 +346,5 @@ def _grid(ids: _Ids, best: Best, rows: Tensor, columns: Tensor) -> Grid:
     """Every entry between the first few tokens of the strongest pairs."""
     places = [list(dict.fromkeys(part.tolist()))[:GRID] for part in (best.rows, best.columns)]
     scores = (rows[places[0]] @ columns[places[1]].T).tolist()
-    labels = (tuple(ids.label(place) for place in part) for part in places)
-    return Grid(*labels, tuple(map(tuple, scores)))
+    first, second = (tuple(ids.label(place) for place in part) for part in places)
+    return Grid(first, second, tuple(map(tuple, scores)))

@@ -60,7 +60,10 @@ class Space:
         else:
             is_tied = source.data_ptr() == target.data_ptr() and source.shape == target.shape
             source_name = "tied matrix" if is_tied else "input matrix"
-        return cls(transformer, norms, inverse, source, target, source_name, note)
+        space = cls(transformer, norms, inverse, source, target, source_name, note)
+        if inverse == "pseudo":
+            _ = space._inverse_gram  # which says why, if there is none
+        return space
 
     @property
     def folds(self) -> bool:
@@ -136,7 +139,7 @@ class Space:
             "model": self.transformer.identity.name, "norms": self.norms, "inverse": self.inverse,
             "read_through": self.source_name,
             "written_through": "tied matrix" if is_tied else "output matrix",
-            "note": self.source_note,
+            "read_note": self.source_note,
         }  # fmt: skip
 
     def words(self) -> str:

@@ -40,9 +40,13 @@ def one_headed(embeddings: Tensor, w_vo: Tensor, words: list[str] | None = None)
     return Transformer.wrap(model, tokenizer, name="one-headed")
 
 
+def rotation(n: int) -> Tensor:
+    return torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(5)))[0]
+
+
 def both_signs() -> Tensor:
     """Unit rows whose mean is 0: no other row has as large a product with a row as it has."""
-    turn = torch.linalg.qr(torch.randn(24, 24, generator=torch.Generator().manual_seed(5)))[0]
+    turn = rotation(24)
     return torch.cat([turn, -turn])
 
 
@@ -68,7 +72,8 @@ def test_a_head_that_maps_countries_to_capitals_is_found_with_its_pairs():
     w_vo = torch.zeros(len(words), len(words))
     for first, second in pairs:
         w_vo[words.index(first), words.index(second)] = 1.0
-    model = one_headed(torch.eye(len(words)), w_vo, words)
+    turn = rotation(len(words))
+    model = one_headed(turn, turn.T @ w_vo @ turn, words)
     table = ll.weights(model).heads(k=1, sample=30, blocks=[2], progress=False)
     assert table.relations == {"capital": len(pairs)}
     assert "only 0 of" in table.left_out["plural"]
