@@ -18,6 +18,7 @@ from layerleap.show.cli.options import grouped
 from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.suitability import suitability
 from layerleap.show.cli.terminal import out
+from layerleap.show.cli.weights import weights
 
 app = typer.Typer(
     name="layerleap",
@@ -38,6 +39,7 @@ app = typer.Typer(
       layerleap suitability smollm2                        is early exit worth it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
       layerleap search smollm2 "guitar music band"         neurons by their words
+      layerleap weights smollm2                            heads that copy or map
       layerleap debug smollm2                              look inside, in the browser
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
@@ -64,6 +66,7 @@ LOOKING = (look.models, look.check, look.read, look.card, concepts.index, concep
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
 app.command()(grouped(debug))
+app.command()(grouped(weights))
 app.command("tune")(grouped(tune.tune_command))
 import_app.command("mat")(grouped(fit.import_mat))
 import_app.command("tuned-lens")(grouped(fit.import_tuned_lens))
