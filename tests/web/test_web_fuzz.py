@@ -135,6 +135,8 @@ SEARCHES = st.one_of(
     st.builds("/clusters/{}".format, NUMBERS),
     st.builds("/vectors/{}/{}".format, NUMBERS, NUMBERS),
     st.builds("/vectors/{}/{}/neighbours?top={}".format, NUMBERS, NUMBERS, NUMBERS),
+    st.builds("/vectors/{}/{}/keys".format, NUMBERS, NUMBERS),
+    st.builds("/heads/{}/{}?offset={}".format, NUMBERS, NUMBERS, NUMBERS),
 )  # fmt: skip
 
 
