@@ -16,7 +16,7 @@ one with and without a capital letter: compare its scores.
 """
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -38,6 +38,7 @@ from layerleap.read.vocabulary.tokens import TokenLabel, token_label
 Role = Literal["copies", "suppresses", "maps"]
 PIECE = 2**24  # entries of W_VO held at a time: 64 MB of float32
 FEWEST = 5  # pairs that a relation needs
+BLOCK = 128  # columns per maximum
 EXAMPLES = 5  # tokens or pairs shown as evidence
 LISTED = 0.1  # a head has a role if the low end of its share is above this
 
@@ -375,7 +376,7 @@ class _Scorer:
         """Of each sampled token: how many tokens come before it from above and below; its score."""
         pieces = self.drawn.split(len(self.buffer))
         parts = [
-            own_ranks(scores, places.to(scores.device))
+            own_ranks(scores, places.to(scores.device), self.k)
             for scores, places in zip(self._scores(rows, columns), pieces, strict=True)
         ]
         high, low, own = (torch.cat(some).cpu() for some in zip(*parts, strict=True))
@@ -427,18 +428,36 @@ class _Scorer:
         return token_label(self.space.transformer, int(id_))
 
 
-def own_ranks(scores: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ranks of one column of each row, from above and from below; ties are ordered by column.
+def own_ranks(scores: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ranks of one column of each row, from above and from below, and its scores.
+
+    Ranks from `k` on are given as `k`; ties are ordered by column.
 
     Args:
         scores: (row, column).
         places: the column of each row.
+        k: how far ranks are counted.
     """
     own = scores.gather(1, places[:, None])
-    # Not `sum`: counting is four times as fast.
-    high, low = (torch.count_nonzero(which, dim=1) for which in (scores > own, scores < own))
-    for row in (high + low < scores.shape[1] - 1).nonzero()[:, 0].tolist():
-        before = int((scores[row, : places[row]] == own[row]).sum())
-        high[row] += before
-        low[row] += before
-    return high, low, own[:, 0]
+    high = _ranks(scores, own, places, k, torch.amax, torch.gt)
+    return high, _ranks(scores, own, places, k, torch.amin, torch.lt), own[:, 0]
+
+
+def _ranks(
+    scores: Tensor,
+    own: Tensor,
+    places: Tensor,
+    k: int,
+    extreme: Callable[..., Tensor],
+    is_ahead: Callable[..., Tensor],
+) -> Tensor:
+    """One end. Where k blocks of columns have one that is ahead, no column needs to be counted."""
+    whole = scores.shape[1] // BLOCK * BLOCK
+    blocks = scores[:, :whole].unflatten(1, (-1, BLOCK)) if whole else scores[:, :, None]
+    ahead = torch.count_nonzero(is_ahead(extreme(blocks, -1), own), dim=1)
+    ranks = torch.full((len(scores),), k)
+    for row in (ahead < k).nonzero()[:, 0].tolist():
+        rank = torch.count_nonzero(is_ahead(scores[row], own[row]))
+        rank += torch.count_nonzero(scores[row, : places[row]] == own[row])
+        ranks[row] = rank.clamp(max=k)
+    return ranks
