@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import layerleap
-from layerleap.show.cli import concepts, fit, look, tune
+from layerleap.show.cli import compare, concepts, fit, look, tune
 from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
@@ -38,6 +38,7 @@ app = typer.Typer(
       layerleap suitability smollm2                        is early exit worth it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
       layerleap search smollm2 "guitar music band"         neurons by their words
+      layerleap diff smollm2 ./my-tuned-smollm2            what fine-tuning changed
       layerleap debug smollm2                              look inside, in the browser
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
@@ -62,6 +63,8 @@ def _top(
 
 LOOKING = (look.models, look.check, look.read, look.card, concepts.index, concepts.search)
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
+    app.command()(grouped(command))
+for command in (compare.align, compare.diff):
     app.command()(grouped(command))
 app.command()(grouped(debug))
 app.command("tune")(grouped(tune.tune_command))
