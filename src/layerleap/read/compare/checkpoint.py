@@ -117,9 +117,8 @@ class Window:
         if [place[2] for place in places] != ["0", "1"]:
             raise NoWindow(f"the blocks of {base.name} are not a list of their own")
         self.blocks = places[0][0]
-        for block in (1, self.n_layers):
-            self._names(block)
         self._check_names()
+        self._check_shapes()
 
     @classmethod
     def open(cls, base: str, tuned: str, tell: Tell | None = None) -> "Window":
@@ -162,11 +161,6 @@ class Window:
         for base, tuned in zip(same, self.tuned.pieces(stored, rows), strict=True):
             yield base, tuned.to(base.dtype)
 
-    def _names(self, block: int) -> None:
-        for slot, side in enumerate((self.base, self.tuned), 1):
-            for name, _ in self.transformer.block(slot).named_parameters():
-                self._name(side, block, name)
-
     def _name(self, side: Checkpoint, block: int, name: str) -> str:
         full = f"{self.blocks}.{block - 1}.{name}"
         stored = side.find(full, self.transformer.model.base_model_prefix)
@@ -182,6 +176,15 @@ class Window:
                 value.to(parameter.dtype), parameter.detach()
             ):
                 raise NoWindow(f"{name} of {self.base.name} is changed when it is loaded")
+
+    def _check_shapes(self) -> None:
+        for name, parameter in self.transformer.block(2).named_parameters():
+            stored = self._name(self.tuned, 1, name)
+            if (shape := self.tuned.shape(stored)) != tuple(parameter.shape):
+                raise BadSettings(
+                    f"{stored} has the shape {shape} in {self.tuned.name}; expected "
+                    f"{tuple(parameter.shape)}: a tuned model has the architecture of its base"
+                )
 
 
 def _depth(side: Checkpoint) -> int:
