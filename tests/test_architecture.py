@@ -20,7 +20,7 @@ EXCEPTIONS = {
     ("read/evaluate.py", "layerleap.show.html"),
     ("read/readings.py", "layerleap.show.html"),
     ("read/strip.py", "layerleap.show.html"),
-    ("read/compare/align.py", "layerleap.show.html"),
+    ("read/compare/alignment.py", "layerleap.show.html"),
     ("read/compare/difference.py", "layerleap.show.html"),
     ("read/vocabulary/neurons.py", "layerleap.show.html"),
     ("read/vocabulary/search.py", "layerleap.show.html"),

@@ -9,7 +9,8 @@ from rotated import FAMILIES, LAYERS, permuted, plain, rotated, rotation
 
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, kinds, unembedding, vectors
-from layerleap.read.compare.align import Alignment, align
+from layerleap.read.compare.align import align
+from layerleap.read.compare.alignment import Alignment
 from layerleap.read.compare.kernels import Vocabulary
 
 ORDER = [2, 0, 5, 1, 4, 3]  # block i of the copy is block ORDER[i] of the model, from 0

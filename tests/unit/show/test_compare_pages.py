@@ -8,7 +8,8 @@ from pages import Page
 from tiny_models import tiny
 
 from layerleap.models.transformer import Transformer
-from layerleap.read.compare.align import Alignment, align
+from layerleap.read.compare.align import align
+from layerleap.read.compare.alignment import Alignment
 from layerleap.read.compare.diff import diff
 from layerleap.read.compare.difference import Difference
 from layerleap.show.html.compare import write_alignment, write_difference

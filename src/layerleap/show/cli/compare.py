@@ -13,7 +13,7 @@ from layerleap.show.cli.options import Json, Loading
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 if TYPE_CHECKING:
-    from layerleap.read.compare.align import Alignment
+    from layerleap.read.compare.alignment import Alignment
     from layerleap.read.compare.difference import Difference, Words
     from layerleap.read.compare.matching import Matching
 

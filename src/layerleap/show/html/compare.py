@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from layerleap.read.compare.align import MEASURES, Alignment
+from layerleap.read.compare.alignment import MEASURES, Alignment
 from layerleap.read.compare.difference import Difference, HeadChange, NeuronChange, Words
 from layerleap.read.compare.matching import Matching
 from layerleap.show.html.colours import saturation_colour
