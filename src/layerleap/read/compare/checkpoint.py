@@ -9,7 +9,7 @@ begins) holds for both checkpoints, and no name of a tensor has to be interprete
 made from the base's own configuration, cut to two blocks; its widths are not touched. It needs
 memory for the embeddings, the tail, and one block of each model, however deep the models are.
 
-Not every model can be read like this: `no_window` says why, and the caller then loads both whole.
+Not every model can be read like this. `NoWindow` says why, and the caller then loads both whole.
 """
 
 import copy
