@@ -64,7 +64,7 @@ def test_align_by_one_kind_lists_every_match(place: Path) -> None:
     assert "matched to" in told
     assert "drawn with seed 2" in told
     assert "norms folded in" in told
-    assert "raw" not in told
+    assert " raw " not in told
 
 
 def test_align_for_programs_is_json_and_writes_a_page(place: Path, tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def alignment(name: str) -> Alignment:
 @torch.inference_mode()
 def test_the_rotated_copy_is_the_same_function_by_other_numbers(name):
     ours, theirs = (one.model(input_ids=IDS).logits for one in (model(name), turned(name)))
-    torch.testing.assert_close(ours, theirs)
+    # Many norms compute in float32, whatever the model.
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     kind = kinds(model(name), 1)[0]
     own, other = (vectors(one, 1, kind) for one in (model(name), turned(name)))
     assert not torch.allclose(own, other, atol=0.1)

@@ -150,16 +150,35 @@ class Window:
 
     def outside(self) -> Iterator[tuple[str, Tensor, str | None]]:
         """Tensors outside the blocks: name, values in the base, name in the tuned model's files."""
-        prefix = self.transformer.model.base_model_prefix
         for name, own in self.transformer.model.named_parameters():
             if not name.startswith(f"{self.blocks}."):
-                yield name, own.detach(), self.tuned.find(name, prefix)
+                yield name, own.detach(), self._stored(name, own.detach())
 
     def pieces(self, own: Tensor, stored: str, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The first rows of a tensor of the base, beside those of the tuned model."""
         same = own[:rows].split(_step(own.shape))
         for base, tuned in zip(same, self.tuned.pieces(stored, rows), strict=True):
             yield base, tuned.to(base.dtype)
+
+    def _stored(self, name: str, own: Tensor) -> str | None:
+        """The name in the tuned model's files of a tensor outside the blocks.
+
+        The library renames some (the head of GPT-NeoX). Such a tensor has the name under which the
+        base's files hold its values.
+        """
+        prefix = self.transformer.model.base_model_prefix
+        if (stored := self.tuned.find(name, prefix)) is not None:
+            return stored
+        if self.base.find(name, prefix) is not None:
+            return None
+        for other in self.base.files:
+            if other in self.tuned.files and self.base.shape(other) == tuple(own.shape):
+                same = zip(
+                    own.split(_step(own.shape)), self.base.pieces(other, len(own)), strict=True
+                )
+                if all(torch.equal(x, y.to(x.dtype)) for x, y in same):
+                    return other
+        return None
 
     def _name(self, side: Checkpoint, block: int, name: str) -> str:
         full = f"{self.blocks}.{block - 1}.{name}"

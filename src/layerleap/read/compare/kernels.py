@@ -26,7 +26,9 @@ PIECE_BYTES = 2**26  # of the float64 rows of one matrix that are multiplied at 
 class Space(Protocol):
     """Where rows of two models are compared: `left(x) @ right(y).T` are correlations."""
 
-    width: int  # of what `left` and `right` return
+    @property
+    def width(self) -> int:
+        """Of the rows that `left` and `right` return."""
 
     def left(self, rows: Tensor) -> Tensor:
         """Rows of model A, ready to be multiplied: (n, d_a) -> (n, width), float32."""

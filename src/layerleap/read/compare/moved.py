@@ -27,7 +27,7 @@ from layerleap.read.vocabulary.neurons import Scored, vector_ends
 class _Candidate(NamedTuple):
     score: float  # that decides which moved most
     block: int
-    index: int  # of the neuron or head
+    number: int  # of the neuron or head
     is_shared: bool
     relative: float | None
     cosine: float | None
@@ -59,7 +59,9 @@ class Moved:
         def candidate(row: int) -> _Candidate:
             norm, size = float(norms[row]), float(sizes[row])
             relative = norm / size if size else None
-            cosine = float(shift[row] @ start[row]) / (norm * size) if size else None
+            cosine = None
+            if size:  # float64: rounding would depend on the layout of the rows
+                cosine = float(shift[row].double() @ start[row].double()) / (norm * size)
             return _Candidate(norm, block, row, False, relative, cosine, shift[row].float().clone())
 
         self._offer(kind, norms, candidate)
@@ -87,7 +89,7 @@ class Moved:
         for value, row in zip(values.tolist(), rows.tolist(), strict=True):
             if value > 0 and (len(kept) < self.top or value > kept[-1].score):
                 kept.append(candidate(row))
-                kept.sort(key=lambda one: (-one.score, one.block, one.index))
+                kept.sort(key=lambda one: (-one.score, one.block, one.number))
                 del kept[self.top :]
 
     def read(
@@ -114,14 +116,14 @@ class Moved:
 
 def _neuron(kind: str, one: _Candidate, high: Words, low: Words) -> NeuronChange:
     return NeuronChange(
-        one.block, one.index, kind, one.score, one.relative, one.cosine, high, low
+        one.block, one.number, kind, one.score, one.relative, one.cosine, high, low
     )  # fmt: skip
 
 
 def _head(kind: str, one: _Candidate, share: float, high: Words, low: Words) -> HeadChange:
     if high and low and abs(low[0].score) > abs(high[0].score):
         high, low = (tuple(Scored(w.token, -w.score) for w in end) for end in (low, high))
-    return HeadChange(one.block, one.index, kind, one.is_shared, one.score, share, high, low)
+    return HeadChange(one.block, one.number, kind, one.is_shared, one.score, share, high, low)
 
 
 def _direction(displacement: Tensor) -> tuple[Tensor, float]:

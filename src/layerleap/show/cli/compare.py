@@ -165,16 +165,16 @@ def difference_table(difference: "Difference") -> RenderableType:
         outside.add_row(Text(other.name), whole, Text(other.remark))
     heads = _words_table("heads that moved most", "head", ("%", "share"))
     for head in difference.heads:
-        numbers = (f"{100 * head.relative:.3g}", f"{head.share:.2f}")
-        _add(heads, head.name, head.kind, numbers, head.promotes, head.suppresses)
+        moved = (f"{100 * head.relative:.3g}", f"{head.share:.2f}")
+        _add(heads, head.name, head.kind, moved, head.promotes, head.suppresses)
     neurons = _words_table("neurons that moved most", "neuron", ("moved", "%", "cosine"))
-    for one_neuron in difference.neurons:
-        cosine = "-" if one_neuron.cosine is None else f"{one_neuron.cosine:+.2f}"
-        relative = "-" if one_neuron.relative is None else f"{100 * one_neuron.relative:.3g}"
-        numbers = (f"{one_neuron.displacement:.3g}", relative, cosine)
+    for neuron in difference.neurons:
+        cosine = "-" if neuron.cosine is None else f"{neuron.cosine:+.2f}"
+        relative = "-" if neuron.relative is None else f"{100 * neuron.relative:.3g}"
+        numbers = (f"{neuron.displacement:.3g}", relative, cosine)
         _add(
-            neurons, one_neuron.name, one_neuron.kind, numbers, one_neuron.promotes,
-            one_neuron.suppresses,
+            neurons, neuron.name, neuron.kind, numbers, neuron.promotes,
+            neuron.suppresses,
         )  # fmt: skip
     legend = (
         "+ promoted, - suppressed by the displacement (for heads, + and - could be swapped); "

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from layerleap.read.compare.difference import Difference
 Change = Callable[[nn.Module], None]
 
 
+@cache
 def wrapped(name: str = "llama", change: Change | None = None, **changes: object) -> Transformer:
     model = build(name, **changes)
     if change is not None:
@@ -62,7 +64,7 @@ def test_how_far_a_matrix_moved_is_relative_to_its_size(found: Difference) -> No
             expected = float((tuned - base).norm() / base.norm())
             assert relative == pytest.approx(expected, rel=1e-5, abs=1e-9)
     base, tuned = (
-        torch.cat([p.double().flatten() for p in m.block(2).parameters()])
+        torch.cat([p.detach().double().flatten() for p in m.block(2).parameters()])
         for m in (wrapped(), wrapped(change=nudge))
     )
     expected = float((tuned - base).norm() / base.norm())
