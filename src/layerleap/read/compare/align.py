@@ -21,7 +21,13 @@ from layerleap.read.compare.alignment import MEASURES, Alignment
 from layerleap.read.compare.kernels import Raw, Space, Vocabulary
 from layerleap.read.compare.matching import Matching, SpaceName, match_layers
 from layerleap.read.compare.reasons import listed
-from layerleap.read.compare.similarity import Blocks, Side, draw_rows, similarities
+from layerleap.read.compare.similarity import (
+    AFFORDABLE,
+    Blocks,
+    Side,
+    affordable_rows,
+    similarities,
+)
 
 Spaces = dict[SpaceName, Space]
 
@@ -69,13 +75,10 @@ def align(
         missing["raw"] = (
             f"raw coordinates cannot be compared: the models are {a.d_model} and {b.d_model} wide"
         )
-    width = sum(space.width for space in spaces.values())
-    draw_rows(*sides, blocks, width, rows, seed)
-    matchings = _matchings(spaces, *sides, blocks, progress)
+    matchings = _matchings(spaces, *sides, blocks, (rows, seed), progress)
     n_tokens = a.d_vocab if chosen is None else len(chosen)
     names = a.identity.name, b.identity.name
-    drawn = sides[0].drawn
-    return Alignment(*names, n_tokens, a.d_vocab, fold, drawn, seed, matchings, missing)
+    return Alignment(*names, n_tokens, a.d_vocab, fold, seed, matchings, missing)
 
 
 def _check_vocabularies(a: Transformer, b: Transformer) -> None:
@@ -137,11 +140,20 @@ def _blocks(a: Side, b: Side, kinds: Sequence[str] | None) -> tuple[Blocks, dict
 
 
 def _matchings(
-    spaces: Spaces, a: Side, b: Side, blocks: Blocks, progress: Progress | bool
+    spaces: Spaces,
+    a: Side,
+    b: Side,
+    blocks: Blocks,
+    draw: tuple[int | None, int],
+    progress: Progress | bool,
 ) -> tuple[Matching, ...]:
     matchings: list[Matching] = []
     total = sum(len(in_a) * len(in_b) for in_a, in_b in blocks.values()) * len(spaces)
-    done = 0
+    done, (wanted, seed) = 0, draw
+    rows = {
+        name: affordable_rows(a, b, blocks, space.width, wanted, AFFORDABLE[name])
+        for name, space in spaces.items()
+    }
     with reporting(progress) as report:
 
         def tick() -> None:
@@ -151,9 +163,16 @@ def _matchings(
 
         for kind, both in blocks.items():
             for name, space in spaces.items():
-                found = similarities(space, a, b, kind, both, tick)
+                found = similarities(space, a, b, kind, both, (rows[name], seed), tick)
                 matchings += [
-                    match_layers(found[measure], *both, kind=kind, space=name, measure=measure)
+                    match_layers(
+                        found[measure],
+                        *both,
+                        kind=kind,
+                        space=name,
+                        measure=measure,
+                        rows=rows[name],
+                    )
                     for measure in MEASURES
                 ]
     return tuple(matchings)

@@ -19,7 +19,6 @@ class Alignment:
     n_tokens: int  # over which correlations are taken
     d_vocab: int
     fold: bool
-    rows: int | None  # of A drawn per block and kind; None if all were compared
     seed: int
     matchings: tuple[Matching, ...]
     missing: dict[str, str] = field(default_factory=dict)  # what was not compared, and why
@@ -60,10 +59,11 @@ class Alignment:
         tokens = f"all {self.n_tokens:,}" if self.n_tokens == self.d_vocab else f"{self.n_tokens:,}"
         fold = "norms folded in" if self.fold else "without norms"
         notes = [f"correlations over {tokens} tokens, by the models' output matrices, {fold}"]
-        if self.rows is not None:
+        rows = {one.space: one.rows for one in self.matchings if one.rows is not None}
+        for space, drawn in rows.items():
             notes.append(
-                f"at most {self.rows} rows of {self.a} per block, drawn with seed {self.seed}; "
-                f"all rows of {self.b}"
+                f"{space}: at most {drawn} rows of {self.a} per block and kind, drawn with seed "
+                f"{self.seed}, and all rows of {self.b}"
             )
         return [*notes, *listed(self.missing)]
 
@@ -71,7 +71,7 @@ class Alignment:
         """Plain JSON types."""
         return {
             "a": self.a, "b": self.b, "n_tokens": self.n_tokens, "d_vocab": self.d_vocab,
-            "fold": self.fold, "rows": self.rows, "seed": self.seed, "missing": self.missing,
+            "fold": self.fold, "seed": self.seed, "missing": self.missing,
             "matchings": [one.to_dict() for one in self.matchings],
         }  # fmt: skip
 

@@ -50,6 +50,7 @@ class Matching:
     blocks_b: tuple[int, ...]
     similarity: tuple[tuple[float, ...], ...]  # by block of A, then of B
     matches: tuple[LayerMatch, ...]  # as many as the smaller model has blocks
+    rows: int | None = None  # of A drawn per block; None if all were compared
 
     def __repr__(self) -> str:
         return (
@@ -99,19 +100,20 @@ def match_layers(
     kind: str,
     space: SpaceName,
     measure: Measure,
+    rows: int | None = None,
 ) -> Matching:
     """The one-to-one assignment of blocks with the largest total similarity, (n_a, n_b)."""
     optimize = learn_library("scipy.optimize", why="layers are matched with it")
-    rows, columns = optimize.linear_sum_assignment(similarity.numpy(), maximize=True)
+    places, partners = optimize.linear_sum_assignment(similarity.numpy(), maximize=True)
     matches = []
-    for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+    for row, column in zip(places.tolist(), partners.tolist(), strict=True):
         own = similarity[row].tolist()
         value = own.pop(column)
         margin = value - max(own) if own else None
         matches.append(LayerMatch(blocks_a[row], blocks_b[column], value, margin))
     table = tuple(map(tuple, similarity.tolist()))
     return Matching(
-        kind, space, measure, tuple(blocks_a), tuple(blocks_b), table, tuple(matches)
+        kind, space, measure, tuple(blocks_a), tuple(blocks_b), table, tuple(matches), rows
     )  # fmt: skip
 
 

@@ -14,17 +14,18 @@ from layerleap.errors import ModelRefused
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import all_heads, feed_forwards, kinds, refusals, vectors
 from layerleap.read.compare.kernels import Space
-from layerleap.read.compare.matching import Measure
+from layerleap.read.compare.matching import Measure, SpaceName
 
-# Multiplications of all products together; more than that, and rows of A are drawn at random.
-AFFORDABLE = 1e13
+# Multiplications of all products in a space; where there are more, rows of A are drawn at random.
+# 1e12 take about 15 s on two cores. The control may be coarser than what it controls.
+AFFORDABLE: dict[SpaceName, float] = {"vocabulary": 5e12, "raw": 2e12}
 PIECE_BYTES = 2**26  # of the correlations that exist at a time
 KEPT_BYTES = 2**29  # of the rows of A that are kept ready
 Blocks = Mapping[str, tuple[list[int], list[int]]]  # by kind, the blocks of both models
 
 
 class Side:
-    """The vectors of one model, block by block, of which some may be drawn at random."""
+    """The vectors of one model, block by block."""
 
     def __init__(self, transformer: Transformer, fold: bool) -> None:
         self.transformer, self.fold, self.name = transformer, fold, transformer.identity.name
@@ -32,8 +33,6 @@ class Side:
         all_heads(transformer)
         blocks = range(1, transformer.n_layers + 1)
         self.kinds = {block: kinds(transformer, block) for block in blocks}
-        self.drawn: int | None = None
-        self.seed = 0
 
     def blocks(self, kind: str) -> list[int]:
         """The blocks with vectors of that kind."""
@@ -58,22 +57,20 @@ class Side:
         """How many vectors of a kind a block has."""
         return len(vectors(self.transformer, block, kind))
 
-    def draw(self, rows: int, seed: int) -> None:
-        """Take at most so many vectors of each block and kind from now on."""
-        self.drawn, self.seed = rows, seed
-
-    def rows(self, kind: str, block: int) -> Tensor:
-        """The vectors of a block: (n, d_model)."""
+    def rows(self, kind: str, block: int, drawn: int | None = None, seed: int = 0) -> Tensor:
+        """The vectors of a block, (n, d_model); at most `drawn` of them, at random."""
         found = vectors(self.transformer, block, kind, fold=self.fold)
-        if self.drawn is None or self.drawn >= len(found):
+        if drawn is None or drawn >= len(found):
             return found
-        generator = torch.Generator().manual_seed(self.seed)
-        order = torch.randperm(len(found), generator=generator)[: self.drawn]
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(found), generator=generator)[:drawn]
         return found[order.sort().values.to(found.device)]
 
 
-def draw_rows(a: Side, b: Side, blocks: Blocks, width: int, rows: int | None, seed: int) -> None:
-    """Draw `rows` vectors of A per block and kind; when None, as many as are affordable.
+def affordable_rows(
+    a: Side, b: Side, blocks: Blocks, width: int, wanted: int | None, limit: float
+) -> int | None:
+    """How many vectors of A per block and kind to draw; None if all of them are compared.
 
     Vectors of B are never left out: the best match of a vector of A may be any of them.
 
@@ -81,36 +78,45 @@ def draw_rows(a: Side, b: Side, blocks: Blocks, width: int, rows: int | None, se
         a: the model whose vectors are drawn.
         b: the other one.
         blocks: that are compared, by kind.
-        width: of the rows that are multiplied, added up over all spaces.
-        rows: per block and kind.
-        seed: of the draw.
+        width: of the rows that are multiplied.
+        wanted: a number that was asked for; None for as many as are affordable.
+        limit: of multiplications.
     """
     counts = {
         kind: ([a.count(kind, block) for block in in_a], [b.count(kind, block) for block in in_b])
         for kind, (in_a, in_b) in blocks.items()
     }
 
-    def cost(limit: int) -> float:
-        return sum(width * sum(min(limit, n) for n in x) * sum(y) for x, y in counts.values())
+    def cost(rows: int) -> float:
+        return sum(width * sum(min(rows, n) for n in x) * sum(y) for x, y in counts.values())
 
     most = max(max(x) for x, _ in counts.values())
+    rows = wanted
     if rows is None:
-        rows = most if cost(most) <= AFFORDABLE else 64
-        while rows < most and cost(2 * rows) <= AFFORDABLE:
+        rows = most if cost(most) <= limit else 64
+        while rows < most and cost(2 * rows) <= limit:
             rows *= 2
-    if rows < most:
-        a.draw(rows, seed)
+    return rows if rows < most else None
 
 
 @torch.no_grad()
 def similarities(
-    space: Space, a: Side, b: Side, kind: str, both: Sequence[list[int]], tick: Callable[[], None]
+    space: Space,
+    a: Side,
+    b: Side,
+    kind: str,
+    both: Sequence[list[int]],
+    draw: tuple[int | None, int],
+    tick: Callable[[], None],
 ) -> dict[Measure, Tensor]:
-    """The best and the mean |correlation| of all pairs of blocks: (n_a, n_b) each, float64."""
+    """The best and the mean |correlation| of all pairs of blocks: (n_a, n_b) each, float64.
+
+    `draw` is how many vectors of A to take from a block (all when None), and the seed.
+    """
     in_a, in_b = both
     best = torch.zeros(len(in_a), len(in_b), dtype=torch.float64)
     mean = torch.zeros_like(best)
-    for kept in _ready(space, a, kind, in_a):
+    for kept in _ready(space, a, kind, in_a, draw):
         for column, block in enumerate(in_b):
             right = space.right(b.rows(kind, block))
             for row, left in kept.items():
@@ -120,12 +126,12 @@ def similarities(
 
 
 def _ready(
-    space: Space, side: Side, kind: str, blocks: Sequence[int]
+    space: Space, side: Side, kind: str, blocks: Sequence[int], draw: tuple[int | None, int]
 ) -> Iterator[dict[int, Tensor]]:
     """Blocks of A ready to be multiplied, by their place; as many at a time as may be kept."""
     kept: dict[int, Tensor] = {}
     for place, block in enumerate(blocks):
-        kept[place] = space.left(side.rows(kind, block))
+        kept[place] = space.left(side.rows(kind, block, *draw))
         if sum(4 * left.numel() for left in kept.values()) >= KEPT_BYTES:
             yield kept
             kept = {}

@@ -53,13 +53,11 @@ def test_similarities_are_means_and_best_matches_of_explicit_correlations():
 
 
 def test_pieces_and_groups_of_blocks_give_the_same(monkeypatch):
-    whole = pair().to_dict()
     monkeypatch.setattr(module, "PIECE_BYTES", 500)
     monkeypatch.setattr(module, "KEPT_BYTES", 1)
     parts = align(model(), model(seed=1), progress=False)
     for one, other in zip(parts.matchings, pair().matchings, strict=True):
         torch.testing.assert_close(torch.tensor(one.similarity), torch.tensor(other.similarity))
-    assert whole["rows"] is None
 
 
 def test_a_model_matches_itself_in_both_spaces():
@@ -94,9 +92,10 @@ def test_rows_are_drawn_from_the_first_model_only_and_that_is_said():
     found = align(model(), model(), kinds=["ffn.value"], rows=7, seed=3, progress=False)
     one = found.matching("ffn.value")
     assert one.similarity[0][0] == pytest.approx(1.0, abs=1e-6)  # all rows of B are there
-    assert found.rows == 7
+    assert one.rows == 7
     assert any(
-        "at most 7 rows of tiny-llama per block, drawn with seed 3" in n for n in found.notes()
+        "at most 7 rows of tiny-llama per block and kind, drawn with seed 3" in n
+        for n in found.notes()
     )
     again = align(model(), model(), kinds=["ffn.value"], rows=7, seed=3, progress=False)
     other = align(model(), model(), kinds=["ffn.value"], rows=7, seed=4, progress=False)
@@ -105,14 +104,16 @@ def test_rows_are_drawn_from_the_first_model_only_and_that_is_said():
 
 
 def test_more_rows_than_there_are_is_all_of_them():
-    assert align(model(), model(), kinds=["attn.k"], rows=999, progress=False).rows is None
+    found = align(model(), model(), kinds=["attn.k"], rows=999, progress=False)
+    assert {one.rows for one in found.matchings} == {None}
 
 
 def test_what_would_take_too_long_is_drawn_and_said(monkeypatch):
-    monkeypatch.setattr(module, "AFFORDABLE", 1.0)
+    monkeypatch.setitem(module.AFFORDABLE, "raw", 1.0)
     found = align(model(intermediate_size=80), model(seed=1), kinds=["ffn.value"], progress=False)
-    assert found.rows == 64
-    assert "drawn with seed 0" in " ".join(found.notes())
+    assert found.matching("ffn.value").rows is None
+    assert found.matching("ffn.value", space="raw").rows == 64
+    assert "raw: at most 64 rows" in " ".join(found.notes())
 
 
 def test_tokens_can_be_restricted():
