@@ -84,7 +84,7 @@ def test_diff_prints_blocks_heads_and_neurons(place: Path) -> None:
     assert "identical" in told
     assert "L2.H1" in told
     assert "L2.N7" in told
-    assert "did not move (bit-identical): block 1, 3" in told
+    assert "did not move (bit-identical): blocks 1, 3" in told
     assert "read from safetensors files" in told
 
 

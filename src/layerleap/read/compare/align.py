@@ -19,8 +19,8 @@ from layerleap.models.weights import KINDS, unembedding
 from layerleap.progress import Progress, reporting
 from layerleap.read.compare.alignment import MEASURES, Alignment
 from layerleap.read.compare.kernels import Raw, Space, Vocabulary
+from layerleap.read.compare.lists import listed
 from layerleap.read.compare.matching import Matching, SpaceName, match_layers
-from layerleap.read.compare.reasons import listed
 from layerleap.read.compare.similarity import (
     AFFORDABLE,
     Blocks,

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from layerleap.errors import check_choice
+from layerleap.read.compare.lists import listed
 from layerleap.read.compare.matching import Matching, Measure, SpaceName
-from layerleap.read.compare.reasons import listed
 
 MEASURES: tuple[Measure, ...] = ("best", "mean")
 

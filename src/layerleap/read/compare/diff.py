@@ -22,7 +22,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights import KINDS, vectors
 from layerleap.progress import Progress, reporting
 from layerleap.read.compare.checkpoint import NoWindow
-from layerleap.read.compare.difference import BlockChange, Difference, OutsideChange
+from layerleap.read.compare.difference import BlockChange, Difference, Inverse, OutsideChange
 from layerleap.read.compare.moved import Moved
 from layerleap.read.compare.pair import Pair, Pieces, Place, open_pair
 
@@ -37,6 +37,7 @@ def diff(
     kinds: Sequence[str] | None = None,
     top: int = 10,
     tokens: int = 10,
+    inverse: Inverse = "transpose",
     tell: Tell | None = None,
     progress: Progress | bool = True,
 ) -> Difference:
@@ -53,6 +54,9 @@ def diff(
         kinds: of vectors, such as "ffn.value" or "attn.o"; all when None.
         top: heads and neurons that are listed per kind.
         tokens: how many at both ends of each displacement.
+        inverse: "transpose" scores tokens by the output matrix times the displacement, "pseudo" by
+            its pseudo-inverse: the tokens whose rows add up to the displacement. It is less swayed
+            by directions that all rows share, but noisier.
         tell: called with a one-line message before anything slow.
         progress: True is a bar on a terminal.
     """
@@ -68,9 +72,9 @@ def diff(
         for block in range(1, pair.n_layers + 1):
             blocks.append(_block_change(pair, block, chosen, moved, is_asked=bool(kinds)))
             report("comparing blocks", block, pair.n_layers, "blocks")
-        heads, neurons, missing = moved.read(pair.reader, tokens)
+        heads, neurons, missing = moved.read(pair.reader, tokens, inverse)
     return Difference(
-        pair.base, pair.tuned, pair.how, tuple(blocks), heads, neurons, outside, missing
+        pair.base, pair.tuned, pair.how, inverse, tuple(blocks), heads, neurons, outside, missing
     )  # fmt: skip
 
 

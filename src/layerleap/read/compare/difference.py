@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from layerleap.errors import check_choice
-from layerleap.read.compare.reasons import listed
+from layerleap.read.compare.lists import listed, ranges
 from layerleap.read.vocabulary.neurons import Scored
 
 Words = tuple[Scored, ...]
 By = Literal["block", "head", "neuron"]
+Inverse = Literal["transpose", "pseudo"]  # how a displacement becomes scores of tokens
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Difference:
     base: str
     tuned: str
     how: str  # the weights were read
+    inverse: Inverse
     blocks: tuple[BlockChange, ...]
     heads: tuple[HeadChange, ...]  # by kind, those that moved most first
     neurons: tuple[NeuronChange, ...]
@@ -104,11 +106,13 @@ class Difference:
     def notes(self) -> list[str]:
         """How it was read, which blocks did not move, and what is missing."""
         notes = [self.how]
+        if self.inverse == "pseudo":
+            notes.append("tokens by the pseudo-inverse of the output matrix")
         if len(self.unmoved) == len(self.blocks):
             notes.append("no block moved: all are bit-identical")
         elif self.unmoved:
-            numbers = ", ".join(map(str, self.unmoved))
-            notes.append(f"did not move (bit-identical): block {numbers}")
+            word = "block" if len(self.unmoved) == 1 else "blocks"
+            notes.append(f"did not move (bit-identical): {word} {ranges(self.unmoved)}")
         missing = dict(self.missing)
         for one in self.blocks:
             missing |= {f"{name} of block {one.block}": why for name, why in one.missing.items()}
@@ -117,7 +121,7 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "base": self.base, "tuned": self.tuned, "how": self.how,
+            "base": self.base, "tuned": self.tuned, "how": self.how, "inverse": self.inverse,
             "unmoved": list(self.unmoved),
             "blocks": [asdict(one) for one in self.blocks],
             "heads": [{"name": one.name, **asdict(one)} for one in self.heads],

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from layerleap.errors import ModelRefused
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import heads
-from layerleap.read.compare.difference import HeadChange, NeuronChange, Words
+from layerleap.models.weights import dual, heads, unembedding
+from layerleap.read.compare.difference import HeadChange, Inverse, NeuronChange, Words
 from layerleap.read.compare.pair import Place
 from layerleap.read.vocabulary.neurons import Scored, vector_ends
 
@@ -93,7 +93,7 @@ class Moved:
                 del kept[self.top :]
 
     def read(
-        self, reader: Transformer, tokens: int
+        self, reader: Transformer, tokens: int, inverse: Inverse
     ) -> tuple[tuple[HeadChange, ...], tuple[NeuronChange, ...], dict[str, str]]:
         """Heads and neurons by kind, with both ends of their displacements; what is missing."""
         head_changes, neuron_changes = [], []
@@ -103,7 +103,8 @@ class Moved:
             ends: list[tuple[Words, Words]] = [((), ())] * len(kept)
             try:
                 if kept:
-                    ends = vector_ends(reader, torch.stack([one for one, _ in found]), tokens)
+                    rows = torch.stack([one for one, _ in found])
+                    ends = vector_ends(reader, _seen(reader, rows, inverse), tokens)
             except ModelRefused as error:
                 missing["tokens"] = str(error)
             for one, (_, share), both in zip(kept, found, ends, strict=True):
@@ -124,6 +125,14 @@ def _head(kind: str, one: _Candidate, share: float, high: Words, low: Words) -> 
     if high and low and abs(low[0].score) > abs(high[0].score):
         high, low = (tuple(Scored(w.token, -w.score) for w in end) for end in (low, high))
     return HeadChange(one.block, one.number, kind, one.is_shared, one.score, share, high, low)
+
+
+def _seen(reader: Transformer, rows: Tensor, inverse: Inverse) -> Tensor:
+    """What the output matrix is multiplied by, at unit length."""
+    if inverse == "pseudo":
+        rows = dual(rows, unembedding(reader))
+        rows = rows / rows.norm(dim=1, keepdim=True)
+    return rows
 
 
 def _direction(displacement: Tensor) -> tuple[Tensor, float]:

@@ -79,6 +79,10 @@ def diff(
         int, typer.Option("--top", "-k", help="Heads and neurons to list for each kind.")
     ] = 5,
     tokens: Annotated[int, typer.Option(help="Tokens at both ends of each displacement.")] = 8,
+    inverse: Annotated[
+        str,
+        typer.Option(help="Read by the output matrix, 'transpose', or its inverse, 'pseudo'."),
+    ] = "transpose",
     html: Html = None,
     json: Json = False,
 ) -> None:
@@ -92,8 +96,9 @@ def diff(
     with clean_errors():
         with TerminalProgress() as progress:
             found = layerleap.diff(
-                base, tuned, kinds=kind, top=top, tokens=tokens, tell=tell, progress=progress
-            )
+                base, tuned, kinds=kind, top=top, tokens=tokens, tell=tell, progress=progress,
+                inverse=inverse,  # type: ignore[arg-type]  # checked there
+            )  # fmt: skip
         if html:
             from layerleap.show.html.compare import write_difference
 
@@ -150,12 +155,12 @@ def difference_table(difference: "Difference") -> RenderableType:
     from layerleap.show.cli.tables import new_table
 
     blocks = new_table(
-        Text("how far each block moved, in % of its size"), "block", "all", *difference.kinds
+        Text("blocks that moved, in % of their size"), "block", "all", *difference.kinds
     )  # fmt: skip
     for one in difference.blocks:
-        cells = [_percent(one.kinds.get(kind)) for kind in difference.kinds]
-        whole = Text("identical", style="dim") if one.is_identical else _percent(one.relative)
-        blocks.add_row(str(one.block), whole, *cells)
+        if not one.is_identical:
+            cells = [_percent(one.kinds.get(kind)) for kind in difference.kinds]
+            blocks.add_row(str(one.block), _percent(one.relative), *cells)
     outside = new_table(Text("outside the blocks, in % of its size"))
     outside.add_column("tensor", overflow="fold")
     outside.add_column("moved", justify="right", no_wrap=True)

@@ -77,6 +77,9 @@ def _notes(notes: Iterable[str]) -> str:
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are HTML already."""
     head = "".join(f"<th>{name}</th>" for name in heads)
+    rows = list(rows)
+    if not rows:
+        return ""
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return (
         f'<div class="wide"><table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr>'
@@ -208,12 +211,15 @@ def _blocks(difference: Difference) -> str:
     rows = [
         [
             str(one.block),
-            "did not move" if one.is_identical else _bar(one.relative, largest),
+            _bar(one.relative, largest),
             *(_percent(one.kinds.get(kind)) for kind in kinds),
         ]
         for one in reversed(difference.blocks)
+        if not one.is_identical
     ]
-    caption = "By block, last first: ||tuned - base|| / ||base|| of all parameters, and by kind"
+    caption = (
+        "Blocks that moved, last first: ||tuned - base|| / ||base|| of all parameters, and by kind"
+    )
     return _table(caption, ["block", "all", *kinds], rows)
 
 

@@ -17,6 +17,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights import unembedding, vectors
 from layerleap.read.compare.diff import diff
 from layerleap.read.compare.difference import Difference
+from layerleap.read.compare.lists import ranges
 
 Change = Callable[[nn.Module], None]
 
@@ -238,3 +239,24 @@ def test_only_the_kinds_that_were_asked_for_are_compared() -> None:
     assert found.kinds == ("ffn.value",)
     assert "ffn.key" in found.blocks[0].missing
     assert [one.name for one in found.neurons] == ["L2.N7"]
+
+
+def test_the_pseudo_inverse_finds_the_tokens_that_a_displacement_was_made_of() -> None:
+    def plant(model: nn.Module) -> None:
+        rows = model.lm_head.weight
+        model.model.layers[0].mlp.down_proj.weight[:, 5] += rows[17] - rows[40]
+
+    found = diff(wrapped(), wrapped(change=plant), top=1, inverse="pseudo", progress=False)
+    (neuron,) = found.neurons
+    base, tuned = wrapped(), wrapped(change=plant)
+    shift = (vectors(tuned, 1, "ffn.value") - vectors(base, 1, "ffn.value"))[5].double()
+    matrix = unembedding(base).double()
+    scores = matrix @ torch.linalg.solve(matrix.T @ matrix, shift)
+    assert [s.token.id for s in neuron.promotes] == scores.topk(10).indices.tolist()
+    assert (neuron.promotes[0].token.id, neuron.suppresses[0].token.id) == (17, 40)
+    assert "pseudo-inverse" in " ".join(found.notes())
+
+
+def test_ranges_of_blocks_are_short() -> None:
+    assert ranges([1, 2, 3, 5, 8, 9]) == "1-3, 5, 8-9"
+    assert ranges([]) == ""
