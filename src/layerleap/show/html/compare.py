@@ -65,7 +65,7 @@ def write_difference(difference: Difference, path: Path) -> Path:
     return write_page(
         difference_html(difference), path, kicker="fine-tuning in words",
         title=("What changed from", f"{difference.base} to {difference.tuned}", ""),
-        facts=(f"{moved} of {len(difference.blocks)} blocks moved", difference.how),
+        facts=(f"{moved} of {len(difference.blocks)} blocks moved",),
         heading="What moved, and towards which tokens", lead=DIFFERENCE_LEAD,
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ def _shade(level: int) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.3g} %"
+    return "-" if value is None else f"{100 * value:.3g}&nbsp;%"
 
 
 def _blocks(difference: Difference) -> str:
