@@ -14,7 +14,7 @@ from common import MODEL, Row, timed
 
 from layerleap.memory import peak_memory
 
-DEPTHS = (4, 24)
+DEPTHS = (4, 16)
 
 
 def run(*, smoke: bool) -> list[Row]:
@@ -63,7 +63,7 @@ def _memory(smoke: bool) -> Row:
     return Row(
         "diff_memory", deep, shallow, "MiB", 1.1, "<=",
         detail={
-            "note": "peak resident memory of comparing two checkpoints of 24 blocks (ours) and of "
+            "note": "peak resident memory of comparing two checkpoints of 16 blocks (ours) and of "
             "4 (peer), libraries included; 1,024 wide, float32",
             "peaks": {str(depth): peak for depth, peak in peaks.items()},
         },

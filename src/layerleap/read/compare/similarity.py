@@ -18,7 +18,7 @@ from layerleap.read.compare.matching import Measure, SpaceName
 
 # Multiplications of all products in a space; where there are more, rows of A are drawn at random.
 # 1e12 take about 15 s on two cores. The control may be coarser than what it controls.
-AFFORDABLE: dict[SpaceName, float] = {"vocabulary": 5e12, "raw": 2e12}
+AFFORDABLE: dict[SpaceName, float] = {"vocabulary": 5e12, "raw": 1e12}
 PIECE_BYTES = 2**26  # of the correlations that exist at a time
 KEPT_BYTES = 2**29  # of the rows of A that are kept ready
 Blocks = Mapping[str, tuple[list[int], list[int]]]  # by kind, the blocks of both models
