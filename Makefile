@@ -21,7 +21,7 @@ setup: $(STAMP) ## Create the virtual environment and install layerleap in it, e
 
 demo: $(STAMP) ## Fit shortcuts for a bundled model on real text; the report is in build/demo
 	$(BIN)/layerleap study shortcuts smollm2 --text wikipedia --other news \
-	  --fit-texts 4000 --read-texts 800 --sections exits --out build/demo
+	  --fit-texts 3500 --read-texts 700 --sections exits --out build/demo
 
 paper: $(STAMP) ## Reproduce "Jump to Conclusions" on the bundled model (most of an hour); results in build/paper
 	$(BIN)/layerleap study shortcuts smollm2 --out build/paper

@@ -10,6 +10,7 @@
     ll.search(model, "guitar music")                   neurons by the words they write
     model.capture(...), model.edit(...)                look inside, and change it
     ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
+    ll.weights(model).pairs("L12.H3")                  parameters as tokens, with no text
     ll.debug(model)                                    all of this on a page in the browser
 
 Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
@@ -48,6 +49,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.read.vocabulary.build import search_index as search
     from layerleap.read.vocabulary.index import ConceptIndex
     from layerleap.read.vocabulary.neurons import Neurons, neurons
+    from layerleap.read.vocabulary.weights import weights
     from layerleap.show.web.session import debug
     from layerleap.stream.documents import iter_documents
     from layerleap.stream.examples import Sampling
@@ -95,6 +97,7 @@ _HOME = {
     "ConceptIndex": ("layerleap.read.vocabulary.index", "ConceptIndex"),
     "Neurons": ("layerleap.read.vocabulary.neurons", "Neurons"),
     "neurons": ("layerleap.read.vocabulary.neurons", "neurons"),
+    "weights": ("layerleap.read.vocabulary.weights", "weights"),
     "debug": ("layerleap.show.web.session", "debug"),
     "iter_documents": ("layerleap.stream.documents", "iter_documents"),
     "Sampling": ("layerleap.stream.examples", "Sampling"),
@@ -110,7 +113,7 @@ __all__ = [
     "Transformer", "align", "check", "debug", "decoder", "default_bank", "diff", "edits", "effect",
     "evaluate", "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index",
     "iter_documents", "load", "neurons", "read", "search", "stats", "studies", "suitability",
-    "tune", "untrained", "zoo",
+    "tune", "untrained", "weights", "zoo",
 ]  # fmt: skip
 
 

@@ -36,8 +36,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("command", "example"),
     [
-        ("align", "layerleap align lm-seed-0 lm-seed-1 --kind ffn.value"),
-        ("diff", "layerleap diff smollm2 ./my-tuned-smollm2 --kind ffn.value --top 10"),
+        ("align", "layerleap align small-lm small-lm-2 --kind ffn.value"),
+        ("diff", "layerleap diff smollm2 smollm2-reviews --kind ffn.value --top 10"),
     ],
 )
 def test_help_teaches_with_an_example(command: str, example: str) -> None:

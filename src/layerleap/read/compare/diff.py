@@ -43,7 +43,7 @@ def diff(
 ) -> Difference:
     """What fine-tuning changed: blocks, heads and neurons that moved most, and towards what.
 
-        ll.diff("smollm2", "./my-tuned-smollm2").neurons[0].promotes
+        ll.diff("smollm2", "smollm2-reviews").neurons[0].promotes
 
     Names and folders are read from their safetensors files, one block of each model at a time.
 

@@ -49,7 +49,7 @@ def write_alignment(alignment: Alignment, path: Path) -> Path:
             f"{len(first.blocks_a)} and {len(first.blocks_b)} blocks",
             f"{alignment.n_tokens:,} tokens", f"{len(alignment.kinds)} kinds of vectors",
         ),
-        heading="Blocks matched one to one", lead=ALIGNMENT_LEAD,
+        text="", heading="Blocks matched one to one", lead=ALIGNMENT_LEAD,
     )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def write_difference(difference: Difference, path: Path) -> Path:
         difference_html(difference), path, kicker="fine-tuning in words",
         title=("What changed from", f"{difference.base} to {difference.tuned}", ""),
         facts=(f"{moved} of {len(difference.blocks)} blocks moved",),
-        heading="What moved, and towards which tokens", lead=DIFFERENCE_LEAD,
+        text="", heading="What moved, and towards which tokens", lead=DIFFERENCE_LEAD,
     )  # fmt: skip
 
 

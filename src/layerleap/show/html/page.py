@@ -37,20 +37,21 @@ def write_page(
     kicker: str,
     title: tuple[str, str, str],
     facts: Sequence[str],
+    text: str,
     heading: str,
     lead: str,
-    text: str = "",
 ) -> Path:
     """Write a standalone page and return its path.
 
     `body` is HTML, all else plain text: the kind of page (`kicker`), words before the model's name,
-    the name and words after it (`title`), how to read the page, and the text that the model was
-    given, if there was one.
+    the name and words after it (`title`), the text that the model was given or "", and how to read
+    the page.
     """
     before, name, after = title
-    plain = {"kicker": kicker, "before": before, "name": name, "after": after,
-             "heading": heading, "lead": lead, "of": f": {text}" if text else ""}  # fmt: skip
-    given = f'<h2>Text</h2>\n<p class="given">{html.escape(text)}</p>\n' if text else ""
+    about = f": {text}" if text else ""
+    plain = {"kicker": kicker, "before": before, "name": name, "after": after, "about": about,
+             "heading": heading, "lead": lead}  # fmt: skip
+    given = f'<h2>Text</h2>\n<p class="given">{html.escape(text)}</p>' if text else ""
     page = Template(_asset("html", "page.html")).substitute(
         {key: html.escape(value) for key, value in plain.items()},
         facts="".join(f"<li>{html.escape(fact)}</li>" for fact in facts),
