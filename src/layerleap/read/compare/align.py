@@ -18,7 +18,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights import KINDS, unembedding
 from layerleap.progress import Progress, reporting
 from layerleap.read.compare.alignment import MEASURES, Alignment
-from layerleap.read.compare.kernels import Raw, Space, Vocabulary
+from layerleap.read.compare.kernels import Raw, Space, Vocabulary, known_tokens
 from layerleap.read.compare.lists import listed
 from layerleap.read.compare.matching import Matching, SpaceName, match_layers
 from layerleap.read.compare.similarity import (
@@ -51,8 +51,9 @@ def align(
 
     Args:
         kinds: of vectors, such as "ffn.value" or "attn.q"; all that both models have when None.
-        tokens: ids over which correlations are taken; all when None. Small models have rows for
-            tokens that they never met, and these are noise.
+        tokens: ids over which correlations are taken; when None, all but those whose row of the
+            output matrix is 0 in either model. Rows of tokens that a small model has never met
+            are noise, if they are not 0.
         rows: vectors of `a` per block and kind, drawn at random; they are compared with all
             vectors of `b`. None takes all, unless that would take many minutes; the result says so.
         seed: of the draw.
@@ -65,10 +66,13 @@ def align(
     for kind in kinds or ():
         check_choice(kind, KINDS, "kind")
     _check_vocabularies(a, b)
-    chosen = _tokens(a, tokens)
+    matrices = unembedding(a), unembedding(b)
+    chosen = known_tokens(*matrices) if tokens is None else _chosen(a, tokens)
+    if len(chosen) < 2:
+        raise BadSettings(f"{len(chosen)} tokens to compare over; a correlation needs at least 2")
     sides = Side(a, fold), Side(b, fold)
     blocks, missing = _blocks(*sides, kinds)
-    spaces: Spaces = {"vocabulary": Vocabulary.of(unembedding(a), unembedding(b), chosen)}
+    spaces: Spaces = {"vocabulary": Vocabulary.of(*matrices, chosen)}
     if control and a.d_model == b.d_model:
         spaces["raw"] = Raw(a.d_model)
     elif control:
@@ -76,9 +80,8 @@ def align(
             f"raw coordinates cannot be compared: the models are {a.d_model} and {b.d_model} wide"
         )
     matchings = _matchings(spaces, *sides, blocks, (rows, seed), progress)
-    n_tokens = a.d_vocab if chosen is None else len(chosen)
     names = a.identity.name, b.identity.name
-    return Alignment(*names, n_tokens, a.d_vocab, fold, seed, matchings, missing)
+    return Alignment(*names, len(chosen), a.d_vocab, fold, seed, matchings, missing)
 
 
 def _check_vocabularies(a: Transformer, b: Transformer) -> None:
@@ -105,14 +108,10 @@ def _check_vocabularies(a: Transformer, b: Transformer) -> None:
         )
 
 
-def _tokens(transformer: Transformer, tokens: Sequence[int] | Tensor | None) -> Tensor | None:
+def _chosen(transformer: Transformer, tokens: Sequence[int] | Tensor) -> Tensor:
     """The chosen ids, in order and each once."""
-    if tokens is None:
-        return None
     ids = torch.as_tensor(tokens, dtype=torch.long).flatten().unique()
-    if len(ids) < 2:
-        raise BadSettings(f"tokens has {len(ids)} different ids; a correlation needs at least 2")
-    if ids[0] < 0 or ids[-1] >= transformer.d_vocab:
+    if len(ids) and (ids[0] < 0 or ids[-1] >= transformer.d_vocab):
         wrong = int(ids[0] if ids[0] < 0 else ids[-1])
         raise BadSettings(f"token {wrong} does not exist; expected 0 to {transformer.d_vocab - 1}")
     return ids

@@ -56,7 +56,8 @@ class Alignment:
 
     def notes(self) -> list[str]:
         """What a reader must know: tokens, rows that were drawn, and what is missing."""
-        tokens = f"all {self.n_tokens:,}" if self.n_tokens == self.d_vocab else f"{self.n_tokens:,}"
+        is_all = self.n_tokens == self.d_vocab
+        tokens = f"all {self.d_vocab:,}" if is_all else f"{self.n_tokens:,} of {self.d_vocab:,}"
         fold = "norms folded in" if self.fold else "without norms"
         notes = [f"correlations over {tokens} tokens, by the models' output matrices, {fold}"]
         rows = {one.space: one.rows for one in self.matchings if one.rows is not None}

@@ -50,8 +50,8 @@ class Vocabulary:
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, tokens: Tensor | None = None) -> "Vocabulary":
-        """From the output matrices, (d_vocab, d_a) and (d_vocab, d_b); all tokens when None."""
-        chosen = torch.arange(len(a)) if tokens is None else tokens
+        """From the output matrices, (d_vocab, d_a) and (d_vocab, d_b); `known_tokens` when None."""
+        chosen = known_tokens(a, b) if tokens is None else tokens
         means = [_mean(matrix, chosen) for matrix in (a, b)]
         aa, ab, bb = (
             torch.zeros(m.shape[1], n.shape[1], dtype=torch.float64)
@@ -99,6 +99,20 @@ class Raw:
     right = left
 
 
+def known_tokens(a: Tensor, b: Tensor) -> Tensor:
+    """The tokens whose rows are not 0 in either matrix.
+
+    A token without a row gets the score 0 from every vector of both models. It says nothing about
+    them, but would make all correlations larger: a mean score that is not 0 becomes a contrast of
+    tokens with and without a row.
+    """
+    known = [
+        torch.cat([part.ne(0).any(1).cpu() for part in matrix.split(_step(matrix.shape[1]))])
+        for matrix in (a, b)
+    ]
+    return (known[0] & known[1]).nonzero()[:, 0]
+
+
 def _scaled(rows: Tensor, variance: Tensor) -> Tensor:
     """Rows by the root of their variance; rows without any stay 0, and correlate with nothing."""
     size = torch.where(variance > 0, variance, torch.inf).rsqrt()
@@ -123,7 +137,11 @@ def _mean(matrix: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _parts(chosen: Tensor, width: int) -> Iterator[Tensor]:
-    yield from chosen.split(max(1, PIECE_BYTES // (8 * width)))
+    yield from chosen.split(_step(width))
+
+
+def _step(width: int) -> int:
+    return max(1, PIECE_BYTES // (8 * width))
 
 
 def _rows(matrix: Tensor, part: Tensor) -> Tensor:

@@ -67,8 +67,8 @@ def _top(
 LOOKING = (look.models, look.check, look.read, look.card, concepts.index, concepts.search)
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
-for command in (align, diff):
-    app.command()(grouped(command))
+app.command()(grouped(align))
+app.command()(grouped(diff))
 app.command()(grouped(debug))
 app.command()(grouped(weights))
 app.command("tune")(grouped(tune.tune_command))

@@ -120,7 +120,7 @@ def test_tokens_can_be_restricted():
     ids = list(range(3, 50))
     found = align(model(), model(seed=1), kinds=["ffn.value"], tokens=ids, progress=False)
     assert (found.n_tokens, found.d_vocab) == (47, 61)
-    assert found.notes()[0].startswith("correlations over 47 tokens")
+    assert found.notes()[0].startswith("correlations over 47 of 61 tokens")
     same = align(model(), model(seed=1), kinds=["ffn.value"], tokens=torch.tensor(ids * 2))
     assert same.matchings == found.matchings
     assert found.matchings[0].similarity != pair().matching("ffn.value").similarity
@@ -187,7 +187,7 @@ def test_classifiers_are_refused():
     [
         ({"kinds": ["ffn.values"]}, "kind is 'ffn.values'; .*did you mean 'ffn.value'"),
         ({"rows": 0}, "rows is 0; expected 1 or more"),
-        ({"tokens": [5]}, "tokens has 1 different ids; a correlation needs at least 2"),
+        ({"tokens": [5]}, "1 tokens to compare over; a correlation needs at least 2"),
         ({"tokens": [5, 61]}, "token 61 does not exist; expected 0 to 60"),
         ({"tokens": [-1, 5]}, "token -1 does not exist"),
         ({"rows": "many"}, "rows is 'many'; expected a whole number"),
@@ -215,3 +215,21 @@ def test_the_result_prints_counts_and_becomes_json_and_a_table():
         found.matching("ffn.key")
     with pytest.raises(BadSettings, match="measure is 'worst'"):
         found.matching("ffn.up", "worst")
+
+
+def test_tokens_without_a_row_in_either_model_are_left_out():
+    def without(tokens: list[int], seed: int) -> Transformer:
+        bare = build("llama", seed)
+        with torch.no_grad():
+            bare.lm_head.weight[tokens] = 0
+        return Transformer.wrap(bare, tokenizer(), name=f"seed {seed}")
+
+    a, b = without([3, 50], 0), without([50, 51], 1)
+    found = align(a, b, kinds=["ffn.value"], progress=False)
+    assert found.n_tokens == 58
+    assert found.notes()[0].startswith("correlations over 58 of 61 tokens")
+    rest = [token for token in range(61) if token not in (3, 50, 51)]
+    chosen = align(a, b, kinds=["ffn.value"], tokens=rest, progress=False)
+    assert chosen.matchings == found.matchings
+    everything = align(a, b, kinds=["ffn.value"], tokens=range(61), progress=False)
+    assert everything.matchings != found.matchings
