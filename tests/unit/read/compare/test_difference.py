@@ -260,3 +260,12 @@ def test_the_pseudo_inverse_finds_the_tokens_that_a_displacement_was_made_of() -
 def test_ranges_of_blocks_are_short() -> None:
     assert ranges([1, 2, 3, 5, 8, 9]) == "1-3, 5, 8-9"
     assert ranges([]) == ""
+
+
+def test_a_wrapped_model_can_be_compared_with_a_folder(tmp_path: Path) -> None:
+    tuned = wrapped(change=nudge)
+    tuned.model.save_pretrained(tmp_path)
+    found = diff(wrapped(), tmp_path, kinds=["ffn.value"], top=1, progress=False)
+    assert found.how == "both models in memory"
+    assert found.tuned == str(tmp_path)
+    assert [one.name for one in found.neurons] == ["L2.N7"]
