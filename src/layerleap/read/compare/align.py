@@ -8,6 +8,7 @@ with other bases, or other widths, can be compared: arXiv 2209.02535, section 4.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -162,16 +163,10 @@ def _matchings(
 
         for kind, both in blocks.items():
             for name, space in spaces.items():
-                found = similarities(space, a, b, kind, both, (rows[name], seed), tick)
-                matchings += [
-                    match_layers(
-                        found[measure],
-                        *both,
-                        kind=kind,
-                        space=name,
-                        measure=measure,
-                        rows=rows[name],
-                    )
-                    for measure in MEASURES
-                ]
+                drawn = rows[name]
+                if drawn is not None and drawn >= max(a.count(kind, block) for block in both[0]):
+                    drawn = None  # this kind has no more
+                found = similarities(space, a, b, kind, both, (drawn, seed), tick)
+                about: dict[str, Any] = {"kind": kind, "space": name, "rows": drawn}
+                matchings += [match_layers(found[m], *both, measure=m, **about) for m in MEASURES]
     return tuple(matchings)

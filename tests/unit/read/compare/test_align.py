@@ -233,3 +233,9 @@ def test_tokens_without_a_row_in_either_model_are_left_out():
     assert chosen.matchings == found.matchings
     everything = align(a, b, kinds=["ffn.value"], tokens=range(61), progress=False)
     assert everything.matchings != found.matchings
+
+
+def test_a_kind_with_fewer_vectors_than_are_drawn_is_compared_in_full():
+    found = align(model(), model(), kinds=["ffn.value", "attn.k"], rows=20, progress=False)
+    assert found.matching("ffn.value").rows == 20
+    assert found.matching("attn.k").rows is None
