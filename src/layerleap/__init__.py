@@ -39,6 +39,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.models.load import load
     from layerleap.models.transformer import Transformer
     from layerleap.models.untrained import untrained
+    from layerleap.read.compare.align import align
+    from layerleap.read.compare.diff import diff
     from layerleap.read.evaluate import Evaluation, evaluate
     from layerleap.read.lens import Lens
     from layerleap.read.lens import read_text as read
@@ -83,6 +85,8 @@ _HOME = {
     "load": ("layerleap.models.load", "load"),
     "Transformer": ("layerleap.models.transformer", "Transformer"),
     "untrained": ("layerleap.models.untrained", "untrained"),
+    "align": ("layerleap.read.compare.align", "align"),
+    "diff": ("layerleap.read.compare.diff", "diff"),
     "Evaluation": ("layerleap.read.evaluate", "Evaluation"),
     "evaluate": ("layerleap.read.evaluate", "evaluate"),
     "Lens": ("layerleap.read.lens", "Lens"),
@@ -106,10 +110,10 @@ _HOME = {
 __all__ = [
     "ConceptIndex", "Decoder", "Effect", "Evaluation", "Generation", "LayerleapError", "Lens",
     "Neurons", "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability",
-    "Transformer", "check", "debug", "decoder", "default_bank", "edits", "effect", "evaluate",
-    "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index", "iter_documents",
-    "load", "neurons", "read", "search", "stats", "studies", "suitability", "tune", "untrained",
-    "weights", "zoo",
+    "Transformer", "align", "check", "debug", "decoder", "default_bank", "diff", "edits", "effect",
+    "evaluate", "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index",
+    "iter_documents", "load", "neurons", "read", "search", "stats", "studies", "suitability",
+    "tune", "untrained", "weights", "zoo",
 ]  # fmt: skip
 
 
