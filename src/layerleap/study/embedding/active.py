@@ -16,7 +16,7 @@ from layerleap.study.claims import Claim, Verdict, above, at_every, untested
 from layerleap.study.embedding.context import EmbeddingContext
 from layerleap.study.embedding.matches import OTHERS, OWN, Matches
 from layerleap.study.embedding.pairs import interval
-from layerleap.study.embedding.passes import BY_COEFFICIENT, BY_SIZE, KEY_WAYS, WAYS
+from layerleap.study.embedding.passes import BY_SIZE, KEY_WAYS, WAYS
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -185,5 +185,3 @@ SECTION = Section(
         ),
     ),
 )  # fmt: skip
-
-__all__ = ["BY_COEFFICIENT", "SECTION", "layer_rows"]

@@ -27,6 +27,7 @@ from layerleap.study.embedding.pairs import (
     answers,
     interval,
     lead_over,
+    mean_of,
     overlaps,
     sample_of,
     with_leads,
@@ -146,15 +147,10 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def mean_of(result: StudyResult, **where: str) -> Row | None:
-    """The mean over layers of one measure of columns."""
-    return result.row("columns_depth", **{"reading": "plain", "over": "mean", **where})
-
-
 def _findings(result: StudyResult) -> Iterator[Finding]:
     k = result.settings["k"]
     for name in PAIRS:
-        rows = {m: mean_of(result, pair=name, measure=m) for m in (OWN, *CONTROLS)}
+        rows = {m: mean_of(result, "columns_depth", pair=name, measure=m) for m in (OWN, *CONTROLS)}
         if (own := rows.pop(OWN)) is None:
             continue
         controls = " and ".join(
@@ -166,7 +162,9 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             under="columns", headline=True,
         )  # fmt: skip
         for reading, words in (("signed", "by highest tokens"), ("folded", "with norms folded in")):
-            lead = mean_of(result, pair=name, measure=lead_over(LAYER), reading=reading)
+            lead = mean_of(
+                result, "columns_depth", pair=name, measure=lead_over(LAYER), reading=reading
+            )
             if lead is not None:
                 yield Finding(
                     f"{name}, {words}: the mean lead over {LAYER} is {interval(lead, '{:.4f}')}.",

@@ -21,6 +21,7 @@ from layerleap.study.embedding.pairs import (
     answers,
     interval,
     lead_over,
+    mean_of,
     overlaps,
     sample_of,
     with_leads,
@@ -96,11 +97,6 @@ def keys_of(result: StudyResult, table: str = "neurons") -> list[str]:
     return [key for key in KEYS if result.row(table, pair=key)]
 
 
-def mean_of(result: StudyResult, **where: str) -> Row | None:
-    """The mean over layers of one measure of neurons."""
-    return result.row("neurons_depth", **{"reading": "plain", "over": "mean", **where})
-
-
 # --- claims ------------------------------------------------------------------------------------
 
 
@@ -135,7 +131,7 @@ def _grows(result: StudyResult) -> Verdict:
 
 
 def _one_is_better(result: StudyResult) -> Verdict:
-    mean = mean_of(result, pair="both", measure=BETTER)
+    mean = mean_of(result, "neurons_depth", pair="both", measure=BETTER)
     rows = result.rows("neurons", pair="both", measure=BETTER, reading="plain")
     if mean is None:
         return untested("no layer has both kinds")
@@ -171,7 +167,9 @@ CLAIMS = (
 def _findings(result: StudyResult) -> Iterator[Finding]:
     k, keys = result.settings["k"], keys_of(result)
     for key in keys:
-        own, shuffled = (mean_of(result, pair=key, measure=m) for m in (OWN, SHUFFLED))
+        own, shuffled = (
+            mean_of(result, "neurons_depth", pair=key, measure=m) for m in (OWN, SHUFFLED)
+        )
         given = answers(result, "neurons", pair=key, measure=LEAD)
         assert own is not None
         assert shuffled is not None
@@ -186,18 +184,21 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         ("signed", "With the highest tokens instead of those of largest magnitude"),
         ("folded", "With norms folded in"),
     ):
-        leads = {key: mean_of(result, pair=key, measure=LEAD, reading=reading) for key in keys}
+        leads = {
+            key: mean_of(result, "neurons_depth", pair=key, measure=LEAD, reading=reading)
+            for key in keys
+        }
         known = [f"{interval(row, '{:.4f}')} ({NAMES[key]})" for key, row in leads.items() if row]
         if known:
             yield Finding(f"{words}, the mean lead is {' and '.join(known)}.", under="neurons")
-    if (better := mean_of(result, pair="both", measure=BETTER)) is not None:
-        side = above(better)
-        words = {"yes": "Gates pair better with values than ups", "cannot tell": "Neither kind of "
-                 "key clearly pairs better with values"}  # fmt: skip
-        if below(better) == "yes":
-            side, words = "no", {"no": "Ups pair better with values than gates"}
+    if (better := mean_of(result, "neurons_depth", pair="both", measure=BETTER)) is not None:
+        words = "Neither kind of key clearly pairs better with values"
+        if above(better) == "yes":
+            words = "Gates pair better with values than ups"
+        elif below(better) == "yes":
+            words = "Ups pair better with values than gates"
         yield Finding(
-            f"{words.get(side, 'Both kinds of key pair alike')}: the difference of their leads is "
+            f"{words}: the difference of their leads is "
             f"{interval(better, '{:+.4f}')} on average over layers.",
             headline=True,
         )
@@ -255,5 +256,3 @@ SECTION = Section(
         ),
     ),
 )  # fmt: skip
-
-__all__ = ["KEYS", "NAMES", "SECTION", "VALUE", "key_blocks", "keys_of", "tables_of"]

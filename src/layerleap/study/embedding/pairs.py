@@ -35,7 +35,6 @@ class Pairs:
     partners: Mapping[str, Tensor]  # rows of `right`: those under "own" belong to `rows`
 
 
-@torch.no_grad()
 def overlaps(
     model: Transformer, matrix: Tensor, block: int, pairs: Sequence[Pairs],
     readings: Iterable[str], k: int,
@@ -138,6 +137,11 @@ def sample_of(n: int, limit: int | None, generator: torch.Generator) -> Tensor:
 def answers(result: StudyResult, table: str, reading: str = "plain", **where: str) -> list[Answer]:
     """Is a lead above 0, layer by layer?"""
     return [above(row) for row in result.rows(table, reading=reading, **where)]
+
+
+def mean_of(result: StudyResult, table: str, **where: str) -> Row | None:
+    """The mean over layers of one measure, from a table of `Depth.over_all`."""
+    return result.row(table, **{"reading": "plain", "over": "mean", **where})
 
 
 def interval(row: Row, form: str = "{:.3f}") -> str:
