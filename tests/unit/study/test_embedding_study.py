@@ -150,7 +150,7 @@ def test_overlaps_are_those_of_the_whole_projection():
 
 def observed(model, **changes):
     few = settings(**changes).resolved(model)
-    batches = list(batches_of(model, text(), few.sampling, side="both", n_texts=6))
+    batches = list(batches_of(model, text(), few.sampling, side="both", n_texts=12))
     seen = observe(model, batches, None, few, generator=seeded(), progress=lambda *_: None)
     return seen, batches
 
@@ -325,15 +325,11 @@ def test_a_random_model_overlaps_no_more_than_chance():
             assert all(abs(row["value"]) < 0.1 for row in rows)
 
 
-def test_findings_say_something_under_every_figure_and_the_page_is_written(tmp_path):
+def test_findings_say_something_under_every_figure():
     result = made()
     figures = {figure.key for section in STUDY.sections for figure in section.figures}
     assert {row["under"] for row in result.findings} >= figures
     assert result.headlines
-    page = result.report(tmp_path).read_text(encoding="utf8")
-    for figure in figures:
-        assert f'id="{figure}"' in page
-    assert (tmp_path / "claims.csv").exists()
 
 
 def test_a_masked_model_runs_and_a_plain_ffn_has_one_kind_of_key():

@@ -108,15 +108,15 @@ def _kept(scores: Tensor, limits: Tensor) -> Tensor:
 
 
 def _limits(rows: Tensor, matrix: Tensor, ks: Sequence[int]) -> Tensor:
-    """The smallest magnitude that is kept of each row: (row, k)."""
-    places = torch.tensor(ks, device=rows.device) - 1
+    """Below which magnitude an entry of each row is set to 0: (row, k)."""
+    last = torch.tensor(ks, device=rows.device)
     parts = []
     for part in rows.split(max(1, ENTRIES // len(matrix))):
         sizes = (part @ matrix.T).abs_().sort(dim=1, descending=True).values
-        parts.append(sizes[:, places])
-    limits = torch.cat(parts)
-    limits[:, [k >= len(matrix) for k in ks]] = 0  # all are kept, whatever rounding says
-    return limits
+        sizes = torch.nn.functional.pad(sizes, (0, 1))  # if all are kept, none is left out
+        # Half-way to the next one: products of other blocks round differently.
+        parts.append((sizes[:, last - 1] + sizes[:, last]) / 2)
+    return torch.cat(parts)
 
 
 def _cosine(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
