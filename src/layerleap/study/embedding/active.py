@@ -130,15 +130,25 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         yield Finding(
             f"Of a state's top {k} tokens, {_percent(own)} are among those of the {n} most active "
             f"{way}, and {_percent(other)} among those that are active in other documents (mean "
-            f"over layers). The lead is largest at layer {best['layer']}: {_percent(best)}. For "
-            f"the last layer's state, the mean lead is {_percent(last)}.",
+            f"over layers). The lead is largest at layer {best['layer']}: {in_points(best)}. For "
+            f"the last layer's state, the mean lead is {in_points(last)}.",
             under="active", headline=way == BY_SIZE,
         )  # fmt: skip
 
 
 def _percent(row: Row) -> str:
-    return interval({k: None if row[k] is None else 100 * row[k] for k in ("value", "low", "high")},
-                    "{:.1f}") + " %"  # fmt: skip
+    return f"{interval(in_percent(row), '{:.1f}')} %"
+
+
+def in_points(row: Row) -> str:
+    """A difference of shares with its interval, for sentences."""
+    return f"{interval(in_percent(row), '{:+.1f}')} points"
+
+
+def in_percent(row: Row) -> Row:
+    """The value and its interval times 100."""
+    ends = ("value", "low", "high")
+    return {key: None if row[key] is None else 100 * row[key] for key in ends}
 
 
 def _points(result: StudyResult) -> Iterator[Row]:

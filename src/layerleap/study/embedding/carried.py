@@ -11,7 +11,7 @@ from torch import Tensor
 from layerleap.errors import BadSettings, BadText
 from layerleap.study.claims import Claim, Verdict, above, all_of, at_every, untested
 from layerleap.study.embedding import kept
-from layerleap.study.embedding.active import LEAD, layer_rows
+from layerleap.study.embedding.active import LEAD, in_points, layer_rows
 from layerleap.study.embedding.context import EmbeddingContext
 from layerleap.study.embedding.inner_products import INVERSES, interval_rows
 from layerleap.study.embedding.matches import OTHERS, OWN
@@ -91,7 +91,7 @@ def _better(result: StudyResult) -> Verdict:
     given = [above(row) for row in gains]
     return Verdict(
         at_every(given),
-        f"mean gain over layers {_points_of(mean)}; clearly above 0 at {given.count('yes')} of "
+        f"mean gain over layers {in_points(mean)}; clearly above 0 at {given.count('yes')} of "
         f"{len(given)} layers, clearly below at {given.count('no')}",
         "yes if the interval of (carried minus control) minus (as it is minus control) is above 0 "
         "at every layer, partly if at most of them",
@@ -111,22 +111,17 @@ def _keeps(result: StudyResult) -> Verdict:
     )
 
 
-def _points_of(row: Row) -> str:
-    ends = {key: None if row[key] is None else 100 * row[key] for key in ("value", "low", "high")}
-    return f"{interval(ends, '{:+.1f}')} points"
-
-
 def _findings(result: StudyResult) -> Iterator[Finding]:
     for way in WAYS:
         gain = _mean(result, way=way, measure=GAIN)
         leads = [_mean(result, way=way, state=state, measure=LEAD) for state in ("mat", "raw")]
         if gain is None or None in leads:
             continue
-        mat, raw = (_points_of(row) for row in leads if row is not None)
+        mat, raw = (in_points(row) for row in leads if row is not None)
         yield Finding(
             f"Top tokens of carried states are found among those of the most active {way} with a "
             f"lead of {mat} over other documents, those of states as they are with {raw}: a gain "
-            f"of {_points_of(gain)} (mean over layers below the last).",
+            f"of {in_points(gain)} (mean over layers below the last).",
             under="carried", headline=way == BY_SIZE,
         )  # fmt: skip
     for row in result.rows("carried_crossings"):

@@ -149,7 +149,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"{interval(first, '{:.2f}')} with the transposed matrix and "
             f"{interval(second, '{:.2f}')} with the pseudo-inverse; the curves "
             f"{crossing_words(row, few)}.",
-            under="kept", headline=True,
+            under="kept", headline=name == STATES,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights import vectors
 from layerleap.progress import Progress
 from layerleap.study.embedding.passes import WAYS, Active, Observed
-from layerleap.study.embedding.tokens import found_among, others, top_ids
+from layerleap.study.embedding.tokens import Order, found_among, others, top_ids
 
 OWN, OTHERS = "own", "other documents"
 
@@ -52,21 +52,25 @@ def match(
     """Look the top tokens of states up among those of active vectors."""
     elsewhere = others(observed.documents, generator)
     shares: dict[tuple[str, int, str, str], Tensor] = {}
-    for number, ((way, block), active) in enumerate(observed.active.items()):
-        progress("tokens of active parameters", number, len(observed.active), "kinds in a layer")
-        given = tokens_of(active, vectors(model, block, WAYS[way]), matrix, k)
+    kinds = list(dict.fromkeys((block, WAYS[way]) for way, block in observed.active))
+    for number, (block, kind) in enumerate(kinds):
+        progress("tokens of active parameters", number, len(kinds), "kinds in a layer")
+        ways = [way for way, b in observed.active if (b, WAYS[way]) == (block, kind)]
+        used = torch.cat([observed.active[way, block].rows.flatten() for way in ways]).unique()
+        ends = top_ids(vectors(model, block, kind)[used], matrix, k, "high", "low")
         states = {"raw": observed.tops["raw"][:, block - 1], "last": observed.tops["raw"][:, -1]}
         if "mat" in observed.tops:
             states["mat"] = observed.tops["mat"][:, block - 1]
-        for state, wanted in states.items():
-            shares[way, block, state, OWN] = found_among(wanted, given)
-            shares[way, block, state, OTHERS] = found_among(wanted, given[elsewhere])
+        for way in ways:
+            given = _tokens(observed.active[way, block], used, ends)
+            for state, wanted in states.items():
+                shares[way, block, state, OWN] = found_among(wanted, given)
+                shares[way, block, state, OTHERS] = found_among(wanted, given[elsewhere])
     return Matches(observed.documents, shares)
 
 
-def tokens_of(active: Active, rows: Tensor, matrix: Tensor, k: int) -> Tensor:
+def _tokens(active: Active, used: Tensor, ends: dict[Order, Tensor]) -> Tensor:
     """The top tokens of every position's vectors, each taken with its sign: (row, active * k)."""
-    used, place = active.rows.unique(return_inverse=True)
-    ends = top_ids(rows[used.to(rows.device)], matrix, k, "high", "low")
+    place = torch.searchsorted(used, active.rows)
     tokens = torch.where(active.positive[..., None], ends["high"][place], ends["low"][place])
     return tokens.flatten(1)

@@ -44,7 +44,7 @@ class EmbeddingSettings(FitSettings):
     fold: bool = option(
         True, "Also read vectors with norms folded in.", flags=("--fold/--no-fold",)
     )
-    kept_rows: int = option(500, "Vectors whose inner products are compared.")
+    kept_rows: int = option(1000, "Vectors whose inner products are compared.")
     twin_vectors: int = option(256, "Neurons compared per layer of the untrained twin, at most.")
 
     def __post_init__(self) -> None:
@@ -61,9 +61,9 @@ class EmbeddingSettings(FitSettings):
         assert self.n_fit is not None
         assert self.n_read is not None
         return replace(
-            self, n_fit=min(self.n_fit, 180), n_read=min(self.n_read, 20),
+            self, n_fit=min(self.n_fit, 180), n_read=min(self.n_read, 16),
             vectors=min(self.vectors or 128, 128), fold=False,
-            kept_rows=min(self.kept_rows, 100), twin_vectors=min(self.twin_vectors, 64),
+            kept_rows=min(self.kept_rows, 250), twin_vectors=min(self.twin_vectors, 64),
         )  # fmt: skip
 
     def resolved(self, model: Transformer) -> Self:

@@ -72,7 +72,8 @@ def _claim(result: StudyResult) -> Verdict:
 
 
 def _name(row: Row) -> str:
-    return neurons.NAMES.get(row["pair"], row["pair"])
+    pair: str = row["pair"]
+    return neurons.NAMES.get(pair, pair)
 
 
 def _findings(result: StudyResult) -> Iterator[Finding]:
