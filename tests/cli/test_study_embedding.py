@@ -31,6 +31,7 @@ def saved(folder: Path, model: object) -> Path:
 def test_it_prints_claims_and_writes_a_report(text: Path, tmp_path: Path) -> None:
     model = saved(tmp_path / "model", build("llama", 1))
     words = ("--text", text, "-o", tmp_path / "report", *SMALL, "--quick")
+    words += ("--sections", "neurons,kept")
     result = run("study", "embedding", model, *words)
     assert result.exit_code == 0, result.output
     printed = " ".join(result.stdout.split())
