@@ -27,8 +27,8 @@ def cascade(maps: PartMaps, recording: Recording, keep: Tensor, kinds, start: in
 
 
 @cache
-def wrapped(name: str) -> Transformer:
-    model = build(name)
+def wrapped(name: str, **changes) -> Transformer:
+    model = build(name, **changes)
     if hasattr(model.config, "_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped kernels do not know float64
     return Transformer.wrap(model.double(), check=False)

@@ -385,7 +385,7 @@ def test_offloaded_models_are_edited_and_get_their_own_forwards_back():
     torch.testing.assert_close(ours, expected)
     assert traces(model) == before
     with (
-        pytest.raises(ModelRefused, match="offloaded, so its neurons cannot be verified"),
+        pytest.raises(ModelRefused, match="offloaded, so they cannot be verified"),
         offloaded.edit(ZeroNeuron(2, 0)),
     ):
         pass

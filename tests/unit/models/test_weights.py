@@ -56,7 +56,7 @@ def test_weights_are_viewed_and_looked_up_once():
 
 
 def test_loading_does_not_look_for_neurons(monkeypatch):
-    from layerleap.models import weights
+    from layerleap.models.weights import neurons as weights
 
     looked: list[object] = []
     monkeypatch.setattr(weights, "_find", lambda *args: looked.append(args))

@@ -60,7 +60,7 @@ class _Part:
 def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
     """The anatomy of one block, or the reason why it could not be determined."""
     inside = [call for call in calls if block.contains(call) and call.gives is not None]
-    norms = [call for call in inside if _is_norm(call.module)]
+    norms = [call for call in inside if is_norm(call.module)]
     after = [*norms, *(call for call in inside if _is_scale(call.module))]
     parts = _parts(block, inside, norms)
     if isinstance(parts, str):
@@ -79,14 +79,15 @@ def find_anatomy(block: Call, calls: Sequence[Call]) -> Anatomy | str:
     return f"{', '.join(part.name for part in parts)} do not add up to the block{closest}"
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
+    """True for a norm: called so, and without a matrix."""
     flat = all(parameter.dim() == 1 for parameter in module.parameters())
     return "norm" in type(module).__name__.lower() and flat
 
 
 def _is_scale(module: nn.Module) -> bool:
     """True for a learned factor or shift per coordinate, as vision models have after each part."""
-    return not _is_norm(module) and {p.dim() for p in module.parameters()} == {1}
+    return not is_norm(module) and {p.dim() for p in module.parameters()} == {1}
 
 
 def _has_matrix(module: nn.Module) -> bool:
@@ -100,7 +101,7 @@ def _relative(block: Call, call: Call) -> str:
     return call.path.removeprefix(f"{block.path}.")
 
 
-def _attention_root(path: str) -> str | None:
+def attention_root(path: str) -> str | None:
     """The path up to the first component named after attention."""
     names = path.split(".")
     for index, name in enumerate(names):
@@ -115,7 +116,7 @@ def _parts(block: Call, inside: list[Call], norms: list[Call]) -> tuple[_Part, .
     by_root: dict[str, list[Call]] = {}
     feed_forward: list[Call] = []
     for call in weighted:
-        root = _attention_root(_relative(block, call))
+        root = attention_root(_relative(block, call))
         (by_root.setdefault(root, []) if root else feed_forward).append(call)
     if not 1 <= len(by_root) <= 2 or not feed_forward:
         return f"found {len(by_root)} attention modules and {len(feed_forward)} FFN matrices"

@@ -36,7 +36,7 @@ from layerleap.read.vocabulary.clusters import (
     cluster_vectors,
     default_number,
 )
-from layerleap.read.vocabulary.ends import both_ends, written_values
+from layerleap.read.vocabulary.ends import both_ends
 from layerleap.read.vocabulary.index import ConceptIndex
 from layerleap.read.vocabulary.lookup import End
 from layerleap.read.vocabulary.ranges import BlockRanges, natural_ranges
@@ -208,7 +208,7 @@ class _Work:
     ) -> None:
         rows: list[tuple[int, float, bytes, bytes]] = []
         if ffn is not None:
-            values = written_values(self.transformer, ffn)
+            values = ffn.written(self.transformer).float()
             ends = both_ends(values, self.matrix, self.top)
             packed = [
                 [
@@ -331,7 +331,7 @@ class _Work:
             yield cluster, size, ends[0].packed(), ends[1].packed()
 
     def _values(self, place: int) -> Tensor:
-        return written_values(self.transformer, self.ffns[place])
+        return self.ffns[place].written(self.transformer).float()
 
 
 def _missing_library() -> str:

@@ -15,9 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from layerleap.models.transformer import Transformer
-from layerleap.models.weights import FeedForward
-
 PIECE_BYTES = 2**27  # of one float32 product, and of one slice of the matrix
 LARGEST = torch.finfo(torch.float16).max
 
@@ -27,21 +24,6 @@ class Ends(NamedTuple):
 
     ids: Tensor
     scores: Tensor
-
-
-@torch.no_grad()
-def written_values(
-    transformer: Transformer, ffn: FeedForward, neurons: Sequence[int] | None = None
-) -> Tensor:
-    """What a coefficient of 1 adds to the stream, float32: (neuron, d_model); all when None."""
-    values = ffn.values(transformer)
-    values = values if neurons is None else values[list(neurons)]
-    if ffn.after is None and ffn.scale == 1.0:
-        return values.float()  # no copy where they are float32
-    # Alternating signs have mean 0 and mean square 1, so that a norm leaves their size alone.
-    like = values.new_ones(1, values.shape[1])
-    like[:, 1::2] = -1
-    return ffn.into_stream(transformer, like, values.float()[None])[0].float()
 
 
 @torch.no_grad()

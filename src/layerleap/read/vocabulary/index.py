@@ -22,7 +22,6 @@ from layerleap.errors import BadArtifact, BadSettings, CannotFetch, WrongModel
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward
 from layerleap.read.vocabulary.clusters import NAMES
-from layerleap.read.vocabulary.ends import written_values
 from layerleap.read.vocabulary.lookup import (
     BlockEntry,
     End,
@@ -295,7 +294,7 @@ class ConceptIndex:
         return [entry for entry in self.blocks if entry.n_neurons]
 
     def _values(self, block: int) -> Tensor:
-        return written_values(self.transformer, feed_forward(self.transformer, block))
+        return feed_forward(self.transformer, block).written(self.transformer).float()
 
 
 def _both_scored(

@@ -30,7 +30,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, feed_forward, feed_forwards, unembedding
 from layerleap.read.lens import Lens
 from layerleap.read.top import top_k
-from layerleap.read.vocabulary.ends import Ends, both_ends, written_values
+from layerleap.read.vocabulary.ends import Ends, both_ends
 from layerleap.read.vocabulary.tokens import TokenLabel, output_label, token_label
 
 Where = Literal["before", "attention", "ffn"]
@@ -216,7 +216,7 @@ class Neurons:
         """One value vector: the tokens it promotes and suppresses most, as a unit sub-update."""
         ffn = self.feed_forward(block)
         check_neuron(ffn, neuron)
-        vector = written_values(self.transformer, ffn, [neuron])
+        vector = ffn.written(self.transformer, [neuron]).float()
         ends = vector_ends(self.transformer, vector, top)[0]
         norm = float(vector.norm())
         return SubUpdate(block, neuron, 1.0, norm, norm, 0.0, *ends)
@@ -330,7 +330,7 @@ class Neurons:
         missing = dict(place.missing)
         try:
             chosen = [update[0] for update in updates]
-            vectors = written_values(self.transformer, place.ffn, chosen)
+            vectors = place.ffn.written(self.transformer, chosen).float()
             ends = vector_ends(self.transformer, vectors, ENDS)
         except ModelRefused as error:
             ends, missing["vectors"] = [((), ())] * len(updates), str(error)

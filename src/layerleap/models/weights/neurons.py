@@ -1,8 +1,7 @@
-"""A verified view of a model's weights: the neurons of its FFNs, and its output matrix.
+"""The neurons of a model's FFNs, verified: coefficients, value vectors and keys.
 
 In: a wrapped model and a block. Out: `FeedForward`: where the coefficients of the neurons enter the
-down-projection, and the value vector of each neuron; or `ModelRefused` with the reason. And
-`unembedding`: the matrix that makes logits, for reading vectors in the vocabulary.
+down-projection, and the value vector of each neuron; or `ModelRefused` with the reason.
 
     FFN output = sum over neurons of coefficient * value + bias
     added to the stream = FFN output, or norm(FFN output) in some families (Gemma 2), times a scale
@@ -30,6 +29,8 @@ from layerleap.models.discovery.trace import Call, trace
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
+from layerleap.models.weights.matrices import calls_inside, check_in_memory, has_matrix, last_call
+from layerleap.models.weights.norms import norm_gain
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,22 @@ class FeedForward:
         return bias.detach() if isinstance(bias, Tensor) else None
 
     @torch.no_grad()
+    def written(self, transformer: Transformer, neurons: Sequence[int] | None = None) -> Tensor:
+        """What a coefficient of 1 adds to the stream, in float32 or wider: (neuron, d_model).
+
+        A norm after the FFN is taken at a root mean square of 1. All neurons when None.
+        """
+        values = self.values(transformer)
+        values = values if neurons is None else values[list(neurons)]
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        if self.after is None and self.scale == 1.0:
+            return values  # no copy where they are float32
+        # Alternating signs have mean 0 and mean square 1, so that a norm leaves their size alone.
+        like = values.new_ones(1, values.shape[1])
+        like[:, 1::2] = -1
+        return self.into_stream(transformer, like, values[None])[0]
+
+    @torch.no_grad()
     def into_stream(self, transformer: Transformer, output: Tensor, parts: Tensor) -> Tensor:
         """What parts of the FFN's output become in the stream: (row, n, d_model).
 
@@ -72,7 +89,7 @@ class FeedForward:
         if self.after is None:
             return parts * self.scale
         norm = transformer.model.get_submodule(self.after)
-        gain, shift = _gain(norm, output, self.centres)
+        gain, shift = norm_gain(norm, output, self.centres)
         # At least float32: squares of a float16 stream overflow.
         wide = torch.promote_types(output.dtype, torch.float32)
         exact = norm(output).to(wide) - shift
@@ -87,20 +104,10 @@ class FeedForward:
         if self.after is None:
             return torch.zeros_like(output[0])
         norm = transformer.model.get_submodule(self.after)
-        return _gain(norm, output, self.centres)[1] * self.scale
+        return norm_gain(norm, output, self.centres)[1] * self.scale
 
     def _centred(self, value: Tensor) -> Tensor:
         return value - value.mean(-1, keepdim=True) if self.centres else value
-
-
-def _gain(norm: nn.Module, like: Tensor, centres: bool) -> tuple[Tensor, Tensor]:
-    """The factor of each coordinate (up to a common one) and the shift of a norm or scale."""
-    signs = torch.ones_like(like[:1])
-    signs[:, 1::2] = -1
-    wide = torch.promote_types(like.dtype, torch.float32)
-    shift, given = (norm(x).to(wide) for x in (torch.zeros_like(signs), signs))
-    plain = (signs - signs.mean(-1, keepdim=True) if centres else signs).to(wide)
-    return ((given - shift) / plain)[0], shift[0]
 
 
 _FFNS: "WeakKeyDictionary[Transformer, dict[int, FeedForward | str]]" = WeakKeyDictionary()
@@ -143,13 +150,11 @@ def _find(transformer: Transformer, block: int, traced: Sequence[Call]) -> FeedF
     anatomy = transformer.known_anatomy(
         block, "its neurons are not known either; its layers can still be read and patched"
     )
-    calls = _calls(transformer, block, traced)
+    calls = calls_inside(transformer, block, traced)
     path = transformer.blocks[block - 1]
-    output = _last(calls, f"{path}.{anatomy.sites['ffn.out'].path}").gives
+    output = last_call(calls, f"{path}.{anatomy.sites['ffn.out'].path}").gives
     for call in reversed(calls):  # the innermost matrix that gives the output ends last
-        weight = getattr(call.module, "weight", None)
-        is_matrix = isinstance(weight, Tensor) and weight.dim() == 2
-        if is_matrix and is_same(call.gives, output):
+        if has_matrix(call.module) and is_same(call.gives, output):
             site = Site(call.path.removeprefix(f"{path}."), "in")
             ffn = _verified(transformer, block, call, site)
             return _with_norm(transformer, ffn, anatomy, call, calls)
@@ -160,19 +165,6 @@ def _find(transformer: Transformer, block: int, traced: Sequence[Call]) -> FeedF
     )
 
 
-def _calls(transformer: Transformer, block: int, traced: Sequence[Call]) -> list[Call]:
-    """The calls inside one block, in order of their end; a shared block runs once per layer."""
-    path = transformer.blocks[block - 1]
-    run = [call for call in traced if call.path == path][
-        transformer.blocks[: block - 1].count(path)
-    ]
-    return sorted((call for call in traced if run.contains(call)), key=lambda call: call.end)
-
-
-def _last(calls: list[Call], path: str) -> Call:
-    return [call for call in calls if call.path == path][-1]
-
-
 def _verified(transformer: Transformer, block: int, call: Call, site: Site) -> FeedForward:
     """The neurons behind a down-projection, if coefficients times values give its output."""
     assert call.takes is not None
@@ -180,11 +172,7 @@ def _verified(transformer: Transformer, block: int, call: Call, site: Site) -> F
     n, width = call.takes.shape[-1], call.gives.shape[-1]
     weight, bias = call.module.weight, getattr(call.module, "bias", None)
     assert isinstance(weight, Tensor)
-    if weight.is_meta:
-        raise ModelRefused(
-            f"the weights of {call.path} are offloaded, so its neurons cannot be verified; load "
-            "the model into memory"
-        )
+    check_in_memory(call, weight)
     shift = bias.detach().double() if isinstance(bias, Tensor) else 0.0
     for is_transposed, shape in ((True, (width, n)), (False, (n, width))):
         if weight.shape != shape:
@@ -206,7 +194,7 @@ def _with_norm(
     if anatomy.style == "post-norm":
         return ffn  # the norm takes the whole stream, not what the FFN adds to it
     path = f"{transformer.blocks[ffn.block - 1]}.{anatomy.adds[anatomy.parts.index('ffn')].path}"
-    added = _last(calls, path)
+    added = last_call(calls, path)
     if is_same(added.gives, call.gives):
         return replace(ffn, scale=anatomy.scale)
     if not is_same(added.takes, call.gives):
@@ -228,44 +216,3 @@ def _with_norm(
         f"law 'neurons' failed for block {ffn.block} of {transformer.identity.name}: {path} is not "
         "linear for given statistics, so the FFN's output cannot be split into neurons"
     )
-
-
-_HEADS: "WeakKeyDictionary[Transformer, Tensor]" = WeakKeyDictionary()
-
-
-def unembedding(transformer: Transformer) -> Tensor:
-    """The matrix that makes logits of states: (d_vocab, d_model).
-
-    A view of the weights where one matrix does it. Where the head has several (OPT 350m, BERT), it
-    is their product; activations and norms between them are left out.
-    """
-    if transformer not in _HEADS:
-        matrices = _head_matrices(transformer)
-        head = matrices.pop()
-        while matrices:
-            head = head @ matrices.pop()
-        _HEADS[transformer] = head
-    return _HEADS[transformer]
-
-
-def _head_matrices(transformer: Transformer) -> list[Tensor]:
-    """The matrices of the tail in order, each taking what the one before gives."""
-    name, matrices = transformer.identity.name, []
-    for step in transformer.tail:
-        if step.kind == "module":
-            modules = transformer.model.get_submodule(step.path).modules()
-            weights = [getattr(module, "weight", None) for module in modules]
-            matrices += [w.detach() for w in weights if isinstance(w, Tensor) and w.dim() == 2]
-    if not matrices or any(w.is_meta or not w.is_floating_point() for w in matrices):
-        raise ModelRefused(
-            f"the logits of {name} are not made by a matrix in memory (offloaded or quantised "
-            "weights), so vectors cannot be read in its vocabulary"
-        )
-    widths = [transformer.d_model, *(len(matrix) for matrix in matrices)]
-    if any(w.shape[1] != width for w, width in zip(matrices, widths, strict=False)):
-        shapes = ", ".join(str(tuple(matrix.shape)) for matrix in matrices)
-        raise ModelRefused(
-            f"the matrices of the head of {name} ({shapes}) do not follow one another from "
-            f"{transformer.d_model} numbers to logits, so vectors cannot be read in its vocabulary"
-        )
-    return matrices
