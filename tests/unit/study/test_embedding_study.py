@@ -266,7 +266,7 @@ def test_curves_cross_where_a_straight_line_in_log_k_does():
 
 @pytest.mark.parametrize(
     ("d_vocab", "ks"),
-    [(61, [4, 8, 16, 32, 61]), (591, [64, 128, 256, 512, 591]), (5, [1, 2, 4, 5])],
+    [(61, [4, 8, 16, 32, 61]), (591, [16, 32, 64, 128, 256, 512, 591]), (5, [1, 2, 4, 5])],
 )
 def test_tokens_kept_grow_up_to_the_vocabulary(d_vocab, ks):
     assert inner_products.sizes(d_vocab) == ks

@@ -26,7 +26,7 @@ COLUMNS = 4096  # tokens at a time
 RESAMPLES = 1000
 
 
-def sizes(d_vocab: int, first: int = 64) -> list[int]:
+def sizes(d_vocab: int, first: int = 16) -> list[int]:
     """How many tokens to keep: powers of 2 from `first` on, and all; fewer of few tokens."""
     while first > max(1, d_vocab // 8):
         first //= 2

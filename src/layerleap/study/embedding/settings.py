@@ -61,9 +61,9 @@ class EmbeddingSettings(FitSettings):
         assert self.n_fit is not None
         assert self.n_read is not None
         return replace(
-            self, n_fit=min(self.n_fit, 180), n_read=min(self.n_read, 16),
+            self, n_fit=min(self.n_fit, 150), n_read=min(self.n_read, 14),
             vectors=min(self.vectors or 128, 128), fold=False,
-            kept_rows=min(self.kept_rows, 250), twin_vectors=min(self.twin_vectors, 64),
+            kept_rows=min(self.kept_rows, 200), twin_vectors=min(self.twin_vectors, 64),
         )  # fmt: skip
 
     def resolved(self, model: Transformer) -> Self:
