@@ -15,7 +15,7 @@ LAYERS = 6
 FAMILIES = ("llama", "qwen2", "gemma", "gpt2", "opt", "gpt_neox")
 READERS = {
     "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "query_key_value",
-    "dense_h_to_4h", "c_attn", "c_fc",
+    "dense_h_to_4h", "c_attn", "c_fc", "score",
 }  # fmt: skip
 WRITERS = {"o_proj", "out_proj", "down_proj", "fc2", "dense", "dense_4h_to_h", "c_proj"}
 TABLES = {
@@ -23,10 +23,10 @@ TABLES = {
 }  # fmt: skip
 
 
-def plain(name: str, seed: int = 0, layers: int = LAYERS) -> PreTrainedModel:
+def plain(name: str, seed: int = 0, layers: int = LAYERS, **changes: object) -> PreTrainedModel:
     """A random model of a family in float64, whose norms only centre and scale."""
     depth = "n_layer" if name == "gpt2" else "num_hidden_layers"
-    model = build(name, seed, **{depth: layers}).double()
+    model = build(name, seed, **{depth: layers, **changes}).double()
     with torch.no_grad():
         for module in model.modules():
             if "Norm" in type(module).__name__:
@@ -35,6 +35,11 @@ def plain(name: str, seed: int = 0, layers: int = LAYERS) -> PreTrainedModel:
                 if getattr(module, "bias", None) is not None:
                     module.bias.zero_()
     return model
+
+
+def plain_llama(name: str = "llama", seed: int = 0, **changes: object) -> PreTrainedModel:
+    """A tiny Llama of three layers."""
+    return plain(name, seed, layers=3, **changes)
 
 
 def rotation(width: int = 24, seed: int = 0) -> Tensor:

@@ -12,6 +12,7 @@
     ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
     ll.weights(model).pairs("L12.H3")                  parameters as tokens, with no text
     ll.debug(model)                                    all of this on a page in the browser
+    ll.stitch(model, 3, other, 3)                      first blocks of one model, last of another
 
 Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
 is first used, so that `layerleap --help` does not wait for torch.
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.act.debug.effect import Effect, effect
     from layerleap.act.decode.decoder import Decoder, decoder
     from layerleap.act.decode.generate import Generation, generate
+    from layerleap.act.stitch.stitched import stitch
     from layerleap.errors import LayerleapError
     from layerleap.maps.bank import ShortcutBank
     from layerleap.maps.fit import default_bank, fit
@@ -74,6 +76,7 @@ _HOME = {
     "decoder": ("layerleap.act.decode.decoder", "decoder"),
     "Generation": ("layerleap.act.decode.generate", "Generation"),
     "generate": ("layerleap.act.decode.generate", "generate"),
+    "stitch": ("layerleap.act.stitch.stitched", "stitch"),
     "LayerleapError": ("layerleap.errors", "LayerleapError"),
     "ShortcutBank": ("layerleap.maps.bank", "ShortcutBank"),
     "default_bank": ("layerleap.maps.fit", "default_bank"),
@@ -112,8 +115,8 @@ __all__ = [
     "Neurons", "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability",
     "Transformer", "align", "check", "debug", "decoder", "default_bank", "diff", "edits", "effect",
     "evaluate", "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index",
-    "iter_documents", "load", "neurons", "read", "search", "stats", "studies", "suitability",
-    "tune", "untrained", "weights", "zoo",
+    "iter_documents", "load", "neurons", "read", "search", "stats", "stitch", "studies",
+    "suitability", "tune", "untrained", "weights", "zoo",
 ]  # fmt: skip
 
 

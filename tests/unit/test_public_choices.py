@@ -52,6 +52,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "search": lambda: (model(), "cat"),
     "stats.Moments": lambda: (3, 4),
     "stats.collect": lambda: (model(), sentences(8)),
+    "weights": lambda: (model(),),
 }
 
 

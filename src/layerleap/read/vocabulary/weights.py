@@ -186,7 +186,7 @@ class Weights:
         self,
         *,
         k: int = 10,
-        sample: int = 1000,
+        sample: int = 500,
         tokens: Sequence[int] | None = None,
         blocks: Sequence[int] | None = None,
         centred: bool = True,

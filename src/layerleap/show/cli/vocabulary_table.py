@@ -114,20 +114,20 @@ def _scored(end: Sequence[Scored], style: str = "") -> Text:
 HEADS: dict[Role, str] = {
     "copies": "heads that copy the token they attend to",
     "suppresses": "heads that suppress it",
-    "maps": "heads that map it to another",
 }
 
 
-def heads_table(heads: HeadTable, shown: int = 10) -> RenderableType:
+def heads_table(heads: HeadTable, shown: int = 10, per_relation: int = 3) -> RenderableType:
     """The heads with a role, the highest share first, each with its evidence."""
     parts: list[RenderableType] = []
     for role, title in HEADS.items():
         own = heads.having(role)
-        if not own:
+        if own:
+            of = f" (first {shown} of {len(own)})" if len(own) > shown else f" ({len(own)})"
+            parts.append(_role_table(title + of, role, own[:shown]))
+        else:
             parts.append(Text(f"{title}: none of {len(heads)}\n"))
-            continue
-        of = f" (first {shown} of {len(own)})" if len(own) > shown else f" ({len(own)})"
-        parts.append(_role_table(title + of, role, own[:shown]))
+    parts.append(_mappings_table(heads, per_relation))
     notes = [Text(note, style="yellow") for note in heads.notes()]
     return Group(*parts, *notes, Text(heads.legend(), style="dim"))
 
@@ -135,22 +135,41 @@ def heads_table(heads: HeadTable, shown: int = 10) -> RenderableType:
 def _role_table(title: str, role: Role, heads: Sequence[HeadScores]) -> Table:
     table = new_table(Text(title))
     table.add_column("head", no_wrap=True)
-    if role == "maps":
-        table.add_column("relation", no_wrap=True)
     table.add_column("share, 95 %", justify="right", no_wrap=True)
-    if role == "maps":
-        table.add_column("control", justify="right", no_wrap=True)
     table.add_column("for example", overflow="fold", ratio=1)
     for head in heads:
-        if role != "maps":
-            examples = head.copied if role == "copies" else head.suppressed
-            table.add_row(head.name, _share(getattr(head, role)), _labels(examples, set()))
-        for one in head.clear_maps if role == "maps" else ():
-            arrows = "  ".join(f"{first.label}->{second.label}" for first, second in one.examples)
-            table.add_row(
-                head.name, one.relation, _share(one.share), f"{one.control:.0%}", Text(arrows)
-            )
+        examples = head.copied if role == "copies" else head.suppressed
+        table.add_row(head.name, _share(getattr(head, role)), _labels(examples, set()))
     return table
+
+
+def _mappings_table(heads: HeadTable, per_relation: int) -> RenderableType:
+    title = "heads that map it to another"
+    found = {name: heads.mapping(name) for name in heads.relations}
+    if not any(found.values()):
+        return Text(f"{title}: none of {len(heads)}\n")
+    table = new_table(Text(f"{title} (first {per_relation} of each relation)"))
+    for name in ("relation", "head"):
+        table.add_column(name, no_wrap=True)
+    for name in ("share, 95 %", "control", "identity"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("for example", overflow="fold", ratio=1)
+    for name, own in found.items():
+        for place, (head, one) in enumerate(own[:per_relation]):
+            arrow = "  ".join(
+                f"{first.label}->{second.label}" for first, second in one.examples[:2]
+            )
+            table.add_row(
+                "" if place else name, head.name, _share(one.share), f"{one.control:.0%}",
+                f"{one.similar:.0%}", Text(arrow),
+            )  # fmt: skip
+        if not own:
+            table.add_row(name, Text("none", style="dim"))
+    legend = (
+        "control: second words of other pairs among the same highest; identity: pairs that similar "
+        "embeddings alone would map"
+    )
+    return Group(table, Text(legend, style="dim"))
 
 
 def _share(share: Share) -> Text:

@@ -46,7 +46,7 @@ def weights(
         bool, typer.Option("--different", help="Leave out pairs of a token with itself.")
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Do not subtract the mean embedding.")] = False,
-    sample: Annotated[int, typer.Option(help="For all heads: how many tokens to test.")] = 1000,
+    sample: Annotated[int, typer.Option(help="For all heads: how many tokens to test.")] = 500,
     html: Annotated[Path | None, typer.Option(help="Also write the result as a page.")] = None,
     loading: Loading = Loading(),
     json: Json = False,

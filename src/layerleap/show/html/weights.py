@@ -5,17 +5,15 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from layerleap.read.vocabulary.copying import HeadScores, HeadTable, Mapped, Role
+from layerleap.read.vocabulary.copying import HeadScores, HeadTable, Mapped, Role, Share
 from layerleap.read.vocabulary.neurons import Scored
 from layerleap.read.vocabulary.pairs import Pairs
 from layerleap.read.vocabulary.tokens import TokenLabel
 from layerleap.read.vocabulary.weights import ParameterReading
 from layerleap.show.html.page import styled, write_page
 
-ROLES: dict[Role, str] = {
-    "copies": "Heads that copy", "suppresses": "Heads that suppress", "maps": "Heads that map",
-}  # fmt: skip
-SHOWN = 12  # heads per role
+ROLES: dict[Role, str] = {"copies": "Heads that copy", "suppresses": "Heads that suppress"}
+SHOWN, PER_RELATION = 12, 5  # heads
 HIGH, LOW = "42,120,214", "214,96,42"  # colours of positive and negative scores
 
 
@@ -63,7 +61,7 @@ def _list(pairs: Pairs) -> str:
         f"<li>{_label(pair.first)} &rarr; {_label(pair.second)} <i>{pair.score:.3g}</i></li>"
         for pair in pairs
     )
-    return f'<ol class="pairs">{items}</ol>'
+    return f'<ol class="all">{items}</ol>'
 
 
 def reading_html(reading: ParameterReading) -> str:
@@ -96,7 +94,7 @@ def heads_html(table: HeadTable) -> str:
     """A map of all heads, then those with a role and the evidence for it."""
     title = f"<h3>What the heads of {html.escape(table.about['model'])} do to a token</h3>"
     legend = f'<p class="legend">{html.escape(_sentence(table.legend()))}</p>'
-    roles = "".join(_role(table, role) for role in ROLES)
+    roles = "".join(_role(table, role) for role in ROLES) + _mappings(table)
     notes = "".join(f'<p class="legend">{html.escape(note)}</p>' for note in table.notes())
     return styled("weights", f"{title}{legend}{_map(table)}{roles}{notes}")
 
@@ -127,36 +125,46 @@ def _head_cell(head: HeadScores) -> str:
 
 def _role(table: HeadTable, role: Role) -> str:
     heads = table.having(role)
-    more = f"; the first {SHOWN} of {len(heads)}" if len(heads) > SHOWN else ""
     if not heads:
         return f"<h3>{ROLES[role]}: none</h3>"
-    rows = "".join(_head_rows(head, role) for head in heads[:SHOWN])
-    control = "<th>control</th>" if role == "maps" else ""
-    relation = "<th>relation</th>" if role == "maps" else ""
-    return (
-        f"<h3>{ROLES[role]}{more}</h3><table class=ends><thead><tr><th>head</th>{relation}"
-        f"<th>share</th><th>95 %</th>{control}<th>for example</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table>"
-    )
+    more = f"; the first {SHOWN} of {len(heads)}" if len(heads) > SHOWN else ""
+    rows = "".join(_head_row(head, role) for head in heads[:SHOWN])
+    return f"<h3>{ROLES[role]}{more}</h3>{_table(('head', 'share', '95 %', 'for example'), rows)}"
 
 
-def _head_rows(head: HeadScores, role: Role) -> str:
-    if role == "maps":
-        return "".join(_mapped(head, one) for one in head.clear_maps)
+def _head_row(head: HeadScores, role: Role) -> str:
     share = head.copies if role == "copies" else head.suppresses
     examples = " ".join(map(_label, head.copied if role == "copies" else head.suppressed))
-    return _row([head.name, f"{share.value:.0%}", f"{share.low:.0%} to {share.high:.0%}", examples])
+    return _row([head.name, *_share(share), examples])
+
+
+def _mappings(table: HeadTable) -> str:
+    rows = "".join(
+        _mapped(head, one)
+        for relation in table.relations
+        for head, one in table.mapping(relation)[:PER_RELATION]
+    )
+    if not rows:
+        return "<h3>Heads that map: none</h3>"
+    heads = ("relation", "head", "share", "95 %", "control", "identity", "for example")
+    return (
+        f"<h3>Heads that map; the first {PER_RELATION} of each relation</h3>{_table(heads, rows)}"
+    )
 
 
 def _mapped(head: HeadScores, one: Mapped) -> str:
     examples = " ".join(f"{_label(a)}&rarr;{_label(b)}" for a, b in one.examples)
-    share = one.share
-    return _row(
-        [
-            head.name, html.escape(one.relation), f"{share.value:.0%}",
-            f"{share.low:.0%} to {share.high:.0%}", f"{one.control:.0%}", examples,
-        ]
-    )  # fmt: skip
+    controls = (f"{one.control:.0%}", f"{one.similar:.0%}")
+    return _row([html.escape(one.relation), head.name, *_share(one.share), *controls, examples])
+
+
+def _share(share: Share) -> tuple[str, str]:
+    return f"{share.value:.0%}", f"{share.low:.0%} to {share.high:.0%}"
+
+
+def _table(heads: Sequence[str], rows: str) -> str:
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    return f"<table class=ends><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _row(cells: Sequence[str]) -> str:
