@@ -15,7 +15,7 @@ from layerleap.show.html.page import styled, write_page
 SPACES = {"vocabulary": "in the vocabulary", "raw": "raw coordinates (control)"}
 MEASURED = {"best": "best match", "mean": "mean |correlation|"}
 LEVELS = 16  # shades of a heat map: cells of one shade are one path, which keeps pages small
-CELL, MARGIN = 9, 26  # pixels
+MAP, MARGIN = 270, 26  # pixels: the longer side of a heat map, and the room for numbers
 ALIGNMENT_LEAD = (
     "Vectors of both models are read as scores of all tokens, and compared by the correlation of "
     "these scores. A row of a heat map is a block of the first model, a column a block of the "
@@ -148,22 +148,23 @@ def _by_block(matchings: Sequence[Matching]) -> list[list[Any]]:
 def _heat_map(one: Matching) -> str:
     values = [value for row in one.similarity for value in row]
     low, high = min(values), max(values)
+    cell = _cell(one)
     shades: dict[int, list[str]] = defaultdict(list)
     for y, row in enumerate(one.similarity):
         for x, value in enumerate(row):
             level = int((LEVELS - 1) * (value - low) / (high - low)) if high > low else 0
-            shades[level].append(f"M{x * CELL} {y * CELL}h{CELL}v{CELL}h-{CELL}z")
+            shades[level].append(f"M{x * cell} {y * cell}h{cell}v{cell}h-{cell}z")
     cells = "".join(
         f'<path fill="{_shade(level)}" d="{"".join(paths)}"/>'
         for level, paths in sorted(shades.items())
     )
     rows, columns = ({b: i for i, b in enumerate(bs)} for bs in (one.blocks_a, one.blocks_b))
-    side = CELL - 2
+    side = cell - 2
     framed = "".join(
-        f"M{columns[match.b] * CELL + 1} {rows[match.a] * CELL + 1}h{side}v{side}h-{side}z"
+        f"M{columns[match.b] * cell + 1} {rows[match.a] * cell + 1}h{side}v{side}h-{side}z"
         for match in one.matches
     )
-    width, height = CELL * len(columns), CELL * len(rows)
+    width, height = cell * len(columns), cell * len(rows)
     label = (
         f"{one.kind}, {MEASURED[one.measure]}, {SPACES[one.space]}: {one.hits} of "
         f"{len(one.matches)} blocks matched to their own number"
@@ -174,21 +175,27 @@ def _heat_map(one: Matching) -> str:
         f'<svg role="img" aria-label="{html.escape(label)}" width="{width + MARGIN}" '
         f'height="{height + MARGIN}" viewBox="-{MARGIN} -2 {width + MARGIN + 2} '
         f'{height + MARGIN}">{cells}<path fill="none" stroke="#e07b00" stroke-width="1.6" '
-        f'd="{framed}"/>{_ticks(one, height)}</svg></div>'
+        f'd="{framed}"/>{_ticks(one, cell, height)}</svg></div>'
     )
 
 
-def _ticks(one: Matching, height: int) -> str:
-    """Every fifth block, and the first."""
+def _cell(one: Matching) -> int:
+    """The side of a cell, so that maps of small and of deep models are about as large."""
+    return max(4, min(24, MAP // max(len(one.blocks_a), len(one.blocks_b))))
+
+
+def _ticks(one: Matching, cell: int, height: int) -> str:
+    """The number of every block where there is room, otherwise of the first and every fifth."""
+    step = 1 if cell >= 14 else 5
     style = 'fill="currentColor" font-size="9" font-family="system-ui,sans-serif"'
     marks = []
     for place, block in enumerate(one.blocks_a):
-        if place == 0 or block % 5 == 0:
-            y = place * CELL + CELL - 1
+        if place == 0 or block % step == 0:
+            y = place * cell + cell // 2 + 3
             marks.append(f'<text x="-4" y="{y}" text-anchor="end" {style}>{block}</text>')
     for place, block in enumerate(one.blocks_b):
-        if place == 0 or block % 5 == 0:
-            x = place * CELL + CELL // 2
+        if place == 0 or block % step == 0:
+            x = place * cell + cell // 2
             marks.append(
                 f'<text x="{x}" y="{height + 11}" text-anchor="middle" {style}>{block}</text>'
             )
