@@ -20,6 +20,8 @@ EXCEPTIONS = {
     ("read/evaluate.py", "layerleap.show.html"),
     ("read/readings.py", "layerleap.show.html"),
     ("read/strip.py", "layerleap.show.html"),
+    ("read/compare/alignment.py", "layerleap.show.html"),
+    ("read/compare/difference.py", "layerleap.show.html"),
     ("read/vocabulary/neurons.py", "layerleap.show.html"),
     ("read/vocabulary/copying.py", "layerleap.show.html"),
     ("read/vocabulary/pairs.py", "layerleap.show.html"),

@@ -12,6 +12,7 @@
     ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
     ll.weights(model).pairs("L12.H3")                  parameters as tokens, with no text
     ll.debug(model)                                    all of this on a page in the browser
+    ll.stitch(model, 3, other, 3)                      first blocks of one model, last of another
 
 Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
 is first used, so that `layerleap --help` does not wait for torch.
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.act.debug.effect import Effect, effect
     from layerleap.act.decode.decoder import Decoder, decoder
     from layerleap.act.decode.generate import Generation, generate
+    from layerleap.act.stitch.stitched import stitch
     from layerleap.errors import LayerleapError
     from layerleap.maps.bank import ShortcutBank
     from layerleap.maps.fit import default_bank, fit
@@ -39,6 +41,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.models.load import load
     from layerleap.models.transformer import Transformer
     from layerleap.models.untrained import untrained
+    from layerleap.read.compare.align import align
+    from layerleap.read.compare.diff import diff
     from layerleap.read.evaluate import Evaluation, evaluate
     from layerleap.read.lens import Lens
     from layerleap.read.lens import read_text as read
@@ -72,6 +76,7 @@ _HOME = {
     "decoder": ("layerleap.act.decode.decoder", "decoder"),
     "Generation": ("layerleap.act.decode.generate", "Generation"),
     "generate": ("layerleap.act.decode.generate", "generate"),
+    "stitch": ("layerleap.act.stitch.stitched", "stitch"),
     "LayerleapError": ("layerleap.errors", "LayerleapError"),
     "ShortcutBank": ("layerleap.maps.bank", "ShortcutBank"),
     "default_bank": ("layerleap.maps.fit", "default_bank"),
@@ -83,6 +88,8 @@ _HOME = {
     "load": ("layerleap.models.load", "load"),
     "Transformer": ("layerleap.models.transformer", "Transformer"),
     "untrained": ("layerleap.models.untrained", "untrained"),
+    "align": ("layerleap.read.compare.align", "align"),
+    "diff": ("layerleap.read.compare.diff", "diff"),
     "Evaluation": ("layerleap.read.evaluate", "Evaluation"),
     "evaluate": ("layerleap.read.evaluate", "evaluate"),
     "Lens": ("layerleap.read.lens", "Lens"),
@@ -106,10 +113,10 @@ _HOME = {
 __all__ = [
     "ConceptIndex", "Decoder", "Effect", "Evaluation", "Generation", "LayerleapError", "Lens",
     "Neurons", "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability",
-    "Transformer", "check", "debug", "decoder", "default_bank", "edits", "effect", "evaluate",
-    "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index", "iter_documents",
-    "load", "neurons", "read", "search", "stats", "studies", "suitability", "tune", "untrained",
-    "weights", "zoo",
+    "Transformer", "align", "check", "debug", "decoder", "default_bank", "diff", "edits", "effect",
+    "evaluate", "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index",
+    "iter_documents", "load", "neurons", "read", "search", "stats", "stitch", "studies",
+    "suitability", "tune", "untrained", "weights", "zoo",
 ]  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from layerleap.stream.espeak import PROGRAM as SPEAKER
 from layerleap.stream.examples import Sampling, reads_pairs
 from layerleap.stream.generated import TextGeneration, generated_texts
 
-OWN_TEXTS = {"bert-reviews": "reviews"}  # what a bundled model was trained for
+# What a bundled model was trained for.
+OWN_TEXTS = {"bert-reviews": "reviews", "small-lm-reviews": "reviews", "smollm2-reviews": "reviews"}
 NOT_ENGLISH = ("rxnfp", "rxnmapper", "mgm")  # bundled models trained on something else
 
 MANY_TEXTS = 3000

@@ -76,13 +76,13 @@ class Entry:
         return all((self.path / file).is_file() for file in model_files(self.kind))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; once a model is trained, the note includes its held-out accuracy."""
+        """Plain JSON types; once a model is trained, the note includes its held-out result."""
         row = {key: getattr(self, key) for key in ("name", "kind", "source", "licence", "note")}
         row |= {"size": self.size, "cached": self.is_cached, "path": str(self.path)}
         if self.trained_from and row["cached"]:
             test = read_json(self.path / "layerleap.json").get("held_out")
             if test:
-                row["note"] += f"; {accuracy_words(test)}"
+                row["note"] += f"; {result_words(test)}"
         return row
 
     def card(self, *fields: str, note: str) -> dict[str, Any]:
@@ -90,8 +90,10 @@ class Entry:
         return {**{key: getattr(self, key) for key in fields}, "model": self.note, "note": note}
 
 
-def accuracy_words(test: dict[str, Any]) -> str:
-    """The accuracy on held-out images or texts, as a card reports it."""
+def result_words(test: dict[str, Any]) -> str:
+    """The result on held-out images or texts, as a card reports it."""
+    if "loss" in test:
+        return f"loss {test['loss']:.2f} nats a token on {test['tokens']:,} held-out tokens"
     noun = "images" if "images" in test else "texts"
     return f"{test['accuracy']:.1%} accuracy on {test[noun]:,} held-out {noun}"
 

@@ -2,7 +2,7 @@
 
 In: a trained model of the catalog, and the paths of the entries it is trained from.
 Out: a folder that `from_pretrained` reads, with a card that describes the training and reports
-the accuracy on held-out images or texts. Nothing is tuned on that number.
+the result on held-out images or texts. Nothing is tuned on that number.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,11 +16,13 @@ from torch import Tensor
 from layerleap.extras import library
 from layerleap.files import whole_folder, write_json
 from layerleap.quiet import quiet_transformers
-from layerleap.zoo.catalog import Entry, accuracy_words
+from layerleap.zoo.catalog import Entry, result_words
 from layerleap.zoo.convert import BICUBIC, COLOURS, write_processor
+from layerleap.zoo.fine_tuned import classifier_of_reviews, tuned_on_reviews
 from layerleap.zoo.images import HELD_OUT, ImageSet, pixel_values, read_npz
 from layerleap.zoo.linear_head import at_size, cls_states, fit_head, with_head
 from layerleap.zoo.reviews import bert_reviews
+from layerleap.zoo.small_lm import second_small_lm, small_lm
 from layerleap.zoo.small_vit import VitSettings, train_vit
 
 Tell = Callable[[str], None]
@@ -37,7 +39,7 @@ def train(entry: Entry, sources: Mapping[str, Path], *, tell: Tell) -> None:
         )
         card = entry.card("name", "kind", "trained_from", "recipe", "licence", note=note)
         write_json(folder / "layerleap.json", {**card, **results})
-    tell(f"{entry.name}: {accuracy_words(results['held_out'])}")
+    tell(f"{entry.name}: {result_words(results['held_out'])}")
 
 
 def dinov2_mnist(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[str, Any]:
@@ -114,4 +116,8 @@ RECIPES: dict[str, Callable[[Mapping[str, Path], Path, Tell], dict[str, Any]]] =
     "dinov2-mnist": dinov2_mnist,
     "vit-mnist": vit_mnist,
     "bert-reviews": bert_reviews,
+    "small-lm": small_lm,
+    "small-lm-2": second_small_lm,
+    "small-lm-reviews": classifier_of_reviews,
+    "smollm2-reviews": tuned_on_reviews,
 }

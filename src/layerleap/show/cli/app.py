@@ -11,6 +11,7 @@ import typer
 
 import layerleap
 from layerleap.show.cli import concepts, fit, look, tune
+from layerleap.show.cli.compare.commands import align, diff
 from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
@@ -39,6 +40,7 @@ app = typer.Typer(
       layerleap suitability smollm2                        is early exit worth it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
       layerleap search smollm2 "guitar music band"         neurons by their words
+      layerleap diff smollm2 smollm2-reviews               what fine-tuning changed
       layerleap weights smollm2                            heads that copy or map
       layerleap debug smollm2                              look inside, in the browser
 
@@ -65,6 +67,8 @@ def _top(
 LOOKING = (look.models, look.check, look.read, look.card, concepts.index, concepts.search)
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
+app.command()(grouped(align))
+app.command()(grouped(diff))
 app.command()(grouped(debug))
 app.command()(grouped(weights))
 app.command("tune")(grouped(tune.tune_command))

@@ -1,0 +1,1 @@
+"""Stitching: the first blocks of one model and the last blocks of another, joined by a kernel."""

@@ -1,0 +1,196 @@
+"""Copies of language models fine-tuned on film reviews: only their last blocks change.
+
+In: a model's folder, the reviews, and settings. Out: the fine-tuned model and its card.
+
+    small-lm-reviews    the small language model as a classifier of reviews, with a head that reads
+                        the last token
+    smollm2-reviews     the bundled language model, trained on the reviews as a language model
+
+All other weights are those of the original, bit for bit, so that differences are easy to find.
+"""
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerleap.zoo.reviews import HELD_OUT, is_held_out
+from layerleap.zoo.small_bert import CLASSES, collate, shuffled_batches
+from layerleap.zoo.small_lm import lm_loss, token_stream
+from layerleap.zoo.small_vit import learning_rate
+
+Tell = Callable[[str], None]
+TELL_STEPS = 50  # steps between two messages
+
+
+@dataclass(frozen=True)
+class TunedSettings:
+    """What is trained and how long; plain values, written into the model card."""
+
+    blocks: int = 2  # how many of the last blocks are trained
+    texts: int = 6000  # reviews to train on, at most
+    tested: int = 2000  # held-out reviews that the card's result is measured on, at most
+    max_tokens: int = 128  # longer reviews are truncated
+    epochs: int = 1
+    batch: int = 16
+    rate: float = 5e-4  # peak learning rate; warmed up, then a cosine decay
+    decay: float = 0.01
+    seed: int = 0
+
+
+LM = TunedSettings(blocks=3, texts=160, tested=40, batch=4, max_tokens=64, rate=1e-4)
+Sides = dict[str, tuple[list[str], list[int]]]
+
+
+def review_sides(path: Path, settings: TunedSettings) -> Sides:
+    """Reviews and verdicts by side, drawn at random and at most as many as the settings say."""
+    with path.open(encoding="utf8") as lines:
+        records = [json.loads(line) for line in lines]
+    random.Random(settings.seed).shuffle(records)  # the file has one source after the other
+    sides: Sides = {}
+    for side, limit in (("fitted", settings.texts), ("held_out", settings.tested)):
+        wanted = side == "held_out"
+        own = [record for record in records if is_held_out(record["text"]) == wanted][:limit]
+        sides[side] = [one["text"] for one in own], [int(one["label"]) for one in own]
+    return sides
+
+
+def classifier_of_reviews(
+    sources: Mapping[str, Path], folder: Path, tell: Tell, settings: TunedSettings | None = None
+) -> dict[str, Any]:
+    """Fine-tune the small language model as a classifier and return what goes into its card."""
+    from transformers import AutoTokenizer, LlamaForSequenceClassification
+
+    from layerleap.zoo.train import accuracy  # which has this recipe in its table
+
+    settings = settings or TunedSettings()
+    tokenizer = AutoTokenizer.from_pretrained(sources["small-lm"])
+    sides = review_sides(sources["reviews"], settings)
+    texts, labels = sides["fitted"]
+    encoded = {side: _encode(tokenizer, own, settings) for side, (own, _) in sides.items()}
+    tell(f"training the last {settings.blocks} blocks and a head on {len(texts):,} reviews")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        names = dict(enumerate(CLASSES))
+        model = LlamaForSequenceClassification.from_pretrained(
+            sources["small-lm"], id2label=names, label2id={v: k for k, v in names.items()}
+        )
+        _freeze(model, settings.blocks, model.score)
+        _train(model, _review_losses(model, encoded["fitted"], labels, settings), settings,
+               settings.epochs * math.ceil(len(texts) / settings.batch), tell)  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    model.eval().save_pretrained(folder)
+    return {
+        **{
+            side: accuracy(_classify(model, encoded[side]), torch.tensor(truth), "texts")
+            for side, (_, truth) in sides.items()
+        },
+        "held_out_share": HELD_OUT,
+        "settings": asdict(settings),
+    }
+
+
+def tuned_on_reviews(
+    sources: Mapping[str, Path], folder: Path, tell: Tell, settings: TunedSettings = LM
+) -> dict[str, Any]:
+    """Train the last blocks of the bundled language model on reviews; returns its card."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(sources["smollm2"])
+    model = AutoModelForCausalLM.from_pretrained(sources["smollm2"]).eval()
+    sides = {k: texts for k, (texts, _) in review_sides(sources["reviews"], settings).items()}
+    encoded = _encode(tokenizer, sides["fitted"], settings)
+    tested = token_stream(tokenizer, [text[:1000] for text in sides["held_out"]])
+    before = lm_loss(model, tested, settings.max_tokens)["loss"]
+    steps = settings.epochs * math.ceil(len(encoded) / settings.batch)
+    tell(f"training the last {settings.blocks} blocks on {len(encoded):,} reviews")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        _freeze(model, settings.blocks)
+        losses = _text_losses(model, encoded, tokenizer.eos_token_id, settings)
+        _train(model, losses, settings, steps, tell)
+    tokenizer.save_pretrained(folder)
+    model.eval().save_pretrained(folder)
+    after = lm_loss(model, tested, settings.max_tokens)
+    return {
+        "held_out": {**after, "loss_before": before},
+        "held_out_share": HELD_OUT,
+        "settings": asdict(settings),
+    }
+
+
+def _encode(tokenizer: Any, texts: list[str], settings: TunedSettings) -> list[list[int]]:
+    ids: list[list[int]] = tokenizer(texts, truncation=True, max_length=settings.max_tokens)[
+        "input_ids"
+    ]
+    return ids
+
+
+def _freeze(model: Any, blocks: int, *also: nn.Module) -> None:
+    """Leave only the last blocks, and what else is named, to be trained."""
+    model.requires_grad_(False)
+    for module in (*model.model.layers[-blocks:], *also):
+        module.requires_grad_(True)
+
+
+def _review_losses(
+    model: Any, encoded: list[list[int]], labels: list[int], settings: TunedSettings
+) -> Iterable[torch.Tensor]:
+    """The loss of one batch of reviews after the other, by their verdicts."""
+    for epoch in range(settings.epochs):
+        order = random.Random(settings.seed + epoch)
+        for rows in shuffled_batches(encoded, settings.batch, order):
+            inputs = collate([encoded[row] for row in rows], model.config.pad_token_id)
+            logits = model(**inputs, use_cache=False).logits
+            yield nn.functional.cross_entropy(logits, torch.tensor([labels[row] for row in rows]))
+
+
+def _text_losses(
+    model: Any, encoded: list[list[int]], pad: int, settings: TunedSettings
+) -> Iterable[torch.Tensor]:
+    """The loss of one batch of reviews after the other, by their next tokens."""
+    for epoch in range(settings.epochs):
+        order = random.Random(settings.seed + epoch)
+        for rows in shuffled_batches(encoded, settings.batch, order):
+            inputs = collate([encoded[row] for row in rows], pad)
+            logits = model(**inputs, use_cache=False).logits[:, :-1]
+            real = inputs["attention_mask"][:, 1:].bool()
+            yield nn.functional.cross_entropy(logits[real], inputs["input_ids"][:, 1:][real])
+
+
+def _train(
+    model: Any, losses: Iterable[torch.Tensor], settings: TunedSettings, steps: int, tell: Tell
+) -> None:
+    """One step of the optimizer for each loss."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=settings.rate, weight_decay=settings.decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate(step, max(1, steps // 10), steps)
+    )
+    model.train()
+    for step, loss in enumerate(losses, start=1):
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % TELL_STEPS == 0:
+            tell(f"step {step:,} of {steps:,}, loss {loss.item():.3f}")
+
+
+@torch.inference_mode()
+def _classify(model: Any, encoded: list[list[int]]) -> torch.Tensor:
+    """Logits of each text: (text, class)."""
+    order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
+    logits = torch.empty(len(encoded), model.config.num_labels)
+    for start in range(0, len(order), 64):
+        rows = order[start : start + 64]
+        inputs = collate([encoded[row] for row in rows], model.config.pad_token_id)
+        logits[rows] = model(**inputs, use_cache=False).logits
+    return logits

@@ -1,0 +1,217 @@
+"""A small language model with the tokenizer of another one, trained from scratch.
+
+In: a tokenizer, texts and settings. Out: a Llama-shaped model with tied embeddings, in eval mode.
+
+A small text has a fraction of a large vocabulary, and the softmax over all of it would take most of
+the time. So only tokens that occur often enough have an embedding; the rows of all others stay 0,
+and so do their logits. The softmax over the whole vocabulary is then that over the known tokens and
+one more class of constant size, computed exactly:
+
+    log p(token) = logit - log(sum over known tokens of exp(logit) + number of unknown tokens)
+
+Rare tokens of the text are unknown, too, so the model learns how likely an unknown token is. Sums
+over tokens, such as E^T E, skip unknown ones by themselves.
+
+The same settings, machine and number of threads give the same weights. Held-out texts are not used.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from layerleap.zoo.reviews import HELD_OUT, is_held_out
+from layerleap.zoo.small_vit import learning_rate
+
+Tell = Callable[[str], None]
+TELL_STEPS = 100  # steps between two messages
+
+
+@dataclass(frozen=True)
+class LMSettings:
+    """Model shape and training; plain values, written into the model card."""
+
+    layers: int = 6
+    d_model: int = 128
+    heads: int = 4
+    context: int = 128  # tokens of a training window
+    least_count: int = 5  # rarer tokens of the text are unknown
+    epochs: int = 2
+    batch: int = 8
+    rate: float = 2e-3  # peak learning rate; warmed up, then a cosine decay
+    decay: float = 0.05  # weight decay
+    tested_tokens: int = 20_000  # held-out tokens that the loss in the card is measured on
+    seed: int = 0
+
+
+def small_lm(
+    sources: Mapping[str, Path], folder: Path, tell: Tell, settings: LMSettings | None = None
+) -> dict[str, Any]:
+    """Train a small language model on the text and return what goes into its card."""
+    settings = settings or LMSettings()
+    tokenizer, n_vocabulary = shared_tokenizer(sources["smollm2"])
+    fitted, held_out = (token_stream(tokenizer, texts) for texts in sides_of(sources["wikipedia"]))
+    known = known_tokens(fitted, settings.least_count)
+    tell(
+        f"training on {len(fitted):,} tokens for {settings.epochs} epochs; {len(known):,} of "
+        f"{n_vocabulary:,} tokens are known"
+    )
+    model = train_lm(fitted, known, n_vocabulary, tokenizer, settings, tell)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return {
+        "held_out": lm_loss(model, held_out[: settings.tested_tokens], settings.context),
+        "held_out_share": HELD_OUT,
+        "known_tokens": len(known),
+        "settings": asdict(settings),
+    }
+
+
+def second_small_lm(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[str, Any]:
+    """The same model from another seed."""
+    return small_lm(sources, folder, tell, LMSettings(seed=1))
+
+
+def shared_tokenizer(folder: Path) -> tuple[Any, int]:
+    """The tokenizer of another model, and how many tokens that model knows."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return tokenizer, int(AutoConfig.from_pretrained(folder).vocab_size)
+
+
+def sides_of(path: Path) -> tuple[list[str], list[str]]:
+    """The texts to train on and the held-out ones, split as documents are for a fit."""
+    sides: tuple[list[str], list[str]] = ([], [])
+    with path.open(encoding="utf8") as lines:
+        for line in lines:
+            text = json.loads(line)["text"]
+            sides[is_held_out(text)].append(text)
+    return sides
+
+
+def token_stream(tokenizer: Any, texts: Sequence[str]) -> Tensor:
+    """The ids of all texts in a row, each ended by the end-of-text token."""
+    ids: list[int] = []
+    for text in texts:
+        # A whole article is longer than the limit that the tokenizer would warn about.
+        ids += tokenizer(text, verbose=False)["input_ids"]
+        ids.append(tokenizer.eos_token_id)
+    return torch.tensor(ids)
+
+
+def known_tokens(stream: Tensor, least_count: int) -> Tensor:
+    """The ids that occur at least so often, in order."""
+    return (stream.bincount() >= least_count).nonzero()[:, 0]
+
+
+def train_lm(
+    stream: Tensor,
+    known: Tensor,
+    n_vocabulary: int,
+    tokenizer: Any,
+    settings: LMSettings,
+    tell: Tell,
+) -> Any:
+    """A `LlamaForCausalLM` trained on a stream of tokens."""
+    # Trained with the known tokens alone: number len(known) stands for all others.
+    number = torch.full((n_vocabulary,), len(known))
+    number[known] = torch.arange(len(known))
+    compact = number[stream]
+    n_unknown = n_vocabulary - len(known)
+    steps = settings.epochs * math.ceil(len(stream) // settings.context / settings.batch)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = _new(len(known) + 1, len(known), tokenizer, settings).train()
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=settings.rate, weight_decay=settings.decay, betas=(0.9, 0.95)
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: learning_rate(step, max(1, steps // 20), steps)
+        )
+        for step, window in enumerate(_windows(compact, settings), start=1):
+            loss = token_losses(model, window, n_unknown).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            if step % TELL_STEPS == 0:
+                tell(f"step {step:,} of about {steps:,}, loss {loss.item():.3f}")
+        return _whole(model.eval(), known, n_vocabulary, tokenizer, settings)
+
+
+def token_losses(model: Any, window: Tensor, n_unknown: int) -> Tensor:
+    """-log p of every token of (row, pos) after the first, over the whole vocabulary.
+
+    The last number of the model's vocabulary stands for `n_unknown` tokens whose logits are 0.
+    """
+    h = model.model(input_ids=window[:, :-1], use_cache=False).last_hidden_state
+    table = model.get_input_embeddings().weight[:-1]
+    logits = h.reshape(-1, h.shape[-1]) @ table.T
+    targets = window[:, 1:].reshape(-1, 1)
+    is_known = targets[:, 0] < len(table)
+    chosen = logits.gather(1, targets.clamp_max(len(table) - 1))[:, 0]
+    rest = torch.full_like(chosen, math.log(max(n_unknown, 1e-30)))
+    return torch.logaddexp(logits.logsumexp(-1), rest) - torch.where(is_known, chosen, 0.0)
+
+
+def _windows(stream: Tensor, settings: LMSettings) -> Iterator[Tensor]:
+    """Batches of windows in random order, cut at another place in each epoch."""
+    n, width = len(stream), settings.context
+    for _ in range(settings.epochs):
+        start = int(torch.randint(0, width, ()))
+        count = (n - start - 1) // width
+        starts = start + width * torch.randperm(count)
+        for chosen in starts.split(settings.batch):
+            yield stream[chosen[:, None] + torch.arange(width + 1)]
+
+
+def _new(n_vocabulary: int, pad: int, tokenizer: Any, settings: LMSettings) -> Any:
+    """An untrained model; the row of the padding token is 0 and gets no gradient."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=n_vocabulary, hidden_size=settings.d_model, num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads, num_key_value_heads=settings.heads,
+        intermediate_size=3 * settings.d_model, max_position_embeddings=2048,
+        tie_word_embeddings=True, pad_token_id=pad, bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id, attention_dropout=0.0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[pad] = 0
+    return model
+
+
+@torch.no_grad()
+def _whole(
+    model: Any, known: Tensor, n_vocabulary: int, tokenizer: Any, settings: LMSettings
+) -> Any:
+    """The same model with the whole vocabulary: zero rows for unknown tokens."""
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    whole = _new(n_vocabulary, pad, tokenizer, settings)
+    weights = model.state_dict()
+    rows = weights["model.embed_tokens.weight"]
+    table = torch.zeros(n_vocabulary, rows.shape[1])
+    table[known] = rows[:-1]
+    named = {"model.embed_tokens.weight": table, "lm_head.weight": table}
+    whole.load_state_dict({**weights, **named})
+    return whole.eval()
+
+
+@torch.inference_mode()
+def lm_loss(model: Any, stream: Tensor, context: int) -> dict[str, Any]:
+    """The mean of -log p over a stream of tokens cut into windows, in nats."""
+    total, count = 0.0, 0
+    for window in stream.split(context):
+        if len(window) > 1:
+            logits = model(input_ids=window[None], use_cache=False).logits[0, :-1]
+            total += float(nn.functional.cross_entropy(logits, window[1:], reduction="sum"))
+            count += len(window) - 1
+    return {"tokens": count, "loss": total / max(count, 1)}
