@@ -101,7 +101,7 @@ class HeadScores:
     head: int
     copies: Share
     suppresses: Share
-    copied: tuple[TokenLabel, ...]  # a few, by id: most tokenizers number frequent ones first
+    copied: tuple[TokenLabel, ...]  # a few of them, whole words first
     suppressed: tuple[TokenLabel, ...]
     maps: tuple[Mapped, ...]  # by relation
 
@@ -428,11 +428,16 @@ class _Scorer:
         return Mapped(relation.name, found, control, self.similar[number], examples)
 
     def _examples(self, chosen: Tensor) -> tuple[TokenLabel, ...]:
-        places = self.drawn[chosen][:EXAMPLES]
-        return tuple(self._label(self.ids[place]) for place in places)
+        """A few tokens: words before parts of words, then by id, which puts frequent ones first."""
+        labels = [self._label(self.ids[place]) for place in self.drawn[chosen]]
+        return tuple(sorted(labels, key=lambda one: not _is_word(one))[:EXAMPLES])
 
     def _label(self, id_: Tensor) -> TokenLabel:
         return token_label(self.space.transformer, int(id_))
+
+
+def _is_word(token: TokenLabel) -> bool:
+    return len(token.text) > 4 and token.text[0] == " " and token.text[1:].isalpha()
 
 
 def own_ranks(scores: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
