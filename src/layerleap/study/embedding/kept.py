@@ -22,6 +22,7 @@ from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.tables import Column, Table, estimate
 
 GAUSSIAN, VALUES, STATES = "random vectors", "FFN values", "states"
+FEW = 64  # tokens at which the claim is judged; curves begin lower, to show where they cross
 LINES = {
     "transposed": Line("transposed matrix", "blue"),
     "pseudo-inverse": Line("pseudo-inverse", "orange", marker="s", style="dashed"),
@@ -103,9 +104,14 @@ def normed(model: Transformer, states: Tensor) -> Tensor:
 
 
 def _ends(result: StudyResult, name: str) -> tuple[Row, Row]:
-    """The lead of the transposed matrix at the fewest tokens, and at the most that are not all."""
+    """The lead of the transposed matrix at few tokens, and at the most that are not all."""
     rows = result.rows("kept", of=name, inverse="lead")
-    return rows[0], rows[-2]
+    return next((row for row in rows[:-2] if row["k"] >= FEW), rows[0]), rows[-2]
+
+
+def _fewest(result: StudyResult, name: str) -> Row:
+    """The lead of the transposed matrix at the fewest tokens."""
+    return result.rows("kept", of=name, inverse="lead")[0]
 
 
 def _claim(result: StudyResult) -> Verdict:
@@ -116,18 +122,24 @@ def _claim(result: StudyResult) -> Verdict:
         f"{name}: {interval(a, '{:+.2f}')} and {interval(b, '{:+.2f}')}"
         for name, (a, b) in ((name, _ends(result, name)) for name in names)
     )
+    crossed = "; ".join(
+        f"of {row['of']} {crossing_words(row, _fewest(result, row['of']))}"
+        for row in result.rows("crossings")
+    )
     return Verdict(
         all_of(answers),
-        f"lead of the transposed matrix with {few['k']:,} and with {many['k']:,} tokens: {seen}",
-        "yes if, for every set of vectors, the interval of the lead is above 0 with the fewest "
-        "tokens and below 0 with the most that are not all; partly if only some of these hold",
+        f"lead of the transposed matrix with {few['k']:,} and with {many['k']:,} tokens: {seen}; "
+        f"the curves {crossed}",
+        "yes if, for every set of vectors, the interval of the lead is above 0 with few tokens "
+        f"({FEW}, or the fewest measured) and below 0 with the most that are not all; partly if "
+        "some of these hold and others do not. The curves begin lower and show where they cross.",
     )
 
 
-def crossing_words(row: Row, few: Row) -> str:
+def crossing_words(row: Row, fewest: Row) -> str:
     """Where the curves of one set cross."""
     if row["value"] is None:
-        better = "pseudo-inverse" if few["value"] <= 0 else "transposed matrix"
+        better = "pseudo-inverse" if fewest["value"] <= 0 else "transposed matrix"
         return f"never cross: the {better} is better throughout"
     if row["low"] is None:
         share = f"{row['crosses']:.0%} of resampled sets cross"
@@ -148,7 +160,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"Inner products of {name}: with {few['k']} tokens kept, the cosine is "
             f"{interval(first, '{:.2f}')} with the transposed matrix and "
             f"{interval(second, '{:.2f}')} with the pseudo-inverse; the curves "
-            f"{crossing_words(row, few)}.",
+            f"{crossing_words(row, _fewest(result, name))}.",
             under="kept", headline=name == STATES,
         )  # fmt: skip
 
