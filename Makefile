@@ -9,9 +9,11 @@ STAMP := $(VENV)/.layerleap-is-installed
 WORKERS ?= --numprocesses 2 --dist loadfile
 # Models for `make saturation`. Without espeak-ng, whisper-tiny only has the bundled recording.
 SATURATION ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
+# Models for `make embedding`.
+EMBEDDING ?= smollm2 rxnfp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo paper saturation test check bench results picture clean
+.PHONY: help setup demo paper saturation embedding test check bench results picture clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
@@ -21,7 +23,7 @@ setup: $(STAMP) ## Create the virtual environment and install layerleap in it, e
 
 demo: $(STAMP) ## Fit shortcuts for a bundled model on real text; the report is in build/demo
 	$(BIN)/layerleap study shortcuts smollm2 --text wikipedia --other news \
-	  --fit-texts 4000 --read-texts 800 --sections exits --out build/demo
+	  --fit-texts 3500 --read-texts 700 --sections exits --out build/demo
 
 paper: $(STAMP) ## Reproduce "Jump to Conclusions" on the bundled model (most of an hour); results in build/paper
 	$(BIN)/layerleap study shortcuts smollm2 --out build/paper
@@ -34,6 +36,14 @@ saturation: $(STAMP) ## Reproduce "Looking Beyond the Top-1" on text, images and
 	  mkdir -p docs/results/saturation/$$model; \
 	  cp build/saturation/$$model/claims.csv build/saturation/$$model/findings.txt \
 	    docs/results/saturation/$$model/ || exit 1; \
+	done
+
+embedding: $(STAMP) ## Measure what "Analyzing Transformers in Embedding Space" claims (half an hour); results in build/embedding
+	for model in $(EMBEDDING); do \
+	  $(BIN)/layerleap study embedding $$model --out build/embedding/$$model || [ $$? -eq 3 ] || exit 1; \
+	  mkdir -p docs/results/embedding/$$model; \
+	  cp build/embedding/$$model/claims.csv build/embedding/$$model/findings.txt \
+	    docs/results/embedding/$$model/ || exit 1; \
 	done
 
 test: $(STAMP) ## Run all tests, including those on real models

@@ -25,7 +25,7 @@ MODEL = "smollm2"
 SOME_SECTIONS_FAILED = 3  # exit code of a study; one with little text leaves sections out
 DEMO = (
     "study", "shortcuts", MODEL, "--text", "wikipedia", "--other", "news",
-    "--fit-texts", "4000", "--read-texts", "800", "--sections", "exits",
+    "--fit-texts", "3500", "--read-texts", "700", "--sections", "exits",
 )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def layerleap(
 
 def demo_arguments(out: Path, smoke: bool) -> tuple[str, ...]:
     """The arguments of `make demo`, or a much smaller run of the same."""
-    small = {"4000": "60", "800": "30"} if smoke else {}
+    small = {"3500": "60", "700": "30"} if smoke else {}
     return (*(small.get(word, word) for word in DEMO), "--out", str(out))
 
 

@@ -10,6 +10,7 @@
     ll.search(model, "guitar music")                   neurons by the words they write
     model.capture(...), model.edit(...)                look inside, and change it
     ll.neurons(model).dominant("The capital of France is")   which neurons add most, and what
+    ll.weights(model).pairs("L12.H3")                  parameters as tokens, with no text
     ll.debug(model)                                    all of this on a page in the browser
     ll.stitch(model, 3, other, 3)                      first blocks of one model, last of another
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.models.load import load
     from layerleap.models.transformer import Transformer
     from layerleap.models.untrained import untrained
+    from layerleap.read.compare.align import align
+    from layerleap.read.compare.diff import diff
     from layerleap.read.evaluate import Evaluation, evaluate
     from layerleap.read.lens import Lens
     from layerleap.read.lens import read_text as read
@@ -48,6 +51,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.read.vocabulary.build import search_index as search
     from layerleap.read.vocabulary.index import ConceptIndex
     from layerleap.read.vocabulary.neurons import Neurons, neurons
+    from layerleap.read.vocabulary.weights import weights
     from layerleap.show.web.session import debug
     from layerleap.stream.documents import iter_documents
     from layerleap.stream.examples import Sampling
@@ -84,6 +88,8 @@ _HOME = {
     "load": ("layerleap.models.load", "load"),
     "Transformer": ("layerleap.models.transformer", "Transformer"),
     "untrained": ("layerleap.models.untrained", "untrained"),
+    "align": ("layerleap.read.compare.align", "align"),
+    "diff": ("layerleap.read.compare.diff", "diff"),
     "Evaluation": ("layerleap.read.evaluate", "Evaluation"),
     "evaluate": ("layerleap.read.evaluate", "evaluate"),
     "Lens": ("layerleap.read.lens", "Lens"),
@@ -94,6 +100,7 @@ _HOME = {
     "ConceptIndex": ("layerleap.read.vocabulary.index", "ConceptIndex"),
     "Neurons": ("layerleap.read.vocabulary.neurons", "Neurons"),
     "neurons": ("layerleap.read.vocabulary.neurons", "neurons"),
+    "weights": ("layerleap.read.vocabulary.weights", "weights"),
     "debug": ("layerleap.show.web.session", "debug"),
     "iter_documents": ("layerleap.stream.documents", "iter_documents"),
     "Sampling": ("layerleap.stream.examples", "Sampling"),
@@ -106,10 +113,10 @@ _HOME = {
 __all__ = [
     "ConceptIndex", "Decoder", "Effect", "Evaluation", "Generation", "LayerleapError", "Lens",
     "Neurons", "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability",
-    "Transformer", "check", "debug", "decoder", "default_bank", "edits", "effect", "evaluate",
-    "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index", "iter_documents",
-    "load", "neurons", "read", "search", "stats", "stitch", "studies", "suitability", "tune",
-    "untrained", "zoo",
+    "Transformer", "align", "check", "debug", "decoder", "default_bank", "diff", "edits", "effect",
+    "evaluate", "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index",
+    "iter_documents", "load", "neurons", "read", "search", "stats", "stitch", "studies",
+    "suitability", "tune", "untrained", "weights", "zoo",
 ]  # fmt: skip
 
 

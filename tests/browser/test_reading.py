@@ -177,3 +177,30 @@ def test_a_link_keeps_its_selection(tab):
     page = tab("p=one+two+three+four&cell=18.1.0")
     ran(page)
     assert page.get_attribute("td.chosen", "data-position") == "1"
+
+
+def test_heads_of_the_selected_block_show_their_token_pairs(tab):
+    page = tab()
+    prompt(page, FIRST)
+    page.click("#grid-0 td[data-layer='18'][data-position='4']")
+    page.click("#open-heads:has-text('block 18')")
+    page.wait_for_selector("#head-18-3")
+    assert page.locator("#heads [data-head]").count() == 4
+    page.click("#head-18-3")
+    page.wait_for_selector("#heads .pairs >> nth=1")
+    assert page.get_attribute("#head-18-3", "aria-pressed") == "true"
+    assert page.locator("#heads .pairs >> nth=0 >> tbody tr").count() == 20
+    page.click("#grid-0 td[data-layer='4'][data-position='4']")  # whose scores are not known
+    page.click("#head-4-0")
+    page.wait_for_selector("#heads .empty:has-text('cannot be verified')")
+    assert page.locator("#heads .pairs").count() == 1
+    page.click("#grid-0 td[data-layer='2'][data-position='4']")
+    page.wait_for_selector("#heads .error:has-text('No single matrix')")
+
+
+def test_a_vector_shows_its_keys_too(tab):
+    page = tab()
+    prompt(page, FIRST)
+    page.click("#cell .updates tbody button >> nth=0")
+    for name in ("Value: what it writes", "Gate key: what it responds to", "Up key"):
+        page.wait_for_selector(f"#vector .ends:has-text('{name}')")

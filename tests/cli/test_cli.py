@@ -527,6 +527,7 @@ def test_states_that_are_not_numbers_are_refused(tmp_path: Path, text: Path) -> 
     [
         (), ("fit",), ("tune",), ("evaluate",), ("read",), ("saturation",), ("suitability",),
         ("merge",), ("models",), ("study", "shortcuts"), ("study", "saturation"), ("import", "mat"),
+        ("study", "embedding"),
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -39,6 +39,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "decoder": lambda: (bank(),),
     "Sampling": tuple,
     "Suitability.to_pandas": lambda: (object.__new__(ll.Suitability),),
+    "diff": lambda: (model(), model()),
     "edits.AddNeuron": lambda: (1, 0, 1.0),
     "edits.ScaleNeuron": lambda: (1, 0, 1.0),
     "edits.SetNeuron": lambda: (1, 0, 1.0),
@@ -52,6 +53,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "search": lambda: (model(), "cat"),
     "stats.Moments": lambda: (3, 4),
     "stats.collect": lambda: (model(), sentences(8)),
+    "weights": lambda: (model(),),
 }
 
 

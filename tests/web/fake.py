@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerleap.errors import BadArtifact, BadSettings, BadText
+from layerleap.errors import BadArtifact, BadSettings, BadText, ModelRefused
 from layerleap.show.web.worker import Busy
 
 PROMPT = "The capital of France is Paris, and the capital of Spain is"
@@ -319,6 +319,30 @@ class FakeEngine:
             "range": {"low": -3.0, "mean": 0.1, "high": 9.5} if self._index else None,
             "cluster": neuron % 40 if self._index else None,
         }  # fmt: skip
+
+    def keys(self, block: int, neuron: int) -> dict[str, Any]:
+        self.check_neuron(block, neuron)
+        keys = [{"kind": kind, "norm": 2.5, **self._ends(block, neuron + 1)}
+                for kind in ("ffn.gate", "ffn.up")]  # fmt: skip
+        return {"keys": keys, "reason": None}
+
+    def heads(self, block: int) -> dict[str, Any]:
+        if block == 2:
+            raise ModelRefused("no single matrix gives the output of attention of block 2")
+        reason = "its queries and keys cannot be verified" if block == 4 else None
+        return {"block": block, "n_heads": 4, "n_kv_heads": 2, "positions": "rotary",
+                "qk_reason": reason}  # fmt: skip
+
+    def pairs(self, block: int, head: int, *, form: str, offset: int, top: int) -> dict[str, Any]:
+        if head >= 4:
+            raise BadSettings(f"block {block} has no head {head}; expected 0 to 3")
+        ends = self._ends(block, head)
+        both = zip(ends["promotes"], ends["suppresses"], strict=True)
+        pairs = [{"first": one["token"], "second": other["token"], "score": one["score"]}
+                 for one, other in both]  # fmt: skip
+        roles = ["source token", "written token"] if form == "vo" else ["query token", "key token"]
+        return {"title": f"L{block}.H{head} W_{form.upper()}", "legend": "made up", "roles": roles,
+                "pairs": pairs[:top]}  # fmt: skip
 
     def generate(
         self, ids: Any, *, edits: Any, max_new_tokens: int, on_token: Any, should_stop: Any

@@ -298,6 +298,17 @@ def test_answers_have_the_shapes_of_the_schema(ask, model):
     schemas.Vocabulary.model_validate(client.post("/api/vocabulary", json=text).json())
     if (vector := client.get("/api/vectors/1/3")).status_code == 200:
         assert schemas.Vector.model_validate(vector.json()).neuron == 3
+        keys = schemas.Keys.model_validate(client.get("/api/vectors/1/3/keys").json())
+        assert all(len(key.promotes) == len(key.suppresses) > 0 for key in keys.keys)
+    if (heads := client.get("/api/heads/1")).status_code == 200:
+        n_heads = schemas.Heads.model_validate(heads.json()).n_heads
+        for form in ("vo", "qk"):
+            answer = client.get(f"/api/heads/1/{n_heads - 1}", params={"form": form, "top": 3})
+            if answer.status_code == 200:
+                assert len(schemas.Pairs.model_validate(answer.json()).pairs) == 3
+            else:
+                assert answer.status_code == 422
+        assert client.get(f"/api/heads/1/{n_heads}").status_code == 422
     saved = client.put("/api/sessions/a", json={"title": "a", "state": {"b": [1]}}).json()
     assert schemas.SavedTitle.model_validate(saved).title == "a"
     schemas.SavedSession.model_validate(client.get("/api/sessions/a").json())

@@ -77,6 +77,7 @@ def test_the_schema_stays_and_names_no_other_site(client):
     typed = [
         ("get", "/api/model"), ("post", "/api/tokens"), ("get", "/api/search"),
         ("get", "/api/vectors/{block}/{neuron}"), ("put", "/api/sessions/{id}"),
+        ("get", "/api/heads/{block}/{head}"),
     ]  # fmt: skip
     answers = {
         path: paths[path][method]["responses"]["200"]["content"]["application/json"]["schema"]
@@ -167,6 +168,23 @@ def test_vectors_are_searched_and_clustered(client):
     assert len(near) == 4
     assert client.get("/api/clusters", params={"top": 3}).json()["clusters"][2]["number"] == 2
     assert client.get("/api/clusters/2").json()["members"]
+
+
+def test_keys_and_heads_are_read_from_the_weights(client):
+    keys = client.get("/api/vectors/3/4/keys").json()
+    assert [key["kind"] for key in keys["keys"]] == ["ffn.gate", "ffn.up"]
+    assert client.get("/api/heads/1").json()["n_kv_heads"] == 2
+    for form, title in (("vo", "L1.H3 W_VO"), ("qk", "L1.H3 W_QK")):
+        answer = client.get("/api/heads/1/3", params={"form": form, "top": 5}).json()
+        assert answer["title"] == title
+        assert len(answer["pairs"]) == 5
+    for path, words in (
+        ("/api/heads/2", "no single matrix"), ("/api/heads/1/4", "has no head 4"),
+        ("/api/heads/1/0?form=ov", "form"), ("/api/heads/1/0?offset=9999", "offset"),
+    ):  # fmt: skip
+        refused = client.get(path)
+        assert refused.status_code == 422
+        assert words in refused.json()["error"]
 
 
 def test_without_an_index_vectors_are_still_read_and_the_rest_says_what_to_do(make_app):

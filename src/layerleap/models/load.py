@@ -70,7 +70,7 @@ def load(
             f"a model cannot be loaded from {source!r}; expected a bundled or hub name, a folder, "
             "a GGUF file, or a model of transformers"
         )
-    folder, name, extra = _locate(str(source), tell)
+    folder, name, extra = locate(str(source), tell)
     options = {**extra, **options}
     model = _load_model(folder, name, options)
     main_input = model.main_input_name
@@ -91,12 +91,12 @@ def load(
 
 def load_bare(source: str, *, tell: Tell | None = None, **options: Any) -> "PreTrainedModel":
     """The model itself from a name, folder or GGUF file, neither wrapped nor checked."""
-    folder, name, extra = _locate(source, tell)
+    folder, name, extra = locate(source, tell)
     given = {key: value for key, value in options.items() if value is not None}
     return _load_model(folder, name, {**extra, **given})
 
 
-def _locate(source: str, tell: Tell | None) -> tuple[str, str, dict[str, Any]]:
+def locate(source: str, tell: Tell | None) -> tuple[str, str, dict[str, Any]]:
     """The first argument of `from_pretrained`, the model's name, and further options."""
     path = Path(source).expanduser()
     if path.is_dir():

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from layerleap.brief import Brief
+from layerleap.extras import learn_library
 
 DEPTH = 10  # Precision@k is known for k up to this
 ENTRIES = 2**22  # (sample, document) held at a time while resampling: 32 MB
@@ -99,6 +100,11 @@ class Estimate:
         """Plain JSON types; None for NaN and infinity."""
         ends = {key: finite(getattr(self, key)) for key in ("value", "low", "high")}
         return {**ends, "rows": self.rows, "documents": self.documents}
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share; honest with few cases, or none that succeed."""
+    return learn_library("scipy.stats").binomtest(successes, n).proportion_ci(method="wilson")
 
 
 class Bootstrap:

@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING, Any
 from layerleap.errors import BadSettings
 
 if TYPE_CHECKING:
+    from layerleap.study.embedding import STUDY as embedding
     from layerleap.study.engine import Study
     from layerleap.study.saturation import STUDY as saturation
     from layerleap.study.shortcuts import STUDY as shortcuts
     from layerleap.study.stitching import STUDY as stitching
 
-__all__ = ["find", "names", "register", "saturation", "shortcuts", "stitching", "summary"]
+__all__ = [
+    "embedding", "find", "names", "register", "saturation", "shortcuts", "stitching", "summary",
+]  # fmt: skip
 
 # Module with a `STUDY`, and one line for the list of commands, so that none has to be imported.
 _BUILT_IN = {
     "shortcuts": ("layerleap.study.shortcuts", "How well can each layer predict later ones?"),
     "saturation": ("layerleap.study.saturation", "Do ranks saturate in order?"),
+    "embedding": (
+        "layerleap.study.embedding",
+        "Do parameters read in the vocabulary mean anything?",
+    ),
     "stitching": ("layerleap.study.stitching", "Can two models be joined by their vocabulary?"),
 }
 _ADDED: dict[str, "Study[Any]"] = {}

@@ -15,11 +15,11 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
+from layerleap.read.metrics import wilson
 from layerleap.read.saturation import Saturation, saturate, saturation_layers
 from layerleap.stream.examples import Batch, Sampling, iter_batches, iter_examples
 from layerleap.study.result import StudyResult, Tables
 from layerleap.study.saturation.donors import KINDS, PairSettings, find_pairs, make_trials
-from layerleap.study.saturation.guesses import wilson
 from layerleap.study.saturation.intervention import BY_DEFINITION, SECTION, intervene, words
 from layerleap.study.saturation.trial_runs import Runner
 

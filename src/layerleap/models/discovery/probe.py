@@ -30,10 +30,21 @@ def accepts(model: PreTrainedModel, name: str) -> bool:
 
 
 def probe_ids(model: PreTrainedModel, rows: int, n_tokens: int, seed: int) -> Tensor:
-    """Random ids that avoid padding, which some families treat differently."""
+    """Random ids that avoid padding, which some families treat differently.
+
+    Tokens whose embedding is 0 are avoided as well: a state of 0 stays 0 through any matrix, so any
+    law would hold for it.
+    """
     generator = torch.Generator().manual_seed(seed)
     low = 5 if vocabulary_size(model) > 12 else 0
-    return torch.randint(low, vocabulary_size(model), (rows, n_tokens), generator=generator)
+    ids = torch.randint(low, vocabulary_size(model), (rows, n_tokens), generator=generator)
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    if not isinstance(weight, Tensor) or weight.is_meta or not weight.is_floating_point():
+        return ids
+    if weight[ids.to(weight.device)].ne(0).any(-1).all():
+        return ids
+    known = weight[low:].ne(0).any(1).nonzero()[:, 0].cpu() + low
+    return known[ids % len(known)] if len(known) else ids
 
 
 def probe(

@@ -459,10 +459,14 @@ def check_neuron(ffn: FeedForward, neuron: int) -> None:
 
 
 def vector_ends(
-    transformer: Transformer, vectors: Tensor, top: int
+    transformer: Transformer, vectors: Tensor, top: int, matrix: Tensor | None = None
 ) -> list[tuple[tuple[Scored, ...], tuple[Scored, ...]]]:
-    """For each vector, the tokens it promotes most and those it suppresses most."""
-    high, low = both_ends(vectors.float(), unembedding(transformer), top)
+    """For each vector, the tokens it promotes most and those it suppresses most.
+
+    Read through the output matrix, or any other of (d_vocab, d_model).
+    """
+    matrix = unembedding(transformer) if matrix is None else matrix
+    high, low = both_ends(vectors.float(), matrix, top)
 
     def scored(end: Ends, row: int) -> tuple[Scored, ...]:
         pairs = zip(end.ids[row].tolist(), end.scores[row].tolist(), strict=True)

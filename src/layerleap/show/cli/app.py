@@ -11,6 +11,7 @@ import typer
 
 import layerleap
 from layerleap.show.cli import concepts, fit, look, tune
+from layerleap.show.cli.compare.commands import align, diff
 from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
@@ -18,6 +19,7 @@ from layerleap.show.cli.options import grouped
 from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.suitability import suitability
 from layerleap.show.cli.terminal import out
+from layerleap.show.cli.weights import weights
 
 app = typer.Typer(
     name="layerleap",
@@ -38,6 +40,8 @@ app = typer.Typer(
       layerleap suitability smollm2                        is early exit worth it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
       layerleap search smollm2 "guitar music band"         neurons by their words
+      layerleap diff smollm2 smollm2-reviews               what fine-tuning changed
+      layerleap weights smollm2                            heads that copy or map
       layerleap debug smollm2                              look inside, in the browser
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
@@ -63,7 +67,10 @@ def _top(
 LOOKING = (look.models, look.check, look.read, look.card, concepts.index, concepts.search)
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
+app.command()(grouped(align))
+app.command()(grouped(diff))
 app.command()(grouped(debug))
+app.command()(grouped(weights))
 app.command("tune")(grouped(tune.tune_command))
 import_app.command("mat")(grouped(fit.import_mat))
 import_app.command("tuned-lens")(grouped(fit.import_tuned_lens))

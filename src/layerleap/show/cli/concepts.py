@@ -48,7 +48,7 @@ def index(
     if json:
         print_json(found.to_dict())
         return
-    from layerleap.show.cli.concepts_table import index_table
+    from layerleap.show.cli.vocabulary_table import index_table
 
     out.print(index_table(found))
 
@@ -90,6 +90,6 @@ def search(
             return
         for note in matches.notes():
             tell(note)
-        from layerleap.show.cli.concepts_table import matches_table
+        from layerleap.show.cli.vocabulary_table import matches_table
 
         out.print(matches_table(matches))

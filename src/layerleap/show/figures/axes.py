@@ -52,6 +52,8 @@ def _log_tick(value: float, _position: int) -> str:
     if 0.001 <= value <= 1000:
         return f"{value:g}"
     exponent = round(math.log10(value)) if value > 0 else 0
+    if value > 0 and not math.isclose(value, 10.0**exponent):  # a tick between powers of ten
+        return f"{value / 1000:g}k" if 1000 < value < 1e6 else f"{value:g}"
     return "10" + str(exponent).translate(RAISED)
 
 

@@ -44,15 +44,18 @@ def write_page(
     """Write a standalone page and return its path.
 
     `body` is HTML, all else plain text: the kind of page (`kicker`), words before the model's name,
-    the name and words after it (`title`), the text that the model was given, and how to read it.
+    the name and words after it (`title`), the text that the model was given or "", and how to read
+    the page.
     """
     before, name, after = title
-    plain = {"kicker": kicker, "before": before, "name": name, "after": after, "text": text,
+    about = f": {text}" if text else ""
+    plain = {"kicker": kicker, "before": before, "name": name, "after": after, "about": about,
              "heading": heading, "lead": lead}  # fmt: skip
+    given = f'<h2>Text</h2>\n<p class="given">{html.escape(text)}</p>' if text else ""
     page = Template(_asset("html", "page.html")).substitute(
         {key: html.escape(value) for key, value in plain.items()},
         facts="".join(f"<li>{html.escape(fact)}</li>" for fact in facts),
-        style=_asset("report", "report.css"), body=body,
+        style=_asset("report", "report.css"), body=body, given=given,
     )  # fmt: skip
     with whole_file(Path(path)) as temporary:
         temporary.write_text(page, encoding="utf8")

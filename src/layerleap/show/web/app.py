@@ -24,7 +24,7 @@ from layerleap.show.web.limits import Limits
 from layerleap.show.web.routes import model_routes
 from layerleap.show.web.saved import saved_routes
 from layerleap.show.web.store import Store
-from layerleap.show.web.vectors import vector_routes
+from layerleap.show.web.vectors import vector_routes, weight_routes
 from layerleap.show.web.worker import Busy, Worker
 
 STATIC = Path(__file__).with_name("static")
@@ -82,7 +82,7 @@ def create_app(
         openapi_url="/api/openapi.json", lifespan=lifespan, telemetry=UNSEEN,
         default_response_class=Json,
     )  # fmt: skip
-    for routes in (model_routes, vector_routes, saved_routes):
+    for routes in (model_routes, vector_routes, weight_routes, saved_routes):
         app.include_router(routes(served), prefix="/api")
     app.router.default = StaticPage(static)  # not a mount, which would hide wrong methods
     app.add_exception_handler(RequestValidationError, _invalid)

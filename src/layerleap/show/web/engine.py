@@ -4,6 +4,7 @@ In: a `Debugger` with its index. Out: plain JSON types. Ranks count from 1 here,
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from layerleap.errors import BadArtifact
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 NO_INDEX = "there is no concept index of this model; build it with: layerleap index MODEL"
 MEMBERS = 50  # of a cluster that are shown
 FEW = 5  # tokens that stand for a vector
+# Pairs are sought among the tokens with the lowest ids, which are frequent ones in most
+# vocabularies: all 49,152 tokens of SmolLM2 would keep the page waiting for half a minute.
+PAIR_TOKENS = 8192
 Json = dict[str, Any]
 OnToken = Callable[[Json, str], None]
 ShouldStop = Callable[[], bool]
@@ -57,6 +61,15 @@ class Engine(Protocol):
 
     def check_neuron(self, block: int, neuron: int) -> None:
         """Raise an error if there is no such neuron."""
+
+    def keys(self, block: int, neuron: int) -> Json:
+        """The tokens that a neuron responds to, by each kind of key."""
+
+    def heads(self, block: int) -> Json:
+        """How many heads a block has, and why their scores cannot be read, if so."""
+
+    def pairs(self, block: int, head: int, *, form: str, offset: int, top: int) -> Json:
+        """The strongest token pairs of a head, from its weights."""
 
     def search(self, query: str, *, top: int, side: str, space: str) -> Json:
         """Vectors that match words, as `results`, and `notes` on words that are no tokens.
@@ -177,6 +190,43 @@ class ModelEngine:
         from layerleap.read.vocabulary.neurons import check_neuron
 
         check_neuron(feed_forward(self.debugger.transformer, block), neuron)
+
+    def keys(self, block: int, neuron: int) -> Json:
+        """The tokens that a neuron responds to, by each kind of key."""
+        reading = self._weights.read(f"L{block}.N{neuron}")
+        kept = ("kind", "norm", "promotes", "suppresses")
+        keys = [vector for vector in reading.to_dict()["vectors"] if vector["role"] == "reads"]
+        return {
+            "keys": [{key: vector[key] for key in kept} for vector in keys],
+            "reason": reading.missing.get("key"),
+        }  # fmt: skip
+
+    def heads(self, block: int) -> Json:
+        """How many heads a block has, and why their scores cannot be read, if so."""
+        from layerleap.models.weights import heads
+
+        attention = heads(self.debugger.transformer, block)
+        kept = ("block", "n_heads", "n_kv_heads", "positions", "qk_reason")
+        return {key: getattr(attention, key) for key in kept}
+
+    def pairs(self, block: int, head: int, *, form: str, offset: int, top: int) -> Json:
+        """The strongest token pairs of a head, among the first tokens of the vocabulary."""
+        transformer = self.debugger.transformer
+        pairs = self._weights.pairs(
+            f"L{block}.H{head}", form=form, offset=offset, top=top, progress=False,
+            tokens=range(min(transformer.d_vocab, PAIR_TOKENS)),
+        )  # fmt: skip
+        rows = pairs.to_dict()
+        return {
+            "title": pairs.title, "legend": pairs.legend(), "roles": rows["roles"],
+            "pairs": rows["pairs"],
+        }  # fmt: skip
+
+    @cached_property
+    def _weights(self) -> Any:
+        from layerleap.read.vocabulary.weights import weights
+
+        return weights(self.debugger.transformer)
 
     def search(self, query: str, *, top: int, side: str, space: str) -> Json:
         """Vectors that match words, and what became of words that are no tokens."""

@@ -156,6 +156,49 @@ class Vector(Answer):
     note: str | None
 
 
+class Key(Answer):
+    """One kind of key of a neuron: the tokens it responds to most and least."""
+
+    kind: str
+    norm: float
+    promotes: list[Scored]
+    suppresses: list[Scored]
+
+
+class Keys(Answer):
+    """The keys of a neuron, and why they cannot be read, if so."""
+
+    keys: list[Key]
+    reason: str | None
+
+
+class Heads(Answer):
+    """The heads of a block."""
+
+    block: int
+    n_heads: int
+    n_kv_heads: int
+    positions: str
+    qk_reason: str | None
+
+
+class Pair(Answer):
+    """Two tokens, and their entry in a head's matrix."""
+
+    first: Token
+    second: Token
+    score: float
+
+
+class Pairs(Answer):
+    """The strongest token pairs of a head; `roles` says what first and second are."""
+
+    title: str
+    legend: str
+    roles: list[str]
+    pairs: list[Pair]
+
+
 class SavedTitle(Answer):
     """A saved session without its state; `updated` is in seconds since 1970."""
 

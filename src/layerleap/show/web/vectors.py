@@ -1,4 +1,4 @@
-"""Routes about value vectors: their tokens, neighbours, names, search and clusters."""
+"""Routes about weights: value vectors and keys, names, search, clusters; pairs of heads."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Block = Annotated[int, Path(ge=1, lt=2**31)]
 Neuron = Annotated[int, Path(ge=0, lt=2**31)]
 Top = Annotated[int, Query(ge=1, le=200)]
+Offset = Annotated[int, Query(ge=-2048, le=2048)]
 Words = Annotated[str, Query(max_length=limits.NAME)]
 
 
@@ -74,5 +75,34 @@ def vector_routes(served: "Served") -> APIRouter:
     def cluster(number: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
         group = engine.cluster(number)
         return {**group, "members": named(group["members"])}
+
+    return routes
+
+
+def weight_routes(served: "Served") -> APIRouter:
+    """The routes about what else is read from the weights: keys and heads."""
+    routes, engine = APIRouter(), served.engine
+
+    @routes.get("/vectors/{block}/{neuron}/keys", **shape(schemas.Keys))
+    async def keys(block: Block, neuron: Neuron, request: Request) -> Response:
+        return await answer(served.worker, request, lambda: engine.keys(block, neuron))
+
+    @routes.get("/heads/{block}", **shape(schemas.Heads))
+    async def heads(block: Block, request: Request) -> Response:
+        return await answer(served.worker, request, lambda: engine.heads(block))
+
+    @routes.get("/heads/{block}/{head}", **shape(schemas.Pairs))
+    async def pairs(
+        block: Block,
+        head: Neuron,
+        request: Request,
+        form: Literal["vo", "qk"] = "vo",
+        offset: Offset = 0,
+        top: Top = 20,
+    ) -> Response:
+        def compute() -> dict[str, Any]:
+            return engine.pairs(block, head, form=form, offset=offset, top=top)
+
+        return await answer(served.worker, request, compute)
 
     return routes

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
-from layerleap.read.metrics import Bootstrap, finite, percentiles
+from layerleap.read.metrics import Bootstrap, finite, percentiles, wilson
 from layerleap.read.saturation import Saturation
 from layerleap.study.claims import LEVEL, Claim, Verdict, above, all_of, confirmed, untested
 from layerleap.study.engine import Section
@@ -127,11 +127,6 @@ def _share(group: str, right: Tensor) -> Row:
         "wrong": n - hits, "rows": n,
     }  # fmt: skip
     return {f"{group}_{key}": value for key, value in values.items()}
-
-
-def wilson(successes: int, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share; honest with few cases, or none that succeed."""
-    return learn_library("scipy.stats").binomtest(successes, n).proportion_ci(method="wilson")
 
 
 def words(row: Row) -> str:

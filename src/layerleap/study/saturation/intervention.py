@@ -21,7 +21,7 @@ from layerleap.extras import learn_library
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
-from layerleap.read.metrics import mean_interval
+from layerleap.read.metrics import mean_interval, wilson
 from layerleap.read.probes.task import States, require_aligned
 from layerleap.read.saturation import Saturation, saturation_layers
 from layerleap.stream.examples import Batch
@@ -41,7 +41,6 @@ from layerleap.study.figures import Axis, Figure, Line, Mark
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.saturation.context import SaturationContext
 from layerleap.study.saturation.donors import KINDS, PairSettings, find_pairs, make_trials
-from layerleap.study.saturation.guesses import wilson
 from layerleap.study.saturation.rows import SaturationData
 from layerleap.study.saturation.trial_runs import Runner
 from layerleap.study.tables import P_VALUE, Column, Table, bounded, p_words

@@ -6,6 +6,7 @@ import * as edits from "./edits.js";
 import * as exporting from "./export.js";
 import * as generation from "./generate.js";
 import * as grid from "./grid.js";
+import * as heads from "./heads.js";
 import * as help from "./help.js";
 import * as keys from "./keys.js";
 import * as link from "./link.js";
@@ -42,6 +43,7 @@ for (const part of [
   peek,
   paths,
   cell,
+  heads,
   vector,
   search,
   edits,

@@ -136,6 +136,19 @@
  * @property {string|null} name
  */
 
+/** @typedef {{kind: string, norm: number, promotes: Scored[], suppresses: Scored[]}} Key */
+/** @typedef {{keys: Key[], reason: string|null}} Keys */
+/**
+ * @typedef {object} Heads
+ * @property {number} block
+ * @property {number} n_heads
+ * @property {number} n_kv_heads
+ * @property {string} positions
+ * @property {string|null} qk_reason
+ */
+/** @typedef {{first: Token, second: Token, score: number}} Pair */
+/** @typedef {{title: string, legend: string, roles: string[], pairs: Pair[]}} Pairs */
+
 /** @typedef {"set"|"scale"|"add"|"off"} Operation */
 /**
  * @typedef {object} Edit
@@ -181,7 +194,7 @@
  * @property {(Live|null)[]} live
  * @property {(Trace|null)[]} traces
  * @property {Progress & {reading: CellReading|null}} cell
- * @property {Progress & {vector: Vector|null, neighbours: Neighbour[]|null}} vectorReading
+ * @property {Progress & {vector: Vector|null, neighbours: Neighbour[]|null, keys?: Keys|null}} vectorReading
  * @property {Progress & {sides: Record<string, Written>}} generation
  */
 

@@ -35,22 +35,31 @@ async function load(neuron) {
       () => json(path, { signal: controller.signal }),
     );
     set({ vectorReading: { status: "done", message: "", vector, neighbours: null } });
+    // The panel says that these two are on their way.
+    const later = (/** @type {string} */ part) =>
+      patiently(
+        controller.signal,
+        () => {},
+        () => json(`${path}/${part}`, { signal: controller.signal }),
+      );
+    const keys = await later("keys").catch((error) => {
+      if (isAbort(error)) throw error;
+      return { keys: [], reason: /** @type {Error} */ (error).message };
+    });
+    set({ vectorReading: { ...now().vectorReading, keys } });
     if (!now().model?.index.ready) return;
-    const { neighbours } = await patiently(
-      controller.signal,
-      () => {}, // The panel says that it is searching.
-      () => json(`${path}/neighbours?top=8`, { signal: controller.signal }),
-    );
-    set({ vectorReading: { status: "done", message: "", vector: now().vectorReading.vector, neighbours } });
+    const { neighbours } = await later("neighbours?top=8");
+    set({ vectorReading: { ...now().vectorReading, neighbours } });
   } catch (error) {
     if (isAbort(error)) return;
-    const { vector } = now().vectorReading;
+    const { vector, keys } = now().vectorReading;
     set({
       vectorReading: {
         status: vector ? "done" : "error",
         message: /** @type {Error} */ (error).message,
         vector,
         neighbours: null,
+        keys,
       },
     });
   }
@@ -208,7 +217,8 @@ function render(state) {
     head,
     naming(vector),
     ...facts(vector),
-    ends(vector),
+    ends("Value: what it writes", vector, "+ promotes", "− suppresses"),
+    ...responses(vectorReading.keys),
     ...related(vector, vectorReading.neighbours, message),
   );
 }
@@ -313,8 +323,27 @@ function ruler(range, here) {
   );
 }
 
-/** @param {Vector} vector */
-function ends(vector) {
+const KEYS = { "ffn.key": "Key", "ffn.gate": "Gate key", "ffn.up": "Up key" };
+
+/** What the neuron responds to, by each kind of key. @param {import("./types.js").Keys|null|undefined} answer */
+function responses(answer) {
+  if (!answer) return [make("h3", {}, "Keys"), loading("Reading the keys…")];
+  if (!answer.keys.length)
+    return [make("h3", {}, "Keys"), make("p", { class: "empty" }, sentence(answer.reason ?? "its keys are not known"))];
+  return answer.keys.map((key) => {
+    const name = KEYS[/** @type {keyof typeof KEYS} */ (key.kind)] ?? key.kind;
+    return ends(`${name}: what it responds to`, key, "most", "least");
+  });
+}
+
+/**
+ * Both ends of a vector's tokens.
+ * @param {string} heading
+ * @param {{promotes: import("./types.js").Scored[], suppresses: import("./types.js").Scored[]}} vector
+ * @param {string} high
+ * @param {string} low
+ */
+function ends(heading, vector, high, low) {
   /** @param {string} title @param {import("./types.js").Scored[]} scored @param {string} tone */
   const end = (title, scored, tone) => {
     const most = Math.max(...scored.map(({ score }) => Math.abs(score)), 1e-9);
@@ -328,9 +357,10 @@ function ends(vector) {
   const longest = Math.max(vector.promotes.length, vector.suppresses.length);
   return make(
     "div",
-    { class: "ends" },
-    end("+ promotes", vector.promotes, "more"),
-    end("− suppresses", vector.suppresses, "less"),
+    { class: "ends", role: "group", "aria-label": heading },
+    make("p", { class: "soft" }, heading),
+    end(high, vector.promotes, "more"),
+    end(low, vector.suppresses, "less"),
     longest > SHORT &&
       make("button", { type: "button", class: "quiet", "data-all": true }, all ? "Show fewer" : `Show all ${longest}`),
   );

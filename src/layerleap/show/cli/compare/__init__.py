@@ -1,0 +1,1 @@
+"""Commands that compare two models, and their tables."""

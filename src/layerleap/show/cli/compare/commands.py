@@ -1,0 +1,105 @@
+"""`layerleap align` and `diff`: compare two models by what their weights say about tokens."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import layerleap
+from layerleap.show.cli.options import Json, Loading
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+
+Kind = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Kind of vector: ffn.key, ffn.gate, ffn.up, ffn.value, attn.q, attn.k, attn.v or "
+        "attn.o; repeat it for several. All by default."
+    ),
+]
+Html = Annotated[Path | None, typer.Option(help="Also write the result as a page.")]
+
+
+def align(
+    a: Annotated[str, typer.Argument(help="Bundled name, hub name, folder or GGUF file.")],
+    b: Annotated[str, typer.Argument(help="A model with the same vocabulary.")],
+    kind: Kind = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Compare only this many random vectors of A per block and kind."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which vectors --rows takes.")] = 0,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Multiply the vectors by the norms.")
+    ] = False,
+    no_control: Annotated[
+        bool, typer.Option("--no-control", help="Leave out the control in raw coordinates.")
+    ] = False,
+    html: Html = None,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """Match the blocks of A to those of B by what their vectors say about tokens.
+
+    Each vector of an FFN or of attention is read as scores of all tokens. Blocks are compared by
+    the correlations of these scores and matched one to one. The two models need one vocabulary, but
+    not one width. The control compares raw coordinates.
+
+    Example: layerleap align small-lm small-lm-2 --kind ffn.value --html alignment.html
+    """
+    with clean_errors():
+        models = [loading.load(name) for name in (a, b)]
+        with TerminalProgress() as progress:
+            found = layerleap.align(
+                *models, kinds=kind, rows=rows, seed=seed, fold=fold, control=not no_control,
+                progress=progress,
+            )  # fmt: skip
+        if html:
+            from layerleap.show.html.compare import write_alignment
+
+            tell(f"page: {write_alignment(found, html)}")
+    if json:
+        print_json(found.to_dict())
+        return
+    from layerleap.show.cli.compare.tables import alignment_table
+
+    out.print(alignment_table(found))
+
+
+def diff(
+    base: Annotated[str, typer.Argument(help="The model that training started from.")],
+    tuned: Annotated[str, typer.Argument(help="The model that training made of it.")],
+    kind: Kind = None,
+    top: Annotated[
+        int, typer.Option("--top", "-k", help="Heads and neurons to list for each kind.")
+    ] = 5,
+    tokens: Annotated[int, typer.Option(help="Tokens at both ends of each displacement.")] = 8,
+    inverse: Annotated[
+        str,
+        typer.Option(help="Read by the output matrix, 'transpose', or its inverse, 'pseudo'."),
+    ] = "transpose",
+    html: Html = None,
+    json: Json = False,
+) -> None:
+    """Show what fine-tuning changed: blocks, heads and neurons of BASE that moved most in TUNED.
+
+    Each displacement is read in the vocabulary: the tokens that it promotes (+) and suppresses (-).
+    safetensors files are read one block at a time, so large models need little memory.
+
+    Example: layerleap diff smollm2 smollm2-reviews --kind ffn.value --top 10
+    """
+    with clean_errors():
+        with TerminalProgress() as progress:
+            found = layerleap.diff(
+                base, tuned, kinds=kind, top=top, tokens=tokens, tell=tell, progress=progress,
+                inverse=inverse,  # type: ignore[arg-type]  # checked there
+            )  # fmt: skip
+        if html:
+            from layerleap.show.html.compare import write_difference
+
+            tell(f"page: {write_difference(found, html)}")
+    if json:
+        print_json(found.to_dict())
+        return
+    from layerleap.show.cli.compare.tables import difference_table
+
+    out.print(difference_table(found))

@@ -1,0 +1,132 @@
+"""`layerleap weights`: parameters as tokens, from the weights alone."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import layerleap
+from layerleap.errors import ModelRefused, check_choice
+from layerleap.show.cli.options import Json, Loading, Model, Text
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+
+
+def weights(
+    model: Model,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="L12.H3 (a head), L12.N34 (a neuron) or L12.H3.Q5 (a column of a head; Q, K, V or "
+            "O). Without it, all heads."
+        ),
+    ] = None,
+    form: Annotated[
+        str, typer.Option(help="For a head: 'vo' (what it writes), 'qk' (who looks), or 'both'.")
+    ] = "both",
+    top: Annotated[
+        int | None, typer.Option("--top", "-k", help="Pairs (50), or tokens per end (20).")
+    ] = None,
+    offset: Annotated[
+        int, typer.Option(help="For qk with rotary positions: how far the key lies behind.")
+    ] = 0,
+    norms: Annotated[
+        str, typer.Option(help="'skip' norms, or 'fold' their gains into the vectors.")
+    ] = "skip",
+    inverse: Annotated[
+        str, typer.Option(help="Read tokens through E 'transpose' or its 'pseudo' inverse.")
+    ] = "transpose",
+    tokens: Annotated[
+        int | None, typer.Option(help="Only the N most frequent tokens of --text.", min=1)
+    ] = None,
+    text: Text = None,
+    largest: Annotated[
+        str, typer.Option(help="Pairs with the largest 'value', 'magnitude', or most 'negative'.")
+    ] = "value",
+    different: Annotated[
+        bool, typer.Option("--different", help="Leave out pairs of a token with itself.")
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not subtract the mean embedding.")] = False,
+    sample: Annotated[int, typer.Option(help="For all heads: how many tokens to test.")] = 500,
+    html: Annotated[Path | None, typer.Option(help="Also write the result as a page.")] = None,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """Read parameters of MODEL as tokens, without running it.
+
+    Without NAME: which heads copy, suppress or map the tokens they attend to. For a head: its
+    strongest token pairs, of W_VO (source token, written token) and of W_QK (query token, key
+    token). For a neuron or a column of a head: the tokens at both ends of each vector.
+
+    Examples:
+      layerleap weights smollm2
+
+      layerleap weights smollm2 L12.H3 --tokens 10000 --html pairs.html
+
+      layerleap weights smollm2 L12.H3 --form qk --offset 1
+
+      layerleap weights smollm2 L12.N34
+
+      layerleap weights smollm2 L12.H3.Q5 --inverse pseudo
+    """
+    with clean_errors():
+        check_choice(form, ("vo", "qk", "both"), "form")
+        is_head = name is not None and _is_head(name)  # a wrong name, before the model is loaded
+        read: Any = layerleap.weights
+        parameters = read(loading.load(model), norms=norms, inverse=inverse)
+        with TerminalProgress() as progress:
+            shared: dict[str, Any] = {"centred": not raw, "progress": progress}
+            if tokens is not None:
+                shared["tokens"] = parameters.frequent(tokens, text, progress=progress)
+            if name is None:
+                results = [parameters.heads(sample=sample, **shared)]
+            elif is_head:
+                more = {
+                    "identical": not different,
+                    "largest": largest,
+                    "top": 50 if top is None else top,
+                }
+                results = _pairs(parameters, name, form, offset, {**shared, **more})
+            else:
+                results = [parameters.read(name, top=20 if top is None else top)]
+        if html is not None:
+            from layerleap.show.html.weights import write_weights
+
+            tell(f"as a page: {write_weights(results, name or 'all heads', html)}")
+        if json:
+            found = [result.to_dict() for result in results]
+            print_json(found if is_head else found[0])
+            return
+        for result in results:
+            out.print(_table(result))
+
+
+def _is_head(name: str) -> bool:
+    from layerleap.read.vocabulary.addresses import parse_address
+
+    return parse_address(name).is_head
+
+
+def _pairs(
+    parameters: Any, name: str, form: str, offset: int, options: dict[str, Any]
+) -> list[Any]:
+    """One result per form; with both, W_QK is only mentioned where it is not known."""
+    results = []
+    for one in ("vo", "qk") if form == "both" else (form,):
+        try:
+            where = {"offset": offset} if one == "qk" or form == "vo" else {}
+            results.append(parameters.pairs(name, form=one, **where, **options))
+        except ModelRefused as error:
+            if form != "both" or one == "vo":
+                raise
+            tell(f"W_QK left out: {error}")
+    return results
+
+
+def _table(result: Any) -> Any:
+    from layerleap.read.vocabulary.copying import HeadTable
+    from layerleap.read.vocabulary.pairs import Pairs
+    from layerleap.show.cli.vocabulary_table import heads_table, pairs_table, reading_table
+
+    if isinstance(result, Pairs):
+        return pairs_table(result)
+    return heads_table(result) if isinstance(result, HeadTable) else reading_table(result)
