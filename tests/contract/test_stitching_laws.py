@@ -107,3 +107,13 @@ def test_b_is_not_changed_by_a_translation():
     translate(ll.stitch(a, 1, b, 1))(BATCH)
     assert all(torch.equal(value, before[name]) for name, value in b.model.state_dict().items())
     assert torch.equal(b.capture(BATCH, layers=(), logits=True).logits, own)
+
+
+def test_tokens_that_one_model_does_not_know_do_not_count_in_the_kernel():
+    model = plain_llama()
+    turn = rotation(24)
+    other = rotated(model, turn)
+    with torch.no_grad():  # the output matrix, which logits and kernels are made of
+        model.get_output_embeddings().weight[40:] = 0
+    kernel = embedding_kernel(*(Transformer.wrap(one, check=False) for one in (model, other)))
+    torch.testing.assert_close(kernel, turn, rtol=0, atol=1e-8)

@@ -20,6 +20,7 @@ from layerleap.models.weights import (
     refusals,
     vectors,
 )
+from layerleap.models.weights.norms import fold_of
 
 FAMILIES = [*NEXT_TOKEN, *MASKED_TOKEN]
 GATED = {
@@ -257,3 +258,30 @@ def test_every_block_is_verified_by_two_passes():
     assert [each.block for each in all_heads(model).values()] == [1, 2, 3]
     hook.remove()
     assert len(passes) == 2
+
+
+def test_a_norm_that_centres_is_recognised_in_half_precision_and_with_small_gains():
+    for kind, centres in ((torch.nn.LayerNorm, True), (torch.nn.RMSNorm, False)):
+        norm = kind(24)
+        norm.weight.data = torch.linspace(1e-4, 3e-4, 24)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            fold = fold_of(norm.to(dtype), torch.zeros(1, 24, dtype=dtype))
+            assert fold.centres == centres, (kind, dtype)
+
+
+def test_after_a_post_norm_nothing_is_folded_into_readers():
+    model = wrapped("bert")
+    for kind in ("ffn.key", "attn.q", "attn.k", "attn.v"):
+        assert torch.equal(vectors(model, 2, kind), vectors(model, 2, kind, fold=True))
+
+
+def test_a_layer_norm_of_queries_and_keys_centres_each_head():
+    """Without its gain, what a head's rows give for any state has mean 0."""
+    model = wrapped("phi", qk_layernorm=True)
+    attention = heads(model, 2)
+    assert attention.is_normed
+    for projection in (attention.queries, attention.keys):
+        gain = model.model.get_submodule(projection.norm).weight
+        rows = projection.of(model).unflatten(0, (attention.n_heads, attention.d_head))
+        means = (rows / gain[:, None]).mean(1)
+        torch.testing.assert_close(means, torch.zeros_like(means), rtol=0, atol=1e-9)

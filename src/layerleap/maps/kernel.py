@@ -24,7 +24,7 @@ from layerleap.maps.fit import FEW_ROWS_RIDGE, ROWS_PER_DIRECTION
 from layerleap.maps.linear import FitReport, LinearMap, solve
 from layerleap.models.hooks.capture import check_layer
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import dual, embedding, unembedding
+from layerleap.models.weights import dual, embedding, known_tokens, unembedding
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
 from layerleap.stream.examples import Batch
@@ -69,8 +69,11 @@ def embedding_kernel(a: Transformer, b: Transformer) -> Tensor:
     """
     n = shared_tokens(a, b)
     ours, theirs = (vocabulary_matrix(one)[:n] for one in (a, b))
+    known = known_tokens(ours, theirs)
+    if len(known) < n:  # the score of a token that one model does not know is no example
+        ours, theirs = ours[known.to(ours.device)], theirs[known.to(theirs.device)]
     cross = torch.zeros(a.d_model, b.d_model, dtype=torch.float64)
-    for start in range(0, n, BLOCK):
+    for start in range(0, len(known), BLOCK):
         x, y = (one[start : start + BLOCK].cpu().double() for one in (ours, theirs))
         cross += x.T @ y
     try:

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from edit_cases import wrapped
+from families import build
 
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.models.weights import dual, embedding, gram, unembedding
+from layerleap.models.transformer import Transformer
+from layerleap.models.weights import dual, embedding, gram, known_tokens, unembedding
 
 
 def test_the_input_embedding_is_a_view_and_need_not_be_the_output_matrix():
@@ -36,3 +38,23 @@ def test_no_right_inverse_is_said_so():
     flat[:, 3] = flat[:, 5]
     with pytest.raises(BadSettings, match="has not full rank 24"):
         dual(torch.ones(1, 24), flat)
+
+
+def test_the_output_matrix_follows_a_model_that_is_changed():
+    for name in ("llama", "bert"):
+        model = Transformer.wrap(build(name), check=False)
+        before = unembedding(model).clone()
+        with torch.no_grad():
+            for parameter in model.model.parameters():
+                parameter.mul_(2)
+        assert not torch.equal(unembedding(model), before)
+        model.model.double()
+        assert unembedding(model).dtype == torch.float64
+        assert unembedding(model).data_ptr() == unembedding(model).data_ptr()
+
+
+def test_tokens_without_an_embedding_are_not_known():
+    a, b = torch.ones(6, 3), torch.ones(5, 3)
+    a[1], b[3] = 0, 0
+    a[2, 0] = 0
+    assert known_tokens(a, b, rows=2).tolist() == [0, 2, 4]

@@ -7,7 +7,13 @@ Nothing is taken from names or classes: matrices are those whose recorded inputs
 the equations of an FFN or of attention, on a probe, when they are first asked for.
 """
 
-from layerleap.models.weights.embeddings import dual, embedding, gram, unembedding
+from layerleap.models.weights.embeddings import (
+    dual,
+    embedding,
+    gram,
+    known_tokens,
+    unembedding,
+)
 from layerleap.models.weights.heads import Heads, all_heads, heads
 from layerleap.models.weights.keys import Keys, ffn_keys
 from layerleap.models.weights.neurons import FeedForward, feed_forward, feed_forwards
@@ -15,6 +21,6 @@ from layerleap.models.weights.vectors import KINDS, READS, kinds, refusals, vect
 
 __all__ = [
     "KINDS", "READS", "FeedForward", "Heads", "Keys", "all_heads", "dual", "embedding",
-    "feed_forward", "feed_forwards", "ffn_keys", "gram", "heads", "kinds", "refusals",
-    "unembedding", "vectors",
+    "feed_forward", "feed_forwards", "ffn_keys", "gram", "heads", "kinds",
+    "known_tokens", "refusals", "unembedding", "vectors",
 ]  # fmt: skip

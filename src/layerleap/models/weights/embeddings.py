@@ -7,6 +7,7 @@ E (E^T E)^-1 w (the pseudo-inverse, which keeps inner products exactly while all
 So the second is the first, of another vector: `dual`.
 """
 
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.transformer import Transformer
 
-_OUTPUTS: "WeakKeyDictionary[Transformer, Tensor]" = WeakKeyDictionary()
+Made = tuple[tuple[Any, ...], Tensor]  # what a product was made of, and the product
+_PRODUCTS: "WeakKeyDictionary[Transformer, Made]" = WeakKeyDictionary()
 
 
 def unembedding(transformer: Transformer) -> Tensor:
@@ -24,13 +26,18 @@ def unembedding(transformer: Transformer) -> Tensor:
     A view of the weights where one matrix does it. Where the head has several (OPT 350m, BERT), it
     is their product; activations and norms between them are left out.
     """
-    if transformer not in _OUTPUTS:
-        matrices = _head_matrices(transformer)
-        head = matrices.pop()
+    matrices = _head_matrices(transformer)
+    if len(matrices) == 1:
+        return matrices[0]
+    # A model that is moved, converted or trained on has another product.
+    key = tuple((one.data_ptr(), one._version, one.dtype, one.device) for one in matrices)
+    known = _PRODUCTS.get(transformer)
+    if known is None or known[0] != key:
+        product = matrices.pop()
         while matrices:
-            head = head @ matrices.pop()
-        _OUTPUTS[transformer] = head
-    return _OUTPUTS[transformer]
+            product = product @ matrices.pop()
+        known = _PRODUCTS[transformer] = (key, product)
+    return known[1]
 
 
 def _head_matrices(transformer: Transformer) -> list[Tensor]:
@@ -111,3 +118,14 @@ def dual(vectors: Tensor, matrix: Tensor, products: Tensor | None = None) -> Ten
         )
     solved = vectors.double().cpu() @ (basis / values) @ basis.T
     return solved.to(vectors.device, torch.promote_types(vectors.dtype, torch.float32))
+
+
+def known_tokens(*matrices: Tensor, rows: int = 8192) -> Tensor:
+    """The ids of the tokens that all matrices have a row for that is not 0.
+
+    A token without such a row gets the score 0 from every vector. It says nothing about them, but
+    would count in means, ranks and correlations.
+    """
+    known = [torch.cat([part.ne(0).any(1).cpu() for part in m.split(rows)]) for m in matrices]
+    length = min(map(len, known))
+    return torch.stack([each[:length] for each in known]).all(0).nonzero()[:, 0]

@@ -138,7 +138,8 @@ class Heads:
                     "or more"
                 )
             return self.rotation(transformer, -offset).T
-        return _measured_rotation(transformer, self, offset).to(like)
+        wide = torch.promote_types(like.dtype, torch.float32)
+        return _measured_rotation(transformer, self, offset).to(like.device, wide)
 
 
 _HEADS: "WeakKeyDictionary[Transformer, dict[int, Heads | str]]" = WeakKeyDictionary()
@@ -248,9 +249,15 @@ def _find(transformer: Transformer, block: int, one: _Pass, several: _Pass) -> H
             f"law 'heads' failed for block {block} of {name}: for a text of one token, no part of "
             f"a matrix inside {root} gives what enters {last.path}"
         )
+    if (width := split.values.of(transformer).shape[1]) != transformer.d_model:
+        raise ModelRefused(
+            f"attention of block {block} of {name} does not read the stream alone: "
+            f"{split.call.path} takes {width} numbers, expected {transformer.d_model}"
+        )
+    norm = None if anatomy.style == "post-norm" else norm_before(split.call, calls)
     made = Heads(
         block, n_heads, split.n_kv_heads, split.width, split.width, "none", split.values, outputs,
-        None, None, norm_before(split.call, calls), _after(path, anatomy, last, calls),
+        None, None, norm, _after(path, anatomy, last, calls),
         1.0 if anatomy.style == "post-norm" else anatomy.scale,
     )  # fmt: skip
     return _with_scores(transformer, made, split, before, root, one, several)

@@ -130,13 +130,13 @@ def _candidates(
                 kinds = dict(zip(("ffn.gate", "ffn.up"), halves, strict=True))
                 chosen = {kind: replace(rows, chosen=half) for kind, half in kinds.items()}
                 products = [gives[:, list(half)] for half in halves]
-                yield Keys(block, "", chosen, norm_before(call, calls)), products
+                yield Keys(block, "", chosen, _norm(transformer, block, call, calls)), products
     for call, rows, gives in singles:
-        yield Keys(block, "", {"ffn.key": rows}, norm_before(call, calls)), [gives]
+        yield Keys(block, "", {"ffn.key": rows}, _norm(transformer, block, call, calls)), [gives]
     for (call, gate, a), (other, up, b) in itertools.permutations(singles, 2):
         if is_same(call.takes, other.takes):
             pair = {"ffn.gate": gate, "ffn.up": up}
-            yield Keys(block, "", pair, norm_before(call, calls)), [a, b]
+            yield Keys(block, "", pair, _norm(transformer, block, call, calls)), [a, b]
 
 
 def _halves(n: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -146,3 +146,10 @@ def _halves(n: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     ):
         yield tuple(first), tuple(second)
         yield tuple(second), tuple(first)
+
+
+def _norm(transformer: Transformer, block: int, call: Call, calls: list[Call]) -> str | None:
+    """The norm that keys read through; after a post-norm the stream itself is normed."""
+    anatomy = transformer.anatomy[block - 1]
+    is_post = not isinstance(anatomy, str) and anatomy.style == "post-norm"
+    return None if is_post else norm_before(call, calls)

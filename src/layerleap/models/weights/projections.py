@@ -18,7 +18,7 @@ from layerleap.models.discovery.sites import is_norm
 from layerleap.models.discovery.trace import Call
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights.matrices import Rows, matrix_of
-from layerleap.models.weights.norms import norm_gain
+from layerleap.models.weights.norms import fold_of
 
 Indices = tuple[int, ...]
 
@@ -38,8 +38,8 @@ class Projection:
         if self.norm is not None:
             norm = transformer.model.get_submodule(self.norm)
             width = next(norm.parameters()).shape[-1]
-            gain = norm_gain(norm, rows.new_zeros(1, width), centres=False)[0]
-            rows = rows * gain.repeat(len(rows) // width)[:, None].to(rows.dtype)
+            fold = fold_of(norm, rows.new_zeros(1, width))
+            rows = fold.into_writer(rows.T.unflatten(-1, (-1, width))).flatten(-2).T
         return rows if self.factor == 1.0 else rows * self.factor
 
     @torch.no_grad()
@@ -149,7 +149,9 @@ def find_projection(calls: list[Call], fused: Rows | None, seen: Tensor) -> Proj
             rows, gives = fused, gives[:, list(fused.chosen or ())]
         candidates: list[tuple[str | None, Tensor]] = [(None, gives)]
         for other in calls:
-            if is_norm(other.module) and is_same(other.takes, gives) and other.gives is not None:
+            # A norm with modules of its own treats heads apart, in an order that is not known.
+            is_plain = is_norm(other.module) and not list(other.module.children())
+            if is_plain and is_same(other.takes, gives) and other.gives is not None:
                 candidates.append((other.path, other.gives.reshape(gives.shape)))
         for norm, made in candidates:
             factor = _common_factor(made, target)

@@ -16,10 +16,10 @@ from torch import Tensor
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused, check_choice
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import KINDS, unembedding
+from layerleap.models.weights import KINDS, known_tokens, unembedding
 from layerleap.progress import Progress, reporting
 from layerleap.read.compare.alignment import MEASURES, Alignment
-from layerleap.read.compare.kernels import Raw, Space, Vocabulary, known_tokens
+from layerleap.read.compare.kernels import Raw, Space, Vocabulary
 from layerleap.read.compare.lists import listed
 from layerleap.read.compare.matching import Matching, SpaceName, match_layers
 from layerleap.read.compare.similarity import (

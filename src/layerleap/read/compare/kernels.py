@@ -20,6 +20,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from layerleap.models.weights import known_tokens
+
 PIECE_BYTES = 2**26  # of the float64 rows of one matrix that are multiplied at a time
 
 
@@ -97,20 +99,6 @@ class Raw:
         return _scaled(x, x.square().sum(1, keepdim=True))
 
     right = left
-
-
-def known_tokens(a: Tensor, b: Tensor) -> Tensor:
-    """The tokens whose rows are not 0 in either matrix.
-
-    A token without a row gets the score 0 from every vector of both models. It says nothing about
-    them, but would make all correlations larger: a mean score that is not 0 becomes a contrast of
-    tokens with and without a row.
-    """
-    known = [
-        torch.cat([part.ne(0).any(1).cpu() for part in matrix.split(_step(matrix.shape[1]))])
-        for matrix in (a, b)
-    ]
-    return (known[0] & known[1]).nonzero()[:, 0]
 
 
 def _scaled(rows: Tensor, variance: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.weights import heads as heads_of
+from layerleap.models.weights import known_tokens
 from layerleap.progress import Progress, silent
 from layerleap.read.vocabulary.addresses import Address, check_place
 from layerleap.read.vocabulary.space import Space
@@ -165,9 +166,13 @@ def head_pairs(
 
 
 def chosen_tokens(space: Space, tokens: Sequence[int] | None) -> Tensor | None:
-    """The ids without repetition, in order; every one must be in both matrices."""
+    """The ids without repetition, in order; every one must be in both matrices.
+
+    By default all tokens that have an embedding: None if that is the whole vocabulary.
+    """
     if tokens is None:
-        return None
+        known = known_tokens(space.source, space.target)
+        return None if len(known) == min(len(space.source), len(space.target)) else known
     if not tokens:
         raise BadSettings("tokens is empty; expected at least one token id, or None for all")
     chosen = torch.tensor(sorted(set(tokens)))

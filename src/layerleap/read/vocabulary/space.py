@@ -24,7 +24,7 @@ from torch import Tensor
 
 from layerleap.errors import ModelRefused
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import dual, embedding, unembedding
+from layerleap.models.weights import dual, embedding, known_tokens, unembedding
 
 Norms = Literal["skip", "fold"]
 Inverse = Literal["transpose", "pseudo"]
@@ -150,8 +150,8 @@ class Space:
 
 
 def _mean_row(matrix: Tensor) -> Tensor:
-    """The mean embedding, float64."""
+    """The mean embedding of the tokens that have one, float64."""
     total = torch.zeros(matrix.shape[1], dtype=torch.float64, device=matrix.device)
     for piece in matrix.split(PIECE_ROWS):
         total += piece.double().sum(0)
-    return total / len(matrix)
+    return total / max(1, len(known_tokens(matrix)))
