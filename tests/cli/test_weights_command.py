@@ -124,3 +124,17 @@ def test_mistakes_are_one_line(place: Path, words: tuple, message: str) -> None:
     assert result.exit_code == 2
     assert message in squeezed(result)
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--form", "qk"), "choose the pairs of a head"),
+        (("L1.N2", "--offset", "1"), "choose the pairs of a head"),
+        (("--top", "3"), "--top is for a named head"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(place: Path, words, message: str) -> None:
+    result = run(place / "llama", *words)
+    assert result.exit_code != 0
+    assert message in squeezed(result)

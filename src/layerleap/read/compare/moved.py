@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from layerleap.errors import ModelRefused
+from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, heads, unembedding
 from layerleap.read.compare.difference import HeadChange, Inverse, NeuronChange, Words
@@ -105,7 +105,7 @@ class Moved:
                 if kept:
                     rows = torch.stack([one for one, _ in found])
                     ends = vector_ends(reader, _seen(reader, rows, inverse), tokens)
-            except ModelRefused as error:
+            except (ModelRefused, BadSettings) as error:  # all else is known by now
                 missing["tokens"] = str(error)
             for one, (_, share), both in zip(kept, found, ends, strict=True):
                 if kind.startswith("ffn."):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import layerleap
-from layerleap.errors import ModelRefused, check_choice
+from layerleap.errors import BadSettings, ModelRefused, check_choice
 from layerleap.show.cli.options import Json, Loading, Model, Text
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
@@ -71,6 +71,13 @@ def weights(
     with clean_errors():
         check_choice(form, ("vo", "qk", "both"), "form")
         is_head = name is not None and _is_head(name)  # a wrong name, before the model is loaded
+        if not is_head and (form != "both" or offset or different or largest != "value"):
+            raise BadSettings(
+                "--form, --offset, --different and --largest choose the pairs of a head; name one, "
+                "such as L12.H3"
+            )
+        if name is None and top is not None:
+            raise BadSettings("--top is for a named head, neuron or column; --sample for all heads")
         read: Any = layerleap.weights
         parameters = read(loading.load(model), norms=norms, inverse=inverse)
         with TerminalProgress() as progress:

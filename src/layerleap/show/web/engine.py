@@ -217,8 +217,9 @@ class ModelEngine:
             tokens=range(min(transformer.d_vocab, PAIR_TOKENS)),
         )  # fmt: skip
         rows = pairs.to_dict()
+        some = f"the {pairs.n_tokens:,} lowest ids; " if pairs.restricted else ""
         return {
-            "title": pairs.title, "legend": pairs.legend(), "roles": rows["roles"],
+            "title": pairs.title, "legend": some + pairs.legend(), "roles": rows["roles"],
             "pairs": rows["pairs"],
         }  # fmt: skip
 

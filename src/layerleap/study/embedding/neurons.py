@@ -137,7 +137,8 @@ def _one_is_better(result: StudyResult) -> Verdict:
         return untested("no layer has both kinds")
     compare, better = (above, "gates") if mean["value"] > 0 else (below, "ups")
     given = [compare(row) for row in rows]
-    answer = at_every(given) if compare(mean) == "yes" else "cannot tell"
+    is_mixed = {"yes", "no"} <= set(given)  # then neither is better in every layer
+    answer = at_every(given) if is_mixed or compare(mean) == "yes" else "cannot tell"
     return Verdict(
         answer,
         f"gates minus ups, mean over layers: {interval(mean, '{:+.4f}')}; {better} clearly better "
