@@ -4,6 +4,7 @@ The app runs around the make-believe engine of `tests/web/fake.py`, so that no m
 No test may reach anything but this machine: such requests are aborted, and their test fails.
 """
 
+import faulthandler
 import re
 import socket
 import sys
@@ -55,6 +56,10 @@ class Served:
     def stop(self):
         self.server.should_exit = True
         self.thread.join(20)
+        if self.thread.is_alive():  # say where it waits; then it must not wait for anyone
+            faulthandler.dump_traceback(file=sys.__stderr__)
+            self.server.force_exit = True
+            self.thread.join(20)
         assert not self.thread.is_alive()
 
 

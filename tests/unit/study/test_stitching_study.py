@@ -120,7 +120,7 @@ def test_a_layer_is_chosen_on_one_half_and_judged_on_the_other(result):
 
 
 def test_claims_are_each_answered_or_said_to_be_untested(result):
-    assert len(result.claims) == 4
+    assert len(result.claims) == 5
     assert {row["agrees"] for row in result.claims} <= {
         "yes", "partly", "no", "cannot tell", "not tested",
     }  # fmt: skip
@@ -136,7 +136,18 @@ def test_no_claim_is_decided_by_a_value_without_an_interval(result):
     wide = replace(result, tables=tables)
     for section in STUDY.sections:
         for claim in section.claims:
-            assert claim.test(wide).agrees in ("cannot tell", "not tested"), claim.text
+            if "ranslat" not in claim.text:  # logits of the same texts are compared, not sampled
+                assert claim.test(wide).agrees in ("cannot tell", "not tested"), claim.text
+
+
+def test_a_translation_that_says_something_else_is_not_called_the_same(result):
+    claim = next(c for s in STUDY.sections for c in s.claims if "ranslat" in c.text)
+    assert claim.test(result).agrees == "yes"
+    rows = [{**row, "gap": row["size"] / 50} for row in result.rows("translation")]
+    wrong = replace(result, tables={**result.tables, "translation": rows})
+    assert claim.test(wrong).agrees == "no"
+    section = next(s for s in STUDY.sections if s.key == "classifier")
+    assert any("do NOT agree" in found.text for found in section.findings(wrong))
 
 
 def test_findings_and_the_page_name_both_models(result, tmp_path):

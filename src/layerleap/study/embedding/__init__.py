@@ -26,7 +26,7 @@ def _about(result: StudyResult) -> Iterator[str]:
         "highest scores often look meaningful. This study asks what can be measured of that."
     )
     yield (
-        "Every number stands beside a control: vectors that do not belong together, parameters "
+        "Every number has a control: vectors that do not belong together, parameters "
         "that other documents made active, or a model with random weights. E is the output matrix "
         "throughout, also where the model has another one for its input, and biases are left out. "
         "Intervals are over vectors of a layer, or over documents where text is read."
@@ -56,8 +56,8 @@ STUDY = Study(
     "Do the key and the value of a neuron name the same tokens, more than shuffled pairs? Do "
     "paired columns of a head? Are a state's top tokens those of the parameters most active "
     "there? How few tokens can stand for a vector, and with which inverse of the output matrix? "
-    "Every number stands beside a control.",
-    settings=EmbeddingSettings, context=EmbeddingContext,
+    "Every number has a control.",
+    method=2, settings=EmbeddingSettings, context=EmbeddingContext,
     sections=(
         neurons.SECTION, columns.SECTION, active.SECTION, kept.SECTION, carried.SECTION,
         twin.SECTION,

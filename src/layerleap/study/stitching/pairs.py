@@ -196,19 +196,25 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         under="costs",
     )
     for kernel in KERNELS:
-        # Past the last block of B there is nothing of it left but the head.
-        inner = [row for row in best(result, kernel) if row["layer_a"] > 0] or best(result, kernel)
+        rows = result.rows("costs", kernel=kernel)
+        inner = [row for row in rows if _is_inside(result, row)] or rows
         if not inner:
             continue
         least = min(inner, key=lambda row: row["value"])
         yield Finding(
-            f"{LINES[kernel].label[:1].upper()}{LINES[kernel].label[1:]}: the cheapest seam after "
-            f"at least one block of {a} is from its layer {least['layer_a']} to layer "
-            f"{least['layer_b']} of {b}, which costs {_interval(least)} nats a token (loss "
-            f"{least['loss']:.2f}).",
+            f"{LINES[kernel].label[:1].upper()}{LINES[kernel].label[1:]}: the cheapest seam inside "
+            f"both models is from layer {least['layer_a']} of {a} to layer {least['layer_b']} of "
+            f"{b}, which costs {_interval(least)} nats a token (loss {least['loss']:.2f}; guessing "
+            f"by token frequency costs {frequency - result.tables['alone'][0]['value']:.2f}).",
             under="costs", headline=kernel in ("embedding", "least-squares"),
         )  # fmt: skip
     yield from _comparisons(result)
+
+
+def _is_inside(result: StudyResult, row: Row) -> bool:
+    """Whether some blocks of both models run: else one of them is only a table or a head."""
+    models = result.tables["models"][0]
+    return bool(0 < row["layer_a"] < models["layers_a"] and row["layer_b"] < models["layers_b"])
 
 
 def _comparisons(result: StudyResult) -> Iterator[Finding]:
