@@ -68,6 +68,8 @@ export function start() {
     if (state.connection === "ok" && state.cell.status === "error") load();
   });
   on(["cell", "selected", "view", "pinned", "vector"], draw);
+  // The embedding's reading is part of the trace, whose cells may come after the selection.
+  on(["traces"], (state) => state.selected?.layer === 0 && draw(state));
   byId("cell").addEventListener("click", (event) => {
     const token = hit(event, "[data-pin]");
     if (token) return togglePin({ id: Number(token.dataset.pin), label: token.dataset.label ?? "" });
