@@ -131,7 +131,8 @@ def fit_kernels(
     if ridge is None:
         ridge = FEW_ROWS_RIDGE if moments.rows < ROWS_PER_DIRECTION * a.d_model else 0.0
     return {
-        pair: _solved(moments, number, pair, (a.d_model, b.d_model), ridge)
+        # Of the mean eigenvalue without the padding.
+        pair: _solved(moments, number, pair, (a.d_model, b.d_model), ridge * width / a.d_model)
         for number, pair in enumerate(pairs)
     }
 

@@ -104,6 +104,22 @@ def test_rise_is_that_of_a_straight_line_and_means_are_plain():
     assert "documents" not in depth.rows[0]
 
 
+def test_vectors_of_one_group_are_drawn_together():
+    values = {("columns", "own"): torch.arange(12.0)}
+    single, pairs_of_two, one = (pairs.Depth(seed=0) for _ in range(3))
+    # Two copies of the same vectors are no more evidence than one.
+    single.add(1, "plain", {place: v[::2] for place, v in values.items()})
+    doubled = {place: v[::2].repeat_interleave(2) for place, v in values.items()}
+    pairs_of_two.add(1, "plain", doubled, torch.arange(6).repeat_interleave(2))
+    ends = [(d.rows[0]["low"], d.rows[0]["high"]) for d in (single, pairs_of_two)]
+    assert ends[0] == pytest.approx(ends[1])
+    alone = pairs.Depth(seed=0)
+    alone.add(1, "plain", doubled)
+    assert alone.rows[0]["high"] - alone.rows[0]["low"] < ends[0][1] - ends[0][0]
+    one.add(1, "plain", values, torch.zeros(12, dtype=torch.long))
+    assert one.rows[0]["low"] is None
+
+
 def planted(**changes):
     """A tiny llama whose ups of block 2 are its values, and whose gates are not."""
     model = build("llama", seed=3, **changes)
@@ -254,6 +270,29 @@ def test_resampled_cosines_are_those_of_the_drawn_rows_each_paired_with_the_othe
         ]
         x, y = (torch.stack([each[place] for place in places]) for each in (a, b))
         assert float(sample) == pytest.approx(float(x @ y / (x.norm() * y.norm())))
+
+
+def test_rows_of_one_document_are_drawn_together():
+    rows, matrix = torch.randn(6, 5, generator=seeded()), torch.randn(40, 5, generator=seeded(1))
+    groups = torch.tensor([4, 4, 9, 9, 9, 1])
+    kept = inner_products.keep_best(rows, matrix, [4, 40], seed=3, groups=groups)
+    assert kept.n_groups == 3
+    assert kept.n_rows == 6
+    counts = resample(3, inner_products.RESAMPLES, 3)
+    for draw in (0, 7):
+        by_document = dict(zip([1, 4, 9], counts[draw].tolist(), strict=True))
+        weights = torch.tensor([[by_document[g] for g in groups.tolist()]], dtype=torch.float64)
+        unit = torch.nn.functional.normalize(rows, dim=1).double()
+        exact = unit @ unit.T
+        made = inner_products.products(
+            unit.float(), dual(unit.float(), matrix).float(), matrix, [4, 40]
+        )
+        expected = inner_products._cosine(exact, made[0][1].double(), weights)
+        assert kept.draws[draw, 0, 1] == pytest.approx(float(expected[0]), abs=1e-5)
+    alone = inner_products.keep_best(
+        rows, matrix, [4, 40], seed=3, groups=torch.zeros(6, dtype=torch.long)
+    )
+    assert {row["low"] for row in alone.rows()} == {None}
 
 
 def test_curves_cross_where_a_straight_line_in_log_k_does():

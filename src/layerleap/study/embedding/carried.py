@@ -13,7 +13,7 @@ from layerleap.study.claims import Claim, Verdict, above, all_of, at_every, unte
 from layerleap.study.embedding import kept
 from layerleap.study.embedding.active import LEAD, in_points, layer_rows
 from layerleap.study.embedding.context import EmbeddingContext
-from layerleap.study.embedding.inner_products import INVERSES, interval_rows
+from layerleap.study.embedding.inner_products import INVERSES
 from layerleap.study.embedding.matches import OTHERS, OWN
 from layerleap.study.embedding.pairs import interval
 from layerleap.study.embedding.passes import BY_SIZE, WAYS
@@ -51,8 +51,8 @@ def _run(context: EmbeddingContext) -> Tables:
 def _inner_products(context: EmbeddingContext) -> Tables:
     """Of carried states, and what they have more than the states themselves."""
     try:
-        raw = kept.kept_of(context, kept.STATES, kept.states_of(context))
-        mat = kept.kept_of(context, CARRIED, kept.states_of(context, carried=True))
+        raw = kept.kept_of(context, kept.STATES, *kept.states_of(context))
+        mat = kept.kept_of(context, CARRIED, *kept.states_of(context, carried=True))
     except BadSettings as error:  # no right inverse
         context.leave_out("Inner products of carried states", error)
         return {}
@@ -60,9 +60,8 @@ def _inner_products(context: EmbeddingContext) -> Tables:
     gains = [
         row
         for n, inverse in enumerate(INVERSES)
-        for row in interval_rows(
-            mat.ks, mat.value[n] - raw.value[n], mat.draws[:, n] - raw.draws[:, n],
-            inverse=inverse, rows=mat.n_rows,
+        for row in mat.interval_rows(
+            mat.value[n] - raw.value[n], mat.draws[:, n] - raw.draws[:, n], inverse
         )
     ]  # fmt: skip
     return {

@@ -74,10 +74,12 @@ def tables_of(
         context.progress("columns of heads", number, len(blocks), "layers")
         pairs = [_pairs(context, model, block, name, limit) for name in names]
         made = overlaps(model, matrix, block, pairs, readings, context.settings.k)
-        for reading, found in made:
-            for name, by_partner in found.items():
-                columns = with_leads(by_partner)
-                depth.add(block, reading, {(name, m): values for m, values in columns.items()})
+        # Columns of several query heads that share a partner are not independent.
+        shared = {pair.name: pair.partners[OWN] for pair in pairs}
+        for reading, overlap in made:
+            for name, by_partner in overlap.items():
+                columns = {(name, m): values for m, values in with_leads(by_partner).items()}
+                depth.add(block, reading, columns, shared[name])
     return {"columns": depth.rows, "columns_depth": depth.over_all()}
 
 
@@ -199,7 +201,7 @@ SECTION = Section(
             "columns", "Overlap of columns",
             "Jaccard index of the top tokens of both vectors, by magnitude: 0 if they share none.",
             _points, y=Axis("Jaccard index", low=0), size=(4.6, 3.6), unit="columns",
-            sample="bands: 95 %, bootstrap over columns of a layer", share_y=False,
+            sample="bands: 95 %, bootstrap over columns of W_K or W_V in a layer", share_y=False,
             lines={
                 OWN: Line("same index", "blue"),
                 LAYER: Line(LAYER, "grey", marker="s", style="dashed"),

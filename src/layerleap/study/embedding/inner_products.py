@@ -6,7 +6,8 @@ readings of which all but the k entries of largest magnitude are set to 0, for b
     transposed       keep_k(X E^T) keep_k(X E^T)^T
     pseudo-inverse   keep_k(X E^T) keep_k(X' E^T)^T     X' = X (E^T E)^-1, exact if all are kept
 
-Vectors have unit length, so that each counts the same. The readings of a few rows, or of all rows
+Vectors have unit length, so that each counts the same. Vectors of one group, such as the states of
+a document, are drawn together. The readings of a few rows, or of all rows
 in a few tokens, are held at a time.
 """
 
@@ -38,10 +39,11 @@ def sizes(d_vocab: int, first: int = 16) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Cosines of one set of rows, with bootstrap samples of its rows."""
+    """Cosines of one set of rows, with bootstrap samples of its groups."""
 
     ks: list[int]
     n_rows: int
+    n_groups: int
     value: Tensor  # (inverse, k)
     draws: Tensor  # (sample, inverse, k)
 
@@ -50,44 +52,52 @@ class Kept:
         lead = self.value[0] - self.value[1], self.draws[:, 0] - self.draws[:, 1]
         named = [(name, self.value[n], self.draws[:, n]) for n, name in enumerate(INVERSES)]
         for name, value, draws in [*named, ("lead", *lead)]:
-            yield from interval_rows(self.ks, value, draws, inverse=name, rows=self.n_rows)
+            yield from self.interval_rows(value, draws, name)
 
     def crossing(self) -> Row:
         """The k at which the pseudo-inverse overtakes the transposed matrix."""
         value = crossings(self.ks, (self.value[0] - self.value[1])[None])
         draws = crossings(self.ks, self.draws[:, 0] - self.draws[:, 1])
         known = ~draws.isnan()
-        low, high = percentiles(draws[known]).tolist() if known.all() else (None, None)
+        is_known = bool(known.all()) and self.n_groups > 1
+        low, high = percentiles(draws).tolist() if is_known else (None, None)
         return {
             "value": finite(float(value)), "low": low, "high": high, "rows": self.n_rows,
             "crosses": float(known.double().mean()),
         }  # fmt: skip
 
-
-def interval_rows(
-    ks: Sequence[int], value: Tensor, draws: Tensor, *, inverse: str, rows: int
-) -> Iterator[Row]:
-    """Rows with intervals: values (k,) and samples (sample, k)."""
-    low, high = percentiles(draws).tolist()
-    for place, k in enumerate(ks):
-        ends = {"value": float(value[place]), "low": low[place], "high": high[place]}
-        yield {"inverse": inverse, "k": k, **ends, "rows": rows}
+    def interval_rows(self, value: Tensor, draws: Tensor, inverse: str) -> Iterator[Row]:
+        """Rows with intervals: values (k,) and samples (sample, k)."""
+        low, high = percentiles(draws).tolist()
+        for place, k in enumerate(self.ks):
+            ends = {"low": low[place], "high": high[place]}
+            ends = ends if self.n_groups > 1 else dict.fromkeys(ends)
+            value_at = float(value[place])
+            yield {"inverse": inverse, "k": k, "value": value_at, **ends, "rows": self.n_rows}
 
 
 @torch.no_grad()
-def keep_best(rows: Tensor, matrix: Tensor, ks: Sequence[int], *, seed: int) -> Kept:
-    """Cosines for all k and both inverses; `BadSettings` if E has no right inverse."""
+def keep_best(
+    rows: Tensor, matrix: Tensor, ks: Sequence[int], *, seed: int, groups: Tensor | None = None
+) -> Kept:
+    """Cosines for all k and both inverses; `BadSettings` if E has no right inverse.
+
+    `groups` says which rows are drawn together; by default each is drawn alone.
+    """
+    names, place = (torch.arange(len(rows)) if groups is None else groups).unique(
+        return_inverse=True
+    )
     rows = torch.nn.functional.normalize(rows.to(matrix), dim=1)
     duals = dual(rows, matrix, gram(matrix)).to(rows)
     exact = (rows.double() @ rows.double().T).cpu()
     weights = torch.cat([torch.ones(1, len(rows), dtype=torch.float64),
-                         resample(len(rows), RESAMPLES, seed)])  # fmt: skip
+                         resample(len(names), RESAMPLES, seed)[:, place]])  # fmt: skip
     found = [
         torch.stack([_cosine(exact, made.double().cpu(), weights) for made in by_k], dim=1)
         for by_k in products(rows, duals, matrix, ks)
     ]
     cosines = torch.stack(found, dim=1)  # (1 + sample, inverse, k)
-    return Kept(list(ks), len(rows), cosines[0], cosines[1:])
+    return Kept(list(ks), len(rows), len(names), cosines[0], cosines[1:])
 
 
 def products(rows: Tensor, duals: Tensor, matrix: Tensor, ks: Sequence[int]) -> Tensor:

@@ -23,6 +23,7 @@ from layerleap.study.tables import Column, Table, estimate
 
 GAUSSIAN, VALUES, STATES = "random vectors", "FFN values", "states"
 FEW = 64  # tokens at which the claim is judged; curves begin lower, to show where they cross
+Grouped = tuple[Tensor, Tensor | None]  # rows, and which of them are drawn together
 LINES = {
     "transposed": Line("transposed matrix", "blue"),
     "pseudo-inverse": Line("pseudo-inverse", "orange", marker="s", style="dashed"),
@@ -32,8 +33,10 @@ LINES = {
 def _run(context: EmbeddingContext) -> Tables:
     n, model = context.settings.kept_rows, context.model
     generator = context.generator(4)
-    sets = {GAUSSIAN: torch.randn(n, model.d_model, generator=generator)}
-    for name, make in ((VALUES, lambda: _values(model, n, generator)),
+    sets: dict[str, Grouped] = {
+        GAUSSIAN: (torch.randn(n, model.d_model, generator=generator), None)
+    }
+    for name, make in ((VALUES, lambda: (_values(model, n, generator), None)),
                        (STATES, lambda: states_of(context))):  # fmt: skip
         try:
             sets[name] = make()
@@ -42,18 +45,20 @@ def _run(context: EmbeddingContext) -> Tables:
     rows: list[Row] = []
     crossings: list[Row] = []
     for name, chosen in sets.items():
-        kept = kept_of(context, name, chosen)
+        kept = kept_of(context, name, *chosen)
         rows += [{"of": name, **row} for row in kept.rows()]
         crossings.append({"of": name, **kept.crossing()})
     return {"kept": rows, "crossings": crossings}
 
 
-def kept_of(context: EmbeddingContext, name: str, rows: Tensor) -> Kept:
-    """Inner products of one set of rows; the same rows are drawn from sets of the same size."""
+def kept_of(
+    context: EmbeddingContext, name: str, rows: Tensor, groups: Tensor | None = None
+) -> Kept:
+    """Inner products of one set of rows; the same groups are drawn from sets that have the same."""
     if name not in context.kept:
         context.progress("inner products", len(context.kept), None, "sets of vectors")
-        ks = sizes(len(context.matrix))
-        context.kept[name] = keep_best(rows, context.matrix, ks, seed=context.settings.seed)
+        ks, seed = sizes(len(context.matrix)), context.settings.seed
+        context.kept[name] = keep_best(rows, context.matrix, ks, seed=seed, groups=groups)
     return context.kept[name]
 
 
@@ -71,8 +76,11 @@ def _values(model: Transformer, n: int, generator: torch.Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=generator)[:n]]
 
 
-def states_of(context: EmbeddingContext, *, carried: bool = False) -> Tensor:
-    """States of random layers, as the output matrix takes them: after the final norm."""
+def states_of(context: EmbeddingContext, *, carried: bool = False) -> tuple[Tensor, Tensor]:
+    """States of random layers, as the output matrix takes them: after the final norm.
+
+    Beside them their documents, which are resampled.
+    """
     observed, last = context.observed, context.model.n_layers
     n = context.settings.kept_rows
     drawn = torch.randperm(len(observed.states), generator=context.generator(5))[:n]
@@ -83,7 +91,7 @@ def states_of(context: EmbeddingContext, *, carried: bool = False) -> Tensor:
             here = layers == layer
             moved[here] = bank[layer, last](states[here])
         states = moved
-    return normed(context.model, states)
+    return normed(context.model, states), observed.documents[drawn]
 
 
 @torch.no_grad()
@@ -192,7 +200,7 @@ SECTION = Section(
             "is perfect.",
             lambda result: points(result, "kept", *INVERSES), x=Axis("tokens kept", "log"),
             y=Axis("cosine"), lines=LINES, unit="vectors", size=(3.6, 3.6),
-            sample="bands: 95 %, bootstrap over vectors",
+            sample="bands: 95 %, bootstrap over vectors; of states, over documents",
         ),
     ),
     tables=(

@@ -89,10 +89,20 @@ class Depth:
     rows: list[Row] = field(default_factory=list)
     draws: dict[tuple[str, str, str], list[Tensor]] = field(default_factory=dict)
 
-    def add(self, block: int, reading: str, columns: Mapping[tuple[str, str], Tensor]) -> None:
-        """Take in columns (pair, measure) of one layer, all with a value per vector."""
+    def add(
+        self,
+        block: int,
+        reading: str,
+        columns: Mapping[tuple[str, str], Tensor],
+        groups: Tensor | None = None,
+    ) -> None:
+        """Take in columns (pair, measure) of one layer, all with a value per vector.
+
+        `groups` says which vectors are drawn together; by default each is drawn alone.
+        """
         values = torch.stack(list(columns.values()), dim=1)
-        bootstrap = Bootstrap(torch.arange(len(values)), seed=self.seed + block)
+        groups = torch.arange(len(values)) if groups is None else groups
+        bootstrap = Bootstrap(groups, seed=self.seed + block)
         drawn = bootstrap.sums(values) / bootstrap.totals
         for (pair, measure), estimate, draws in zip(
             columns, bootstrap.estimates(values), drawn.T, strict=True
