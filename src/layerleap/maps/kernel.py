@@ -32,7 +32,7 @@ from layerleap.stream.examples import Batch
 BLOCK = 8192  # tokens multiplied at a time
 TOKENS = ("next-token", "masked-token")  # kinds of models whose logits are token scores
 
-Pair = tuple[int, int]  # a layer of A and a layer of B
+LayerPair = tuple[int, int]  # a layer of A and a layer of B
 
 
 def vocabulary_matrix(transformer: Transformer) -> Tensor:
@@ -53,11 +53,11 @@ def shared_tokens(a: Transformer, b: Transformer) -> int:
         return rows[0]
     ours, theirs = a.tokenizer.get_vocab(), b.tokenizer.get_vocab()
     if ours != theirs:
-        differ = sum(theirs.get(token) != number for token, number in ours.items())
+        tokens = ours.keys() | theirs.keys()
+        differ = [token for token in tokens if ours.get(token) != theirs.get(token)]
         raise BadSettings(
-            f"{names} have different vocabularies ({len(ours):,} and {len(theirs):,} tokens, of "
-            f"which {differ:,} of the first have another id or none in the second); expected two "
-            "models with one vocabulary"
+            f"{names} have different vocabularies: {len(differ):,} tokens, such as "
+            f"{min(differ)!r}, have different ids; expected two models with one vocabulary"
         )
     return min(*rows, max(ours.values()) + 1)  # tables are often padded
 
@@ -99,13 +99,13 @@ def random_kernel(like: Tensor, seed: int = 0) -> Tensor:
 def fit_kernels(
     a: Transformer,
     b: Transformer,
-    pairs: Sequence[Pair],
+    pairs: Sequence[LayerPair],
     batches: Iterable[Batch],
     *,
     ridge: float | None = None,
     n_texts: int | None = None,
     progress: Progress = silent,
-) -> dict[Pair, tuple[LinearMap, FitReport]]:
+) -> dict[LayerPair, tuple[LinearMap, FitReport]]:
     """Kernels from layers of A to layers of B by least squares, in one pass over the batches.
 
     Args:
@@ -146,7 +146,7 @@ def _widened(h: Tensor, width: int) -> Tensor:
 
 
 def _solved(
-    moments: Moments, number: int, pair: Pair, shape: tuple[int, int], ridge: float
+    moments: Moments, number: int, pair: LayerPair, shape: tuple[int, int], ridge: float
 ) -> tuple[LinearMap, FitReport]:
     (linear, report), *_ = solve(moments, 2 * number, ridge=ridge)
     assert linear.weight is not None

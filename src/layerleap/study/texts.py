@@ -17,6 +17,7 @@ from layerleap.stream.examples import Batch, Census, Sampling
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
 from layerleap.stream.split import Side
 from layerleap.study.engine import Context, Settings, option
+from layerleap.zoo.catalog import CATALOG
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,22 @@ class TextSettings(Settings):
         )  # fmt: skip
 
 
+def trained_on(model: str, text: str, sampling: Sampling) -> Iterator[str]:
+    """A warning if a bundled model was trained on some of what is held out here.
+
+    Models that are trained on first use leave out what the default seed and share hold out.
+    """
+    entry, usual = CATALOG.get(model), Sampling()
+    if entry is None or text not in (entry.trained_from or ()):
+        return
+    if sampling.seed != usual.seed or sampling.held_out > usual.held_out:
+        yield (
+            f"{model} was trained on {text}, without what seed {usual.seed} holds out "
+            f"({usual.held_out:.0%}). Some of what is held out here (seed {sampling.seed}, "
+            f"{sampling.held_out:.0%}) it has seen."
+        )
+
+
 TS = TypeVar("TS", bound=TextSettings)
 
 
@@ -109,6 +126,7 @@ class TextContext(Context[TS]):
             self.note(generated.NOTE)
         if modality(self.model) == "sound" and text.partition(":")[0] == "spoken":
             self.note(espeak.NOTE)
+        self.note(*trained_on(self.model.identity.name, text, s.sampling))
         # One file for both sides, sampled for whichever needs more.
         needs = n_to_generate(s.n_fit, 1 - s.held_out), n_to_generate(s.n_read, s.held_out)
         return resolve_text(

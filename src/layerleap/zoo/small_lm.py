@@ -40,7 +40,8 @@ class LMSettings:
     d_model: int = 128
     heads: int = 4
     context: int = 128  # tokens of a training window
-    least_count: int = 5  # rarer tokens of the text are unknown
+    review_length: int = 300  # characters; shorter film reviews are trained on, too
+    least_count: int = 5  # rarer tokens of the texts are unknown
     epochs: int = 2
     batch: int = 8
     rate: float = 2e-3  # peak learning rate; warmed up, then a cosine decay
@@ -52,10 +53,16 @@ class LMSettings:
 def small_lm(
     sources: Mapping[str, Path], folder: Path, tell: Tell, settings: LMSettings | None = None
 ) -> dict[str, Any]:
-    """Train a small language model on the text and return what goes into its card."""
+    """Train a small language model on articles and reviews; returns what goes into its card.
+
+    The loss in the card is that on held-out articles.
+    """
     settings = settings or LMSettings()
     tokenizer, n_vocabulary = shared_tokenizer(sources["smollm2"])
     fitted, held_out = (token_stream(tokenizer, texts) for texts in sides_of(sources["wikipedia"]))
+    reviews, _ = sides_of(sources["reviews"])
+    short = [text for text in reviews if len(text) <= settings.review_length]
+    fitted = torch.cat([fitted, token_stream(tokenizer, short)])
     known = known_tokens(fitted, settings.least_count)
     tell(
         f"training on {len(fitted):,} tokens for {settings.epochs} epochs; {len(known):,} of "
@@ -102,7 +109,7 @@ def token_stream(tokenizer: Any, texts: Sequence[str]) -> Tensor:
         # A whole article is longer than the limit that the tokenizer would warn about.
         ids += tokenizer(text, verbose=False)["input_ids"]
         ids.append(tokenizer.eos_token_id)
-    return torch.tensor(ids)
+    return torch.tensor(ids, dtype=torch.long)
 
 
 def known_tokens(stream: Tensor, least_count: int) -> Tensor:

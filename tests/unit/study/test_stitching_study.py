@@ -14,10 +14,12 @@ from tiny_models import WORDS, sentences, tiny, tokenizer
 import layerleap as ll
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
+from layerleap.stream.examples import Sampling
 from layerleap.study.result import StudyResult
 from layerleap.study.stitching import STUDY, StitchingSettings
 from layerleap.study.stitching.context import StitchingContext
 from layerleap.study.stitching.pairs import best, token_losses
+from layerleap.study.texts import trained_on
 
 SMALL = {"n_fit": 40, "n_read": 30, "layers": 3, "n_reviews": 24, "kept_blocks": 1}
 
@@ -49,6 +51,23 @@ def models() -> tuple[Transformer, Transformer, Transformer]:
 def result(models, files) -> StudyResult:
     a, b, c = models
     return STUDY(a, other=b, classifier=c, **files, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "changes", "warns"),
+    [
+        ("small-lm", "wikipedia", {}, False),
+        ("small-lm", "wikipedia", {"seed": 3}, True),
+        ("small-lm", "wikipedia", {"held_out": 0.5}, True),
+        ("small-lm", "news", {"seed": 3}, False),
+        ("smollm2", "wikipedia", {"seed": 3}, False),
+        ("mine", "wikipedia", {"seed": 3}, False),
+    ],
+)
+def test_reading_what_a_bundled_model_was_trained_on_is_said(model, text, changes, warns):
+    notes = list(trained_on(model, text, Sampling(**changes)))
+    assert len(notes) == warns
+    assert all("it has seen" in note for note in notes)
 
 
 def test_every_table_is_there_and_plain_data(result, tmp_path):

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused, check_choice
+from layerleap.maps.kernel import shared_tokens
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import KINDS, known_tokens, unembedding
 from layerleap.progress import Progress, reporting
 from layerleap.read.compare.alignment import MEASURES, Alignment
-from layerleap.read.compare.kernels import Raw, Space, Vocabulary
+from layerleap.read.compare.kernels import Comparison, Raw, Vocabulary
 from layerleap.read.compare.lists import listed
 from layerleap.read.compare.matching import Matching, SpaceName, match_layers
 from layerleap.read.compare.similarity import (
@@ -30,7 +31,7 @@ from layerleap.read.compare.similarity import (
     similarities,
 )
 
-Spaces = dict[SpaceName, Space]
+Spaces = dict[SpaceName, Comparison]
 
 
 @checked
@@ -66,9 +67,9 @@ def align(
         raise BadSettings(f"rows is {rows}; expected 1 or more")
     for kind in kinds or ():
         check_choice(kind, KINDS, "kind")
-    _check_vocabularies(a, b)
-    matrices = unembedding(a), unembedding(b)
-    chosen = known_tokens(*matrices) if tokens is None else _chosen(a, tokens)
+    n = _shared_tokens(a, b)
+    matrices = unembedding(a)[:n], unembedding(b)[:n]
+    chosen = known_tokens(*matrices) if tokens is None else _chosen(n, tokens)
     if len(chosen) < 2:
         raise BadSettings(f"{len(chosen)} tokens to compare over; a correlation needs at least 2")
     sides = Side(a, fold), Side(b, fold)
@@ -82,39 +83,27 @@ def align(
         )
     matchings = _matchings(spaces, *sides, blocks, (rows, seed), progress)
     names = a.identity.name, b.identity.name
-    return Alignment(*names, len(chosen), a.d_vocab, fold, seed, matchings, missing)
+    return Alignment(*names, len(chosen), n, fold, seed, matchings, missing)
 
 
-def _check_vocabularies(a: Transformer, b: Transformer) -> None:
-    names = f"{a.identity.name} and {b.identity.name}"
+def _shared_tokens(a: Transformer, b: Transformer) -> int:
+    """How many tokens both have, with the same ids; tables may be padded to other sizes."""
     for one in (a, b):
         if one.kind.endswith("-class"):
             raise BadSettings(
                 f"{one.identity.name} predicts classes, not tokens; models are aligned by the "
                 "tokens of one vocabulary: load it with its language-model head"
             )
-    if a.d_vocab != b.d_vocab:
-        raise BadSettings(
-            f"{names} have different vocabularies: {a.d_vocab:,} and {b.d_vocab:,} tokens; models "
-            "can be aligned only over one vocabulary"
-        )
-    if a.tokenizer is None or b.tokenizer is None:
-        return
-    own, other = a.tokenizer.get_vocab(), b.tokenizer.get_vocab()
-    if own != other:
-        differ = [word for word in own.keys() | other.keys() if own.get(word) != other.get(word)]
-        raise BadSettings(
-            f"{names} have different vocabularies: {len(differ):,} tokens, such as "
-            f"{min(differ)!r}, have different ids; models can be aligned only over one vocabulary"
-        )
+    shared = shared_tokens(a, b)
+    return a.d_vocab if a.d_vocab == b.d_vocab else shared
 
 
-def _chosen(transformer: Transformer, tokens: Sequence[int] | Tensor) -> Tensor:
+def _chosen(n: int, tokens: Sequence[int] | Tensor) -> Tensor:
     """The chosen ids, in order and each once."""
     ids = torch.as_tensor(tokens, dtype=torch.long).flatten().unique()
-    if len(ids) and (ids[0] < 0 or ids[-1] >= transformer.d_vocab):
+    if len(ids) and (ids[0] < 0 or ids[-1] >= n):
         wrong = int(ids[0] if ids[0] < 0 else ids[-1])
-        raise BadSettings(f"token {wrong} does not exist; expected 0 to {transformer.d_vocab - 1}")
+        raise BadSettings(f"token {wrong} does not exist; expected 0 to {n - 1}")
     return ids
 
 

@@ -154,6 +154,16 @@ class Window:
             if not name.startswith(f"{self.blocks}."):
                 yield name, own.detach(), self._stored(name, own.detach())
 
+    def added(self) -> list[str]:
+        """Tensors in the files of the tuned model that its base does not have."""
+        model = self.transformer.model
+        names = model.state_dict().keys()  # a tied head is in some files and not in others
+        return [
+            name
+            for name in self.tuned.files
+            if name not in names and self.base.find(name, model.base_model_prefix) is None
+        ]
+
     def pieces(self, own: Tensor, stored: str, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The first rows of a tensor of the base, beside those of the tuned model."""
         same = own[:rows].split(_step(own.shape))

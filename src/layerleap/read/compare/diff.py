@@ -22,9 +22,10 @@ from layerleap.models.transformer import Transformer
 from layerleap.models.weights import KINDS, vectors
 from layerleap.progress import Progress, reporting
 from layerleap.read.compare.checkpoint import NoWindow
-from layerleap.read.compare.difference import BlockChange, Difference, Inverse, OutsideChange
+from layerleap.read.compare.difference import BlockChange, Difference, OutsideChange
 from layerleap.read.compare.moved import Moved
-from layerleap.read.compare.pair import Pair, Pieces, Place, open_pair
+from layerleap.read.compare.pair import ModelPair, Pieces, Place, open_pair
+from layerleap.read.vocabulary.space import Inverse
 
 PIECE = 2**23  # numbers that are compared at a time
 
@@ -79,7 +80,7 @@ def diff(
 
 
 def _block_change(
-    pair: Pair, block: int, kinds: Sequence[str], moved: Moved, *, is_asked: bool
+    pair: ModelPair, block: int, kinds: Sequence[str], moved: Moved, *, is_asked: bool
 ) -> BlockChange:
     try:
         base, tuned = pair.show(block)
@@ -101,7 +102,7 @@ def _block_change(
     return BlockChange(block, sums.relative, sums.is_identical, relatives, missing)
 
 
-def _whole_block(pair: Pair, block: int, base: Place, tuned: Place) -> "_Sums":
+def _whole_block(pair: ModelPair, block: int, base: Place, tuned: Place) -> "_Sums":
     """All parameters of a block, norms and biases included."""
     sums = _Sums()
     own, theirs = (dict(model.block(place).named_parameters()) for model, place in (base, tuned))

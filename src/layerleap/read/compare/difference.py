@@ -7,10 +7,10 @@ from typing import Any, Literal
 from layerleap.errors import check_choice
 from layerleap.read.compare.lists import listed, ranges
 from layerleap.read.vocabulary.neurons import Scored
+from layerleap.read.vocabulary.space import Inverse
 
 Words = tuple[Scored, ...]
 By = Literal["block", "head", "neuron"]
-Inverse = Literal["transpose", "pseudo"]  # how a displacement becomes scores of tokens
 
 
 @dataclass(frozen=True)

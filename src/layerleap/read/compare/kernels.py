@@ -25,7 +25,7 @@ from layerleap.models.weights import known_tokens
 PIECE_BYTES = 2**26  # of the float64 rows of one matrix that are multiplied at a time
 
 
-class Space(Protocol):
+class Comparison(Protocol):
     """Where rows of two models are compared: `left(x) @ right(y).T` are correlations."""
 
     @property

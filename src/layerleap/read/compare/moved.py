@@ -19,9 +19,10 @@ from torch import Tensor
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, heads, unembedding
-from layerleap.read.compare.difference import HeadChange, Inverse, NeuronChange, Words
+from layerleap.read.compare.difference import HeadChange, NeuronChange, Words
 from layerleap.read.compare.pair import Place
 from layerleap.read.vocabulary.neurons import Scored, vector_ends
+from layerleap.read.vocabulary.space import Inverse
 
 
 class _Candidate(NamedTuple):

@@ -1,10 +1,10 @@
 """A base model and a tuned one, block by block: in memory, or in their files.
 
 In: two wrapped models, or names of checkpoints.
-Out: a `Pair`, which shows where a block of both is, and the tensors outside the blocks.
+Out: a `ModelPair`, which shows where a block of both is, and the tensors outside the blocks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from torch import Tensor
@@ -19,7 +19,7 @@ Place = tuple[Transformer, int]  # a wrapped model and one of its blocks
 Pieces = Iterator[tuple[Tensor, Tensor]]  # of a tensor, of both models
 
 
-class Pair:
+class ModelPair:
     """Two models in memory."""
 
     def __init__(self, base: Transformer, tuned: Transformer, how: str) -> None:
@@ -53,9 +53,15 @@ class Pair:
                 rows = min(len(own), len(other))
                 remark = "" if own.shape == other.shape else only_common(rows)
                 yield name, iter([(own.detach()[:rows], other.detach()[:rows])]), remark
+        ours = dict(self.reader.model.named_parameters())
+        yield from self._added(name for name in theirs if name not in ours)
+
+    def _added(self, names: Iterable[str]) -> Iterator[tuple[str, Pieces, str]]:
+        for name in names:
+            yield name, iter(()), f"only {self.tuned} has this tensor"
 
 
-class FilePair(Pair):
+class FilePair(ModelPair):
     """Two checkpoints, of which one block each is in memory."""
 
     def __init__(self, window: Window) -> None:
@@ -81,6 +87,7 @@ class FilePair(Pair):
                 rows = min(len(own), shape[0])
                 remark = "" if shape == tuple(own.shape) else only_common(rows)
                 yield name, self.window.pieces(own, stored, rows), remark
+        yield from self._added(self.window.added())
 
 
 def only_common(rows: int) -> str:
@@ -88,7 +95,7 @@ def only_common(rows: int) -> str:
     return f"only the {rows:,} rows that both models have"
 
 
-def open_pair(base: Source, tuned: Source, tell: Tell | None) -> Pair:
+def open_pair(base: Source, tuned: Source, tell: Tell | None) -> ModelPair:
     """Files where both are names and can be read block by block; otherwise models in memory."""
     how = "both models in memory"
     if not isinstance(base, Transformer) and not isinstance(tuned, Transformer):
@@ -99,4 +106,4 @@ def open_pair(base: Source, tuned: Source, tell: Tell | None) -> Pair:
     models = [
         one if isinstance(one, Transformer) else load(one, tell=tell) for one in (base, tuned)
     ]
-    return Pair(models[0], models[1], how)
+    return ModelPair(models[0], models[1], how)

@@ -13,7 +13,7 @@ from torch import Tensor
 from layerleap.errors import ModelRefused
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import all_heads, feed_forwards, kinds, refusals, vectors
-from layerleap.read.compare.kernels import Space
+from layerleap.read.compare.kernels import Comparison
 from layerleap.read.compare.matching import Measure, SpaceName
 
 # Multiplications of all products in a space; where there are more, rows of A are drawn at random.
@@ -101,7 +101,7 @@ def affordable_rows(
 
 @torch.no_grad()
 def similarities(
-    space: Space,
+    space: Comparison,
     a: Side,
     b: Side,
     kind: str,
@@ -126,7 +126,7 @@ def similarities(
 
 
 def _ready(
-    space: Space, side: Side, kind: str, blocks: Sequence[int], draw: tuple[int | None, int]
+    space: Comparison, side: Side, kind: str, blocks: Sequence[int], draw: tuple[int | None, int]
 ) -> Iterator[dict[int, Tensor]]:
     """Blocks of A ready to be multiplied, by their place; as many at a time as may be kept."""
     kept: dict[int, Tensor] = {}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -211,10 +212,7 @@ class _Work:
             values = ffn.written(self.transformer).float()
             ends = both_ends(values, self.matrix, self.top)
             packed = [
-                [
-                    End(*row).packed()
-                    for row in zip(end.ids.numpy(), end.scores.numpy(), strict=True)
-                ]
+                [End(*row).packed() for row in zip(end.ids.numpy(), _half(end.scores), strict=True)]
                 for end in ends
             ]
             numbers = range(first, first + len(values))
@@ -341,6 +339,12 @@ def _missing_library() -> str:
     except CannotFetch as error:
         return str(error)
     return ""
+
+
+def _half(scores: Tensor) -> NDArray[np.float16]:
+    """Scores as the index keeps them; those beyond its range stay finite."""
+    largest = torch.finfo(torch.float16).max
+    return scores.clamp(-largest, largest).half().numpy()
 
 
 def _inverted(

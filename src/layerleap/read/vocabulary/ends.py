@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES = 2**27  # of one float32 product, and of one slice of the matrix
-LARGEST = torch.finfo(torch.float16).max
 
 
 class Ends(NamedTuple):
-    """The tokens at one end, best first: ids int32 and scores float16, both (vector, top)."""
+    """The tokens at one end, best first: ids int32 and scores float32, both (vector, top)."""
 
     ids: Tensor
     scores: Tensor
@@ -88,4 +87,4 @@ def _merged(found: list[Found], top: int) -> Found:
 
 def _packed(found: Sequence[Found], sign: int = 1) -> Ends:
     values, ids = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
-    return Ends(ids.int(), (sign * values).clamp(-LARGEST, LARGEST).half())
+    return Ends(ids.int(), sign * values)

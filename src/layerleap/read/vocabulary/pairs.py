@@ -37,7 +37,7 @@ GRID = 12  # rows and columns of the grid
 
 
 @dataclass(frozen=True)
-class Pair:
+class TokenPair:
     """Two tokens and the entry of the matrix that belongs to them."""
 
     first: TokenLabel
@@ -61,7 +61,7 @@ class Pairs:
     head: str  # such as L12.H3
     form: Form
     offset: int | None  # positions the key lies behind the query; None where it does not matter
-    pairs: tuple[Pair, ...]  # strongest first; equal scores are ordered by id
+    pairs: tuple[TokenPair, ...]  # strongest first; equal scores are ordered by id
     grid: Grid
     n_tokens: int  # tokens considered on either side
     restricted: bool  # to some of the vocabulary
@@ -75,7 +75,7 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[TokenPair]:
         return iter(self.pairs)
 
     def __repr__(self) -> str:
@@ -154,7 +154,7 @@ def head_pairs(
     best = strongest(rows, columns, top, largest=largest, identical=identical, progress=progress)
     ids = _Ids(space, chosen)
     pairs = tuple(
-        Pair(ids.label(row), ids.label(column), value)
+        TokenPair(ids.label(row), ids.label(column), value)
         for row, column, value in zip(*(part.tolist() for part in best), strict=True)
     )
     return Pairs(

@@ -10,7 +10,7 @@ from rich.text import Text
 from layerleap.read.vocabulary.copying import HeadScores, HeadTable, Role, Share
 from layerleap.read.vocabulary.index import ConceptIndex
 from layerleap.read.vocabulary.neurons import Scored
-from layerleap.read.vocabulary.pairs import Pair, Pairs
+from layerleap.read.vocabulary.pairs import Pairs, TokenPair
 from layerleap.read.vocabulary.search import Match, Matches
 from layerleap.read.vocabulary.tokens import TokenLabel
 from layerleap.read.vocabulary.weights import ParameterReading
@@ -85,7 +85,7 @@ def pairs_table(pairs: Pairs, columns: int = 2) -> RenderableType:
     return Group(table, Text(pairs.legend(), style="dim"))
 
 
-def _pair(pair: Pair | None) -> tuple[Text, Text]:
+def _pair(pair: TokenPair | None) -> tuple[Text, Text]:
     if pair is None:
         return Text(""), Text("")
     text = Text(pair.first.label).append(" -> ", style="dim").append(pair.second.label)

@@ -182,7 +182,7 @@ class Heads(Answer):
     qk_reason: str | None
 
 
-class Pair(Answer):
+class TokenPair(Answer):
     """Two tokens, and their entry in a head's matrix."""
 
     first: Token
@@ -196,7 +196,7 @@ class Pairs(Answer):
     title: str
     legend: str
     roles: list[str]
-    pairs: list[Pair]
+    pairs: list[TokenPair]
 
 
 class SavedTitle(Answer):

@@ -12,7 +12,7 @@ from typing import Any
 
 from layerleap.act.stitch.stitched import Carry, kernel_map
 from layerleap.errors import BadSettings, BadText, LayerleapError
-from layerleap.maps.kernel import Pair, embedding_kernel, fit_kernels, shared_tokens
+from layerleap.maps.kernel import LayerPair, embedding_kernel, fit_kernels, shared_tokens
 from layerleap.maps.linear import FitReport
 from layerleap.models.load import load
 from layerleap.models.transformer import Transformer
@@ -25,7 +25,7 @@ from layerleap.zoo.download import fetch
 from layerleap.zoo.reviews import is_held_out
 
 KERNELS = ("embedding", "least-squares", "random", "identity")  # in the order of figures
-Kernels = dict[tuple[str, Pair], Carry]
+Kernels = dict[tuple[str, LayerPair], Carry]
 
 
 class StitchingContext(TextContext[StitchingSettings]):
@@ -88,7 +88,7 @@ class StitchingContext(TextContext[StitchingSettings]):
         return sorted({round(step * n / (count - 1)) for step in range(count)})
 
     def kernels(
-        self, b: Transformer, pairs: list[Pair], batches: Iterator[Batch], total: int | None
+        self, b: Transformer, pairs: list[LayerPair], batches: Iterator[Batch], total: int | None
     ) -> tuple[Kernels, list[FitReport]]:
         """Every kernel for every pair of layers, and how the fitted ones were fitted."""
         a, seed = self.model, self.settings.seed

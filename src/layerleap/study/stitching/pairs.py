@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadText
-from layerleap.maps.kernel import Pair
+from layerleap.maps.kernel import LayerPair
 from layerleap.memory import give_back
 from layerleap.models.hooks.recording import record
 from layerleap.models.transformer import Transformer
@@ -53,7 +53,7 @@ class Losses:
     """-log p of the next token at every position read; columns by kernel and pair."""
 
     documents: Tensor
-    columns: list[tuple[str, Pair]]
+    columns: list[tuple[str, LayerPair]]
     stitched: Tensor  # (row, column)
     alone: Tensor  # (row, 3): the second model, the first, and the guess by frequency
 

@@ -166,14 +166,22 @@ def other_words() -> PreTrainedTokenizerFast:
 
 
 def test_different_vocabularies_are_refused():
-    larger = model(seed=1, vocab_size=67)
-    with pytest.raises(BadSettings, match=r"different vocabularies: 61 and 67 tokens"):
+    larger = Transformer.wrap(build("llama", seed=1, vocab_size=67))
+    with pytest.raises(BadSettings, match=r"61 and 67 tokens, and no tokenizers"):
         align(model(), larger)
     foreign = Transformer.wrap(build("llama", seed=1), other_words(), name="foreign")
     with pytest.raises(BadSettings, match=r"tiny-llama and foreign .* '<bos>', have different ids"):
         align(model(), foreign)
     unnamed = Transformer.wrap(build("llama", seed=1))
     assert align(model(), unnamed, kinds=["attn.k"], progress=False).kinds == ("attn.k",)
+
+
+def test_tables_that_differ_in_padding_only_are_compared_over_the_common_tokens():
+    padded = model(vocab_size=67)
+    found = align(model(), padded, kinds=["ffn.value"], progress=False)
+    assert found.d_vocab == len(tokenizer())
+    with pytest.raises(BadSettings, match="token 61 does not exist"):
+        align(model(), padded, tokens=[5, 61])
 
 
 def test_classifiers_are_refused():

@@ -13,6 +13,7 @@ from torch import nn
 
 import layerleap as ll
 from layerleap.errors import BadSettings
+from layerleap.models.load import load
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import unembedding, vectors
 from layerleap.read.compare.diff import diff
@@ -205,6 +206,11 @@ def test_a_classifier_made_of_a_language_model_can_be_its_tuned_copy(tmp_path: P
     assert [one.name for one in found.neurons] == ["L3.N5"]
     remarks = {one.name: one.remark for one in found.outside}
     assert "has no such tensor" in remarks["lm_head.weight"]
+    assert "tuned has this tensor" in remarks["score.weight"]  # the head of classes
+    loaded = [load(str(tmp_path / name)) for name in ("base", "tuned")]
+    in_memory = {one.name: one.remark for one in diff(*loaded, progress=False).outside}
+    assert in_memory.keys() == remarks.keys()
+    assert "only" in in_memory["score.weight"]
 
 
 @pytest.mark.parametrize(

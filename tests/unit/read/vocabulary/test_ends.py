@@ -1,10 +1,12 @@
 """Both ends of vectors, against sorting the whole product."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from layerleap.read.vocabulary import ends
+from layerleap.read.vocabulary.build import _half
 from layerleap.read.vocabulary.ends import both_ends
 
 
@@ -29,11 +31,11 @@ def test_ends_are_those_of_the_sorted_product(case, top, piece, monkeypatch):
     promoted, suppressed = both_ends(values, matrix, top)
     expected = sorted_ends(values, matrix, top)
     assert promoted.ids.dtype == torch.int32
-    assert promoted.scores.dtype == torch.float16
+    assert promoted.scores.dtype == torch.float32
     assert torch.equal(promoted.ids.long(), expected[0])
     assert torch.equal(suppressed.ids.long(), expected[2])
-    torch.testing.assert_close(promoted.scores.float(), expected[1], atol=2e-3, rtol=1e-3)
-    torch.testing.assert_close(suppressed.scores.float(), expected[3], atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(promoted.scores, expected[1])
+    torch.testing.assert_close(suppressed.scores, expected[3])
 
 
 @pytest.mark.parametrize("piece", [2**27, 4 * 4 * 7])
@@ -56,8 +58,11 @@ def test_a_bfloat16_matrix_is_multiplied_in_float32(case):
     assert torch.equal(suppressed.ids.long(), expected[2])
 
 
-def test_scores_beyond_float16_stay_finite():
-    promoted, suppressed = both_ends(torch.tensor([[1e6]]), torch.tensor([[1.0], [-1.0]]), 1)
-    assert promoted.scores.isfinite().all()
-    assert suppressed.scores.isfinite().all()
+def test_scores_keep_the_precision_of_the_product():
+    promoted, suppressed = both_ends(torch.tensor([[100_001.0]]), torch.tensor([[1.0], [-1.0]]), 1)
+    assert (promoted.scores.item(), suppressed.scores.item()) == (100_001, -100_001)
     assert (promoted.ids.item(), suppressed.ids.item()) == (0, 1)
+
+
+def test_scores_beyond_float16_stay_finite_in_an_index():
+    assert np.isfinite(_half(torch.tensor([1e6, -1e6]))).all()

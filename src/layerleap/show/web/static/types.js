@@ -146,8 +146,8 @@
  * @property {string} positions
  * @property {string|null} qk_reason
  */
-/** @typedef {{first: Token, second: Token, score: number}} Pair */
-/** @typedef {{title: string, legend: string, roles: string[], pairs: Pair[]}} Pairs */
+/** @typedef {{first: Token, second: Token, score: number}} TokenPair */
+/** @typedef {{title: string, legend: string, roles: string[], pairs: TokenPair[]}} Pairs */
 
 /** @typedef {"set"|"scale"|"add"|"off"} Operation */
 /**
