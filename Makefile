@@ -13,7 +13,7 @@ SATURATION ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
 EMBEDDING ?= smollm2 rxnfp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo paper saturation embedding test check bench results picture clean
+.PHONY: help setup demo paper saturation embedding compare test check bench results picture clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
@@ -45,6 +45,20 @@ embedding: $(STAMP) ## Measure what "Analyzing Transformers in Embedding Space" 
 	  cp build/embedding/$$model/claims.csv build/embedding/$$model/findings.txt \
 	    docs/results/embedding/$$model/ || exit 1; \
 	done
+
+compare: $(STAMP) ## Align, compare and stitch models with one vocabulary (trained on first use); results in build/compare
+	mkdir -p build/compare docs/results/compare
+	$(BIN)/layerleap align small-lm small-lm-2 --html build/compare/align.html > build/compare/align.txt
+	$(BIN)/layerleap align smollm2 smollm2-reviews > build/compare/align-tuned.txt
+	$(BIN)/layerleap diff smollm2 smollm2-reviews --html build/compare/diff.html > build/compare/diff.txt
+	for pair in small-lm:small-lm-2 smollm2:small-lm; do \
+	  out=stitching-$${pair%%:*}; \
+	  $(BIN)/layerleap study stitching $${pair%%:*} --other $${pair##*:} --out build/compare/$$out \
+	    || [ $$? -eq 3 ] || exit 1; \
+	  mkdir -p docs/results/compare/$$out; \
+	  cp build/compare/$$out/claims.csv build/compare/$$out/findings.txt docs/results/compare/$$out/ || exit 1; \
+	done
+	cp build/compare/*.txt docs/results/compare/
 
 test: $(STAMP) ## Run all tests, including those on real models
 	$(BIN)/python -m pytest $(WORKERS)
