@@ -53,6 +53,8 @@ def test_the_kernel_to_a_rotated_copy_is_the_rotation_and_costs_nothing(tied):
     for layer in range(a.n_layers + 1):
         stitched = ll.stitch(a, layer, b, layer)
         torch.testing.assert_close(stitched(BATCH)[MASK.bool()], own, rtol=1e-4, atol=1e-4)
+        folded = ll.stitch(a, layer, b, layer, "folded")
+        torch.testing.assert_close(folded(BATCH)[MASK.bool()], own, rtol=1e-4, atol=1e-4)
         plain = ll.stitch(a, layer, b, layer, "identity")
         assert not torch.allclose(plain(BATCH)[MASK.bool()], own, atol=1e-2)
 

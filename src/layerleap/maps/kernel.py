@@ -5,6 +5,8 @@ Out: K with h_B ~ h_A @ K, as a float64 matrix or a `LinearMap`.
 
     embedding       K = E_A^T E_B (E_B^T E_B)^-1: both models should give a token the same score.
                     Of all states of B, h_A K comes closest to h_A's scores of all tokens
+    folded          the same with final norms in E and without the mean row: the same logits, up to
+                    a factor and a constant
     least squares   fitted on the states of both models over a text, with the moments of `stats`
     random          the singular values of the embedding kernel with random directions, a control
 
@@ -24,7 +26,8 @@ from layerleap.maps.fit import FEW_ROWS_RIDGE, ROWS_PER_DIRECTION
 from layerleap.maps.linear import FitReport, LinearMap, solve
 from layerleap.models.hooks.capture import check_layer
 from layerleap.models.transformer import Transformer
-from layerleap.models.weights import dual, embedding, known_tokens, unembedding
+from layerleap.models.weights import dual, embedding, gram, known_tokens, unembedding
+from layerleap.models.weights.norms import final_fold
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
 from layerleap.stream.examples import Batch
@@ -62,8 +65,12 @@ def shared_tokens(a: Transformer, b: Transformer) -> int:
     return min(*rows, max(ours.values()) + 1)  # tables are often padded
 
 
-def embedding_kernel(a: Transformer, b: Transformer) -> Tensor:
+def embedding_kernel(a: Transformer, b: Transformer, *, folded: bool = False) -> Tensor:
     """K = E_A^T E_B (E_B^T E_B)^-1: (d_A, d_B), float64.
+
+    Folded, E has the gain of the final norm multiplied in and the mean row subtracted. Scores are
+    then those of the logits, up to the size of the state and a constant for all tokens, neither of
+    which changes what a state says.
 
     Raises `BadSettings` if the vocabularies differ, or B has fewer tokens than its width.
     """
@@ -72,17 +79,29 @@ def embedding_kernel(a: Transformer, b: Transformer) -> Tensor:
     known = known_tokens(ours, theirs)
     if len(known) < n:  # the score of a token that one model does not know is no example
         ours, theirs = ours[known.to(ours.device)], theirs[known.to(theirs.device)]
+    if folded:
+        ours, theirs = _folded(a, ours), _folded(b, theirs)
     cross = torch.zeros(a.d_model, b.d_model, dtype=torch.float64)
     for start in range(0, len(known), BLOCK):
         x, y = (one[start : start + BLOCK].cpu().double() for one in (ours, theirs))
         cross += x.T @ y
+    products = gram(theirs)
+    if folded and (fold := final_fold(b)) is not None and fold.centres:
+        # No score depends on the mean of a state, so any mean will do: 0 is chosen.
+        products += products.diagonal().mean() / len(products)
     try:
-        return dual(cross, theirs)
+        return dual(cross, theirs, products)
     except BadSettings as error:
         reason = str(error).partition(";")[0]
         raise BadSettings(
             f"{reason}; states are carried to {b.identity.name} by kernel='least-squares' only"
         ) from error
+
+
+def _folded(transformer: Transformer, rows: Tensor) -> Tensor:
+    fold = final_fold(transformer)
+    rows = rows.float() if fold is None else fold.into_reader(rows)
+    return rows - rows.mean(0)
 
 
 def random_kernel(like: Tensor, seed: int = 0) -> Tensor:

@@ -58,6 +58,26 @@ def test_the_kernel_is_the_textbook_formula(pair):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("names", [("llama", "llama"), ("llama", "gpt2"), ("gpt2", "llama")])
+def test_the_folded_kernel_carries_centred_scores_of_the_final_norm(names):
+    torch.manual_seed(4)
+    models = [build(name, seed) for seed, name in enumerate(names)]
+    for model in models:
+        final = next(m for n, m in model.named_modules() if n.endswith((".norm", ".ln_f")))
+        torch.nn.init.uniform_(final.weight, 0.5, 2)
+    pair = [Transformer.wrap(one, tokenizer()) for one in models]
+    kernel = embedding_kernel(*pair, folded=True)
+    n = shared_tokens(*pair)
+    scores = []
+    for name, model, one in zip(names, models, pair, strict=True):
+        final = next(m for k, m in model.named_modules() if k.endswith((".norm", ".ln_f")))
+        centring = torch.eye(one.d_model) - (name == "gpt2") / one.d_model
+        rows = vocabulary_matrix(one)[:n] @ (final.weight.detach()[:, None] * centring)
+        scores.append((rows - rows.mean(0)).detach().double())
+    expected = scores[0].T @ torch.linalg.pinv(scores[1], rtol=1e-6).T
+    torch.testing.assert_close(kernel, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_stitched_model_is_the_two_halves_run_by_hand(pair):
     a, b = pair
     stitched = ll.stitch(a, 2, b, 1)

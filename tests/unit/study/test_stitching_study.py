@@ -73,9 +73,9 @@ def test_reading_what_a_bundled_model_was_trained_on_is_said(model, text, change
 def test_every_table_is_there_and_plain_data(result, tmp_path):
     assert not result.failed
     assert StudyResult.load(result.save(tmp_path / "study.json")).tables == result.tables
-    kernels = {"embedding", "least-squares", "random", "identity"}
+    kernels = {"embedding", "folded", "least-squares", "random", "identity"}
     assert {row["kernel"] for row in result.rows("costs")} == kernels
-    assert len(result.rows("costs")) == 4 * 9
+    assert len(result.rows("costs")) == 5 * 9
     assert {row["kernel"] for row in result.rows("accuracy")} == kernels - {"identity"}
     assert [row["role"] for row in result.data] == ["fit", "read", "fit kernels", "classify"]
     assert result.settings["other"] == "b"
@@ -133,7 +133,7 @@ def test_the_translated_classifier_agrees_with_the_splice(result):
 
 def test_a_layer_is_chosen_on_one_half_and_judged_on_the_other(result):
     chosen = result.rows("chosen")
-    assert {row["kernel"] for row in chosen} == {"embedding", "least-squares", "random"}
+    assert {row["kernel"] for row in chosen} == {"embedding", "folded", "least-squares", "random"}
     assert all(row["rows"] == SMALL["n_reviews"] // 2 for row in chosen)
     assert result.tables["classifier"][0]["rows"] == SMALL["n_reviews"]
 
@@ -182,7 +182,7 @@ def test_models_of_other_widths_have_no_identity_kernel(files):
     a, b = tiny("llama"), tiny("llama", seed=1, hidden_size=16)
     result = STUDY(a, other=b, classifier=None, text=files["text"], **SMALL)
     assert {row["kernel"] for row in result.rows("costs")} == {
-        "embedding", "least-squares", "random",
+        "embedding", "folded", "least-squares", "random",
     }  # fmt: skip
     assert [row["key"] for row in result.sections] == ["pairs"]
     assert any("differ in width" in row["seen"] for row in result.claims)

@@ -27,7 +27,7 @@ from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling, require_text
 from layerleap.stream.source import default_text
 
-Kernel = Literal["embedding", "least-squares", "identity", "random"]
+Kernel = Literal["embedding", "folded", "least-squares", "identity", "random"]
 Carry = Callable[[Tensor], Tensor]  # states of A, (row, d_A), as states of B, (row, d_B)
 FITTED_TEXTS = 300  # by default; every position of each is a row
 
@@ -138,8 +138,9 @@ def stitch(
     Args:
         layer_a: 0 .. n_layers of A; 0 is what enters the first block.
         layer_b: the same for B; n_layers leaves only its norm and head.
-        kernel: "embedding" (no data needed), "least-squares" (fitted on a text), the controls
-            "identity" and "random"; or a matrix (d_A, d_B), or any function of states.
+        kernel: "embedding" and "folded" (no data needed; the second with final norms folded in),
+            "least-squares" (fitted on a text), the controls "identity" and "random"; or a matrix
+            (d_A, d_B), or any function of states.
         text: what a fitted kernel is fitted on, as `ll.fit` takes it.
         n_texts: how many texts of it.
         sampling: how it is cut; by default every position of sentences is used.
@@ -165,12 +166,12 @@ def stitch(
 def kernel_map(
     kernel: str, a: Transformer, layer_a: int, b: Transformer, layer_b: int, seed: int = 0
 ) -> Carry:
-    """A kernel that needs no text: embedding, random or identity."""
+    """A kernel that needs no text: embedding, folded, random or identity."""
     if kernel == "identity":
         shared_tokens(a, b)
         _require_width(a, b, a.d_model, "an identity kernel keeps")
         return IdentityMap(layer_a, layer_b)
-    matrix = embedding_kernel(a, b)
+    matrix = embedding_kernel(a, b, folded=kernel == "folded")
     weight = random_kernel(matrix, seed) if kernel == "random" else matrix
     return LinearMap(layer_a, layer_b, weight=weight.to(_wide(b)))
 

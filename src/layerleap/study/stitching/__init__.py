@@ -36,6 +36,7 @@ def _about(result: StudyResult) -> Iterator[str]:
 
 def _boxes(result: StudyResult) -> Iterator[Box]:
     yield Box("mat", "embedding kernel", "From the two output matrices alone; no data is used.")
+    yield Box("id", "folded kernel", "The same with final norms folded in, and means left out.")
     yield Box("tuned", "fitted kernel", "Least squares on the states of both models over a text.")
 
 
@@ -46,7 +47,7 @@ STUDY = Study(
     "vocabularies, a fitted one, a random one, and none? Does a fine-tuned classifier work on "
     "another model without training?\n\n"
     "Bundled models: layerleap study stitching small-lm --other small-lm-2 -o report",
-    settings=StitchingSettings, context=StitchingContext,
+    method=2, settings=StitchingSettings, context=StitchingContext,
     sections=(pairs.SECTION, classifier.SECTION),
     paper="Dar, Geva, Gupta and Berant, \u201cAnalyzing Transformers in Embedding Space\u201d "
     "(ACL 2023).",

@@ -24,7 +24,7 @@ from layerleap.zoo.catalog import TEXT_NAMES
 from layerleap.zoo.download import fetch
 from layerleap.zoo.reviews import is_held_out
 
-KERNELS = ("embedding", "least-squares", "random", "identity")  # in the order of figures
+KERNELS = ("embedding", "folded", "least-squares", "random", "identity")  # in the order of figures
 Kernels = dict[tuple[str, LayerPair], Carry]
 
 
@@ -96,7 +96,7 @@ class StitchingContext(TextContext[StitchingSettings]):
             a, b, pairs, batches, ridge=self.settings.ridge, n_texts=total, progress=self.progress
         )
         kernels: Kernels = {("least-squares", pair): own for pair, (own, _) in fitted.items()}
-        names = ["embedding", "random", *(["identity"] if a.d_model == b.d_model else [])]
+        names = ["embedding", "folded", "random", *(["identity"] if a.d_model == b.d_model else [])]
         for name in names:
             carry = kernel_map(name, a, 0, b, 0, seed)  # the same for all pairs
             kernels |= {(name, pair): carry for pair in pairs}

@@ -40,6 +40,7 @@ from layerleap.study.tables import Column, Table, estimate
 
 LINES = {
     "embedding": Line("embedding kernel", "blue"),
+    "folded": Line("folded kernel", "purple", marker="X"),
     "least-squares": Line("fitted kernel", "green", marker="D"),
     "random": Line("random kernel", "grey", marker="s", style="dashed"),
     "identity": Line("identity", "orange", marker="^", style="dashed"),
@@ -206,7 +207,7 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             f"both models is from layer {least['layer_a']} of {a} to layer {least['layer_b']} of "
             f"{b}, which costs {_interval(least)} nats a token (loss {least['loss']:.2f}; guessing "
             f"by token frequency costs {frequency - result.tables['alone'][0]['value']:.2f}).",
-            under="costs", headline=kernel in ("embedding", "least-squares"),
+            under="costs", headline=kernel in ("embedding", "folded", "least-squares"),
         )  # fmt: skip
     yield from _comparisons(result)
 
