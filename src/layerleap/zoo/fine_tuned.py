@@ -1,12 +1,12 @@
-"""Copies of language models fine-tuned on film reviews: only their last blocks change.
+"""Copies of language models fine-tuned on film reviews.
 
 In: a model's folder, the reviews, and settings. Out: the fine-tuned model and its card.
 
     small-lm-reviews    the small language model as a classifier of reviews, with a head that reads
-                        the last token
-    smollm2-reviews     the bundled language model, trained on the reviews as a language model
-
-All other weights are those of the original, bit for bit, so that differences are easy to find.
+                        the last token; all weights are trained, because its embeddings say little
+                        about opinions
+    smollm2-reviews     the bundled language model, trained on the reviews as a language model; only
+                        its last blocks change, so that differences are easy to find
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from layerleap.zoo.reviews import HELD_OUT, is_held_out
+from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
 from layerleap.zoo.small_bert import CLASSES, collate, shuffled_batches
 from layerleap.zoo.small_lm import lm_loss, token_stream
 from layerleap.zoo.small_vit import learning_rate
@@ -33,18 +33,31 @@ TELL_STEPS = 20  # steps between two messages
 class TunedSettings:
     """What is trained and how long; plain values, written into the model card."""
 
-    blocks: int = 3  # how many of the last blocks are trained
+    blocks: int = 6  # how many of the last blocks are trained
+    ends: bool = True  # whether embeddings and final norm are trained, too
     texts: int = 16_000  # reviews to train on, at most
     tested: int = 2000  # reviews of each side that the card's results are measured on, at most
+    # Characters; longer reviews are left out. They often begin with the plot.
+    review_length: int | None = SHORT
     max_tokens: int = 64  # longer reviews are truncated
-    epochs: int = 1
-    batch: int = 16
+    epochs: int = 4
+    batch: int = 32
     rate: float = 1e-3  # peak learning rate; warmed up, then a cosine decay
     decay: float = 0.01
     seed: int = 0
 
 
-LM = TunedSettings(blocks=3, texts=160, tested=40, batch=4, max_tokens=64, rate=1e-4)
+LM = TunedSettings(
+    blocks=3,
+    ends=False,
+    review_length=None,
+    texts=160,
+    tested=40,
+    epochs=1,
+    batch=4,
+    max_tokens=64,
+    rate=1e-4,
+)
 Sides = dict[str, tuple[list[str], list[int]]]
 
 
@@ -52,6 +65,8 @@ def review_sides(path: Path, settings: TunedSettings) -> Sides:
     """Reviews and verdicts by side, drawn at random and at most as many as the settings say."""
     with path.open(encoding="utf8") as lines:
         records = [json.loads(line) for line in lines]
+    if settings.review_length is not None:
+        records = [one for one in records if len(one["text"]) <= settings.review_length]
     random.Random(settings.seed).shuffle(records)  # the file has one source after the other
     sides: Sides = {}
     for side, limit in (("fitted", settings.texts), ("held_out", settings.tested)):
@@ -74,14 +89,15 @@ def classifier_of_reviews(
     sides = review_sides(sources["reviews"], settings)
     texts, labels = sides["fitted"]
     encoded = {side: _encode(tokenizer, own, settings) for side, (own, _) in sides.items()}
-    tell(f"training the last {settings.blocks} blocks and a head on {len(texts):,} reviews")
+    tell(f"training on {len(texts):,} reviews")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         names = dict(enumerate(CLASSES))
         model = LlamaForSequenceClassification.from_pretrained(
             sources["small-lm"], id2label=names, label2id={v: k for k, v in names.items()}
         )
-        _freeze(model, settings.blocks, model.score)
+        ends = [model.get_input_embeddings(), model.model.norm] if settings.ends else []
+        _freeze(model, settings.blocks, model.score, *ends)
         _train(model, _review_losses(model, encoded["fitted"], labels, settings), settings,
                settings.epochs * math.ceil(len(texts) / settings.batch), tell)  # fmt: skip
     tokenizer.save_pretrained(folder)

@@ -17,6 +17,7 @@ import torch
 from layerleap.zoo.small_bert import BertSettings, classify, train_bert, train_tokenizer
 
 HELD_OUT = 0.25  # share of reviews that are never trained on
+SHORT = 300  # characters of a review that is little else than an opinion, at most
 
 
 def iter_reviews(table: Path) -> Iterator[tuple[str, str, int]]:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerleap.zoo.reviews import HELD_OUT, is_held_out
+from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
 from layerleap.zoo.small_vit import learning_rate
 
 Tell = Callable[[str], None]
@@ -40,7 +40,7 @@ class LMSettings:
     d_model: int = 128
     heads: int = 4
     context: int = 128  # tokens of a training window
-    review_length: int = 300  # characters; shorter film reviews are trained on, too
+    review_length: int = SHORT  # characters; shorter film reviews are trained on, too
     least_count: int = 5  # rarer tokens of the texts are unknown
     epochs: int = 2
     batch: int = 8

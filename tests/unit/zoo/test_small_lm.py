@@ -31,7 +31,9 @@ TINY = LMSettings(
     layers=2, d_model=16, heads=2, context=16, least_count=2, epochs=4, batch=8, rate=1e-2,
     tested_tokens=400,
 )  # fmt: skip
-TUNED = TunedSettings(blocks=1, texts=200, tested=60, max_tokens=16, epochs=6, batch=16, rate=1e-2)
+TUNED = TunedSettings(
+    blocks=1, ends=False, texts=200, tested=60, max_tokens=16, epochs=6, batch=16, rate=1e-2
+)
 FOLLOWS = dict(pairwise(WORDS[:20]))  # what mostly comes next
 
 
@@ -162,6 +164,15 @@ def test_the_classifier_differs_from_the_model_in_its_last_blocks_and_head(
     }  # fmt: skip
     assert changed
     assert all(name.startswith("model.layers.1.") for name in changed)
+
+
+def test_the_embeddings_of_the_classifier_are_trained_if_asked_for(sources, trained, tmp_path):
+    given = {"small-lm": trained[0], "reviews": sources["reviews"]}
+    settings = replace(TUNED, blocks=2, ends=True, epochs=1)
+    classifier_of_reviews(given, tmp_path, lambda _: None, settings)
+    new, old = (load(str(one)).model.state_dict() for one in (tmp_path, trained[0]))
+    same = [name for name in new if name in old and torch.equal(new[name], old[name])]
+    assert not same
 
 
 def test_the_tuned_language_model_reads_reviews_better(sources, tmp_path):

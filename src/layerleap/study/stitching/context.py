@@ -103,7 +103,7 @@ class StitchingContext(TextContext[StitchingSettings]):
         return kernels, [report for _, report in fitted.values()]
 
     def reviews(self) -> list[tuple[str, int]]:
-        """The labelled texts, in the order of the file."""
+        """The labelled texts that are short enough, in the order of the file."""
         name = self.settings.reviews
         path = fetch(name) if name in TEXT_NAMES else Path(name)
         try:
@@ -115,9 +115,13 @@ class StitchingContext(TextContext[StitchingSettings]):
                 f"{name} cannot be read as labelled texts ({type(error).__name__}: {error}); "
                 "expected a .jsonl file whose records have a text and a label from 0 on"
             ) from error
-        if not found:
-            raise BadText(f"{name} has no labelled text; expected at least two")
-        return found
+        short = [one for one in found if len(one[0]) <= self.settings.review_length]
+        if not short:
+            raise BadText(
+                f"{name} has no labelled text of at most {self.settings.review_length} characters; "
+                "expected at least two"
+            )
+        return short
 
     def review_batches(self) -> tuple[Iterator[Batch], int]:
         """Reviews to fit kernels on, without their verdicts, and how many; none is held out."""

@@ -8,6 +8,7 @@ from layerleap.stream.examples import require_text
 from layerleap.study.engine import option
 from layerleap.study.result import Row
 from layerleap.study.texts import TextSettings
+from layerleap.zoo.reviews import SHORT
 
 
 def _none(text: str) -> str | None:
@@ -32,6 +33,9 @@ class StitchingSettings(TextSettings):
     )
     kept_blocks: int = option(3, "How many of the classifier's last blocks are stitched on.")
     reviews: str = option("reviews", "Labelled texts: 'reviews', or a .jsonl of text and label.")
+    review_length: int = option(
+        SHORT, "Characters; longer labelled texts are left out, as they are from training."
+    )
     n_reviews: int = option(600, "Held-out labelled texts to classify.")
     n_fit: int | None = option(600, "Texts to fit kernels on.", flags=("--fit-texts",))
     n_read: int | None = option(200, "Held-out texts to read.", flags=("--read-texts",))
@@ -43,7 +47,7 @@ class StitchingSettings(TextSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = {"kept_blocks": 0, "n_reviews": 2, "layers": 2}
+        least = {"kept_blocks": 0, "n_reviews": 2, "review_length": 1, "layers": 2}
         for name, lowest in least.items():
             if (value := getattr(self, name)) < lowest:
                 raise BadSettings(f"{name} is {value}; expected {lowest} or more")
