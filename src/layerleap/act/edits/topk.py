@@ -6,9 +6,10 @@ goes through transformers' interface. The function itself is in `act/topk`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from layerleap.act.edits.attention import ReplaceAttention
-from layerleap.act.topk.interface import attention_function
+from layerleap.act.topk.interface import attention_function, check_cache
 from layerleap.act.topk.settings import K, TopKSettings
 from layerleap.errors import BadSettings
 from layerleap.models.hooks.edit import Change, Edit
@@ -32,8 +33,9 @@ class TopKAttention(Edit):
     recompute: bool = False  # select again in the backward pass instead of keeping the selection
 
     def __post_init__(self) -> None:
-        named = self.settings.by_block
-        if None in named or self.blocks is None:
+        object.__setattr__(self, "k", self.settings.k)
+        named = self.settings.blocks
+        if named is None or self.blocks is None:
             return
         if missing := [block for block in self.blocks if block not in named]:
             raise BadSettings(
@@ -46,11 +48,14 @@ class TopKAttention(Edit):
         """The options of the function."""
         return TopKSettings(self.k, self.chunk, self.recompute)
 
+    def check_cache(self, cache: Any) -> None:
+        """Refuse keys that are not those of the model."""
+        check_cache(cache)
+
     def changes(self, transformer: Transformer) -> list[Change]:
         """At the attention modules of the blocks."""
-        settings, blocks = self.settings, self.blocks
-        if blocks is None and None not in settings.by_block:
-            blocks = [block for block in settings.by_block if block is not None]
+        settings = self.settings
+        blocks = settings.blocks if self.blocks is None else self.blocks
         anywhere = ReplaceAttention(attention_function(settings), blocks).changes(transformer)
         return [
             replace(change, function=attention_function(settings, change.block))

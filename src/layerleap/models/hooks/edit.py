@@ -54,6 +54,10 @@ class Edit(ABC):
         """True if some keys and values are not computed, so that no cache can be used."""
         return False
 
+    def check_cache(self, cache: Any) -> None:
+        """Raise if it cannot be used in a pass with this cache; None without one."""
+        return
+
     @abstractmethod
     def changes(self, transformer: "Transformer") -> Iterable[Change]:
         """Where and how it acts in a model; raises if it does not fit the model."""
@@ -218,7 +222,10 @@ class EditedModel:
             return forward(*args, **kwargs)
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         # A cursor runs other rows than the arguments say, and knows which.
-        current = getattr(arguments.get("past_key_values"), "cursor", None)
+        cache = arguments.get("past_key_values")
+        for one in self._edits:
+            one.check_cache(cache)
+        current = getattr(cache, "cursor", None)
         if current is None:
             current = ModelPass.of(self.transformer.model, arguments, self._prompt)
         with self.running(current):
