@@ -150,5 +150,6 @@ def test_the_edit_is_a_value():
     with pytest.raises(AttributeError):
         TopKAttention().k = 3
     assert (
-        repr(TopKAttention(k=8)) == "TopKAttention(k=8, chunk=1024, blocks=None, recompute=False)"
+        repr(TopKAttention(k=8))
+        == "TopKAttention(k=8, chunk=1024, blocks=None, recompute=False, pages=None)"
     )

@@ -11,6 +11,7 @@ from functools import cache
 from threading import Lock
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -23,6 +24,7 @@ from transformers.masking_utils import sdpa_mask
 
 from layerleap.act.topk.attention import topk_attend
 from layerleap.act.topk.masks import visible_from
+from layerleap.act.topk.pages import PagedKeys
 from layerleap.act.topk.settings import K, Ks, TopKSettings
 from layerleap.errors import BadSettings, ModelRefused
 
@@ -72,9 +74,12 @@ def topk_attention(k: K = 64, chunk: int = 1024, *, recompute: bool = False) -> 
 
 
 def attention_function(
-    settings: TopKSettings, block: int | None = None
+    settings: TopKSettings, block: int | None = None, paged: PagedKeys | None = None
 ) -> Callable[..., tuple[Tensor, None]]:
-    """The function as transformers calls it, for one block or for all of them."""
+    """The function as transformers calls it, for one block or for all of them.
+
+    `paged` belongs to one block, and to a cache that it is told about before every pass.
+    """
 
     def topk(
         module: nn.Module,
@@ -85,6 +90,8 @@ def attention_function(
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         k = settings.k_of(_block_of(module, settings) if block is None else block)
+        if paged is not None and kwargs.get("position_bias") is None and not _learns(query, key):
+            key, value, attention_mask = paged.narrow(query, key, value, attention_mask)
         return attend(settings, k, module, query, key, value, attention_mask, **kwargs), None
 
     topk.__name__ = settings.name
@@ -143,6 +150,10 @@ def check_arguments(module: nn.Module, arguments: dict[str, Any]) -> None:
             f"{type(module).__name__} calls attention with {name!r}: {what}; top-k attention "
             "cannot compute that, so set another attention implementation"
         )
+
+
+def _learns(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def check_cache(cache: Any) -> None:
