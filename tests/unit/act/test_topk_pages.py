@@ -204,16 +204,23 @@ def test_text_is_generated_with_pages(llama, options):
     )
 
 
-def test_padded_batches_give_no_weight_to_padding(llama):
-    """With one key per page every bound is exact, so page selection is top-k itself."""
+def test_padded_batches_give_no_weight_to_padding():
+    """With one key per page bounds are exact, so that page selection is top-k itself.
+
+    Each head of keys serves one query head: heads that share keys also share the pages.
+    """
+    model = build("llama", num_key_value_heads=4).double()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    transformer = Transformer.wrap(model, check=False)
     ids = torch.randint(3, 60, (2, 20), generator=torch.Generator().manual_seed(2))
     mask = torch.ones_like(ids)
     mask[1, :7] = 0
     options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
-    with llama.edit(TopKAttention(k=1)):
-        exact = llama.model.generate(ids, **options)
-    with llama.edit(TopKAttention(k=1, pages=Pages(1, 4))):
-        assert torch.equal(llama.model.generate(ids, **options), exact)
+    for k in (1, 3):
+        with transformer.edit(TopKAttention(k=k)):
+            exact = model.generate(ids, **options)
+        with transformer.edit(TopKAttention(k=k, pages=Pages(1, 4))):
+            assert torch.equal(model.generate(ids, **options), exact)
 
 
 def test_the_decoders_of_this_package_are_refused_with_the_reason(llama):

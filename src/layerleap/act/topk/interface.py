@@ -91,7 +91,9 @@ def attention_function(
     ) -> tuple[Tensor, None]:
         k = settings.k_of(_block_of(module, settings) if block is None else block)
         if paged is not None and kwargs.get("position_bias") is None and not _learns(query, key):
-            key, value, attention_mask = paged.narrow(query, key, value, attention_mask)
+            key, value, attention_mask = paged.narrow(
+                query, key, value, attention_mask, kwargs.get("scaling")
+            )
         return attend(settings, k, module, query, key, value, attention_mask, **kwargs), None
 
     topk.__name__ = settings.name

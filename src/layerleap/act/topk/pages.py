@@ -64,7 +64,12 @@ class PagedKeys:
         self._layer = next((layer for layer in layers if layer.keys is keys), None)
 
     def narrow(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scaling: float | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys, values and mask of the pages that can matter, and of the keys after the last page.
 
@@ -75,27 +80,31 @@ class PagedKeys:
             key: (text, head, key, width).
             value: likewise.
             mask: boolean (text or 1, 1, query, key); None if all keys are visible.
+            scaling: of the scores; one over the root of the width when None.
         """
         n_pages = key.shape[2] // self.pages.size
         fits = mask is None or (mask.dtype == torch.bool and mask.shape[1] == 1)
         if query.shape[2] > 1 or n_pages <= self.pages.keep or not fits:
             return key, value, mask
-        numbers = self._numbers(query, key, mask, n_pages)
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        numbers = self._numbers(query, key, mask, n_pages, scaling)
         if mask is not None:
             mask = mask.expand(*numbers.shape[:2], 1, -1).gather(-1, numbers[:, :, None])
             mask = mask.repeat_interleave(query.shape[1] // key.shape[1], 1)
         return _at(key, numbers), _at(value, numbers), mask
 
-    def _numbers(self, query: Tensor, key: Tensor, mask: Tensor | None, n_pages: int) -> Tensor:
+    def _numbers(
+        self, query: Tensor, key: Tensor, mask: Tensor | None, n_pages: int, scaling: float
+    ) -> Tensor:
         """(text, head, candidate): numbers of the keys to score."""
         size, device = self.pages.size, key.device
         bounds = _bounds(query, self._summary(key, n_pages))
         if mask is not None:
             seen = mask[..., : n_pages * size].unflatten(-1, (n_pages, size)).any(-1)
-            bounds = bounds.masked_fill(~seen, -torch.inf)
-        # Of the query heads that share keys, the one to which a page matters most decides.
-        highest = bounds.amax(-1, keepdim=True).clamp_min(torch.finfo(bounds.dtype).min)
-        best = (bounds - highest).amax(2).topk(self.pages.keep, -1, sorted=False).indices
+            bounds = bounds.masked_fill(~seen, torch.finfo(bounds.dtype).min)
+        # Query heads that share keys have as many votes as they would have attention, at most.
+        votes = (bounds * scaling).softmax(-1).sum(2)
+        best = votes.topk(self.pages.keep, -1, sorted=False).indices
         inside = best[..., None] * size + torch.arange(size, device=device)
         rest = torch.arange(n_pages * size, key.shape[2], device=device)
         return torch.cat([inside.flatten(2), rest.expand(*best.shape[:2], -1)], -1)
