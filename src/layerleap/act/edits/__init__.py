@@ -9,6 +9,8 @@ SetNeuron, ScaleNeuron, AddNeuron,
 ZeroNeuron                          one FFN coefficient
 ReplaceParts                        attention, FFN or norms by linear maps
 ReplaceAttention                    the attention function
+TopKAttention                       attention to the k highest-scoring keys only
+Pages                               its option for decoding with a long cache
 
 `parse_edit("L12.N34=5@last")` reads an edit of a neuron from a string.
 """
@@ -18,9 +20,12 @@ from layerleap.act.edits.neurons import AddNeuron, ScaleNeuron, SetNeuron, ZeroN
 from layerleap.act.edits.patch import PatchState
 from layerleap.act.edits.replace import ReplaceParts
 from layerleap.act.edits.spec import edit_sentence, edit_spec, parse_edit
+from layerleap.act.edits.topk import TopKAttention
+from layerleap.act.topk.pages import Pages
 from layerleap.models.hooks.edit import Applied, Edit, EditReport
 
 __all__ = [
-    "AddNeuron", "Applied", "Edit", "EditReport", "PatchState", "ReplaceAttention", "ReplaceParts",
-    "ScaleNeuron", "SetNeuron", "ZeroNeuron", "edit_sentence", "edit_spec", "parse_edit",
+    "AddNeuron", "Applied", "Edit", "EditReport", "Pages", "PatchState", "ReplaceAttention",
+    "ReplaceParts", "ScaleNeuron", "SetNeuron", "TopKAttention", "ZeroNeuron", "edit_sentence",
+    "edit_spec", "parse_edit",
 ]  # fmt: skip
