@@ -7,6 +7,7 @@
 PatchState                          states of the residual stream (activation patching)
 SetNeuron, ScaleNeuron, AddNeuron,
 ZeroNeuron                          one FFN coefficient
+TopKNeurons                         all but the largest coefficients of each position set to 0
 ReplaceParts                        attention, FFN or norms by linear maps
 ReplaceAttention                    the attention function
 
@@ -18,9 +19,10 @@ from layerleap.act.edits.neurons import AddNeuron, ScaleNeuron, SetNeuron, ZeroN
 from layerleap.act.edits.patch import PatchState
 from layerleap.act.edits.replace import ReplaceParts
 from layerleap.act.edits.spec import edit_sentence, edit_spec, parse_edit
+from layerleap.act.edits.top_neurons import TopKNeurons
 from layerleap.models.hooks.edit import Applied, Edit, EditReport
 
 __all__ = [
     "AddNeuron", "Applied", "Edit", "EditReport", "PatchState", "ReplaceAttention", "ReplaceParts",
-    "ScaleNeuron", "SetNeuron", "ZeroNeuron", "edit_sentence", "edit_spec", "parse_edit",
+    "ScaleNeuron", "SetNeuron", "TopKNeurons", "ZeroNeuron", "edit_sentence", "edit_spec", "parse_edit",
 ]  # fmt: skip
