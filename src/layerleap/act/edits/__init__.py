@@ -24,5 +24,6 @@ from layerleap.models.hooks.edit import Applied, Edit, EditReport
 
 __all__ = [
     "AddNeuron", "Applied", "Edit", "EditReport", "PatchState", "ReplaceAttention", "ReplaceParts",
-    "ScaleNeuron", "SetNeuron", "TopKNeurons", "ZeroNeuron", "edit_sentence", "edit_spec", "parse_edit",
+    "ScaleNeuron", "SetNeuron", "TopKNeurons", "ZeroNeuron", "edit_sentence", "edit_spec",
+    "parse_edit",
 ]  # fmt: skip

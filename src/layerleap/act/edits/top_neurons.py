@@ -90,7 +90,7 @@ class TopKNeurons(Edit):
         if self.gather:
             # Laid out row by row: a column of `nn.Linear` is scattered over all of its memory.
             values, bias = ffn.values(transformer).contiguous(), ffn.bias(transformer)
-            changes.append(Change(ffn.block, module, "forward", partial(_gathered, values, bias)))
+            changes.append(Change(ffn.block, module, "compute", partial(_gathered, values, bias)))
         return changes
 
     def _score(self, transformer: Transformer, ffn: FeedForward) -> tuple[list[Change], Score]:

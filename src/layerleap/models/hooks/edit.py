@@ -37,14 +37,14 @@ class Change:
                 a function that tells which `Rows` they are; it returns the new values and how many
                 rows it changed
     instead     `function` is called instead of the module's forward
-    forward     `function(forward, *args, **kwargs)` computes what the module's forward would, in
+    compute     `function(forward, *args, **kwargs)` computes what the module's forward would, in
                 another way; what it takes is changed by other edits as usual
     attention   `function` is called instead of the module's attention function
     """
 
     block: int  # 1 to n_layers; tells apart the layers of a shared block
     module: nn.Module
-    side: Literal["in", "out", "instead", "forward", "attention"]
+    side: Literal["in", "out", "instead", "compute", "attention"]
     function: Callable[..., Any]
 
 
@@ -280,9 +280,9 @@ class EditedModel:
             return Tap(change_input=partial(self._change_input, applied, change))
         if change.side == "out":
             return Tap(change_output=partial(self._change_output, applied, change))
-        if change.side == "forward":
+        if change.side == "compute":
             own = hooks_of(self.transformer.model).original(change.module)
-            return Tap(forward=partial(self._run_forward, change, own))
+            return Tap(forward=partial(self._compute, change, own))
         forward = partial(self._run_instead, applied, change)
         return Tap(replace=lambda: forward if self._acts(change) else None)
 
@@ -314,7 +314,7 @@ class EditedModel:
         applied.count(self._number, n)
         return value if not n else changed.reshape(value.shape)
 
-    def _run_forward(self, change: Change, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+    def _compute(self, change: Change, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         if get_ident() != self.thread or not self._acts(change):
             return forward(*args, **kwargs)
         return change.function(forward, *args, **kwargs)
