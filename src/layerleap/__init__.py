@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.act.decode.decoder import Decoder, decoder
     from layerleap.act.decode.generate import Generation, generate
     from layerleap.act.stitch.stitched import stitch
+    from layerleap.act.topk.interface import topk_attention
     from layerleap.errors import LayerleapError
     from layerleap.maps.bank import ShortcutBank
     from layerleap.maps.fit import default_bank, fit
@@ -77,6 +78,7 @@ _HOME = {
     "Generation": ("layerleap.act.decode.generate", "Generation"),
     "generate": ("layerleap.act.decode.generate", "generate"),
     "stitch": ("layerleap.act.stitch.stitched", "stitch"),
+    "topk_attention": ("layerleap.act.topk.interface", "topk_attention"),
     "LayerleapError": ("layerleap.errors", "LayerleapError"),
     "ShortcutBank": ("layerleap.maps.bank", "ShortcutBank"),
     "default_bank": ("layerleap.maps.fit", "default_bank"),
@@ -116,7 +118,7 @@ __all__ = [
     "Transformer", "align", "check", "debug", "decoder", "default_bank", "diff", "edits", "effect",
     "evaluate", "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index",
     "iter_documents", "load", "neurons", "read", "search", "stats", "stitch", "studies",
-    "suitability", "tune", "untrained", "weights", "zoo",
+    "suitability", "topk_attention", "tune", "untrained", "weights", "zoo",
 ]  # fmt: skip
 
 

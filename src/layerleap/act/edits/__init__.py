@@ -10,6 +10,7 @@ ZeroNeuron                          one FFN coefficient
 TopKNeurons                         all but the largest coefficients of each position set to 0
 ReplaceParts                        attention, FFN or norms by linear maps
 ReplaceAttention                    the attention function
+TopKAttention                       attention to the k highest-scoring keys only
 
 `parse_edit("L12.N34=5@last")` reads an edit of a neuron from a string.
 """
@@ -20,10 +21,12 @@ from layerleap.act.edits.patch import PatchState
 from layerleap.act.edits.replace import ReplaceParts
 from layerleap.act.edits.spec import edit_sentence, edit_spec, parse_edit
 from layerleap.act.edits.top_neurons import TopKNeurons
+from layerleap.act.edits.topk import TopKAttention
 from layerleap.models.hooks.edit import Applied, Edit, EditReport
 
 __all__ = [
     "AddNeuron", "Applied", "Edit", "EditReport", "PatchState", "ReplaceAttention", "ReplaceParts",
-    "ScaleNeuron", "SetNeuron", "TopKNeurons", "ZeroNeuron", "edit_sentence", "edit_spec",
+    "ScaleNeuron", "SetNeuron", "TopKAttention", "TopKNeurons", "ZeroNeuron", "edit_sentence",
+    "edit_spec", "parse_edit",
     "parse_edit",
 ]  # fmt: skip

@@ -1,0 +1,308 @@
+"""Top-k attention: the function, and its gradients.
+
+In: queries, keys and values of several heads, what queries see, and k. Out: for every query the
+sum of the values of its k highest-scoring keys, weighted by the softmax of those k scores.
+
+Scores are computed exactly, one chunk of queries at a time. For the backward pass only the
+numbers of the selected keys are kept (int32), or nothing (`recompute`), next to what the caller
+holds anyway: the score matrix is never kept. Where a query sees at most k keys nothing is selected,
+and the result is plain attention. k None selects nothing anywhere: exact attention in chunks.
+
+The gradient is that of attention over the selected keys; the selection itself is constant. It
+consists of operations that autograd can follow, so it can be differentiated again.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerleap.act.topk.blocks import Block, blocks_of
+from layerleap.act.topk.masks import Visible
+from layerleap.act.topk.products import add_at, dense_at, dot_at, sum_at
+from layerleap.errors import BadSettings
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """All of one call that is not differentiated."""
+
+    k: tuple[int, ...] | None  # by query head; None for all keys
+    chunk: int
+    scaling: float
+    softcap: float | None
+    dropout: float
+    seed: int  # of dropout
+    recompute: bool
+
+
+def topk_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Visible,
+    k: int | Sequence[int] | None,
+    *,
+    chunk: int = 1024,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    recompute: bool = False,
+) -> Tensor:
+    """(text, query, head, width): attention of every query to its k highest-scoring visible keys.
+
+    As transformers' eager attention, products are computed in the dtype of the inputs, and scores
+    and softmax in float32 at least. A query that sees no key gives 0. Which of several keys with
+    the same score are selected is not specified.
+
+    Args:
+        query: (text, head, query, width).
+        key: (text, key head, key, width); each head serves an equal number of query heads.
+        value: (text, key head, key, width of values).
+        visible: which keys queries see, and what is added to their scores.
+        k: how many keys a query attends to at most; one per query head; None for all.
+        chunk: how many queries are computed at a time, at most.
+        scaling: of the scores; one over the root of the width when None.
+        softcap: scores s become softcap * tanh(s / softcap) before anything is added.
+        sinks: (head,) an extra score that takes part in the softmax and is then dropped.
+        dropout: the part of the weights to drop; the caller knows whether it is training.
+        recompute: select again in the backward pass instead of keeping the selection.
+    """
+    if query.shape[1] % key.shape[1]:
+        raise BadSettings(
+            f"{query.shape[1]} query heads and {key.shape[1]} key heads; expected a multiple"
+        )
+    n_heads = query.shape[1]
+    by_head = (k,) * n_heads if isinstance(k, int) else None if k is None else tuple(k)
+    if by_head is not None and len(by_head) != n_heads:
+        raise BadSettings(f"k for {len(by_head)} heads; this attention has {n_heads}")
+    # Drawn from torch's generator, so that checkpointing, which restores that, repeats it.
+    seed = int(torch.randint(2**62, ())) if dropout else 0
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = Call(by_head, chunk, scaling, softcap, dropout, seed, recompute)
+    tensors = query, key, value, sinks, visible.mask, *visible.biases
+    wants_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    with torch.autocast(query.device.type, enabled=False):
+        if wants_grad:
+            output: Tensor = _TopKAttention.apply(call, visible.is_causal, *tensors)
+            return output
+        return _forward(call, _Inputs(query, key, value, sinks, visible))[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Inputs:
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sinks: Tensor | None
+    visible: Visible
+
+    def blocks(self, call: Call) -> Iterator[Block]:
+        is_causal = self.visible.is_causal
+        return blocks_of(self.query, self.key, call.chunk, is_causal=is_causal)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        visible = self.visible
+        return self.query, self.key, self.value, self.sinks, visible.mask, *visible.biases
+
+    def biased(self, scores: Tensor, index: Tensor | None, block: Block) -> Tensor:
+        """Scores with biases added, and minus infinity where there is no key; changes them."""
+        if index is None:
+            return self.visible.apply(scores, block, self.query.shape[2], self.key.shape[2])
+        biases = self.visible.biases_at(index, block)
+        scores = scores if biases is None else scores + biases
+        return scores.masked_fill(index < 0, -torch.inf)
+
+
+class _TopKAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, is_causal: bool, *tensors: Any) -> Tensor:
+        query, key, value, sinks, mask, *biases = tensors
+        inputs = _Inputs(query, key, value, sinks, Visible(is_causal, mask, tuple(biases)))
+        output, selected = _forward(call, inputs)
+        ctx.call, ctx.is_causal, ctx.n_inputs = call, is_causal, len(tensors)
+        ctx.save_for_backward(*tensors, *([] if call.recompute else selected))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        saved, n = ctx.saved_tensors, ctx.n_inputs
+        query, key, value, sinks, mask, *biases = saved[:n]
+        inputs = _Inputs(query, key, value, sinks, Visible(ctx.is_causal, mask, tuple(biases)))
+        wanted = ctx.needs_input_grad[2:]
+        with torch.autocast(query.device.type, enabled=False):
+            gradients = _backward(ctx.call, inputs, saved[n:], grads[0], wanted)
+        return None, None, *gradients
+
+
+def _forward(call: Call, inputs: _Inputs) -> tuple[Tensor, list[Tensor | None]]:
+    """The output, and for each block the numbers of the selected keys; None for all."""
+    query, value = inputs.query, inputs.value
+    n_texts, n_heads, n_queries = query.shape[:3]
+    output = query.new_empty(n_texts, n_queries, n_heads, value.shape[-1])
+    selected: list[Tensor | None] = []
+    for block in inputs.blocks(call):
+        scores, index = _select(call, inputs, block)
+        weights, _ = _softmax(scores, _sink(inputs, block))
+        weights = _drop(weights.to(value.dtype), call, block)
+        rows = sum_at(weights, block.keys_of(value), index)
+        heads = slice(block.heads.start * block.group, block.heads.stop * block.group)
+        by_head = block.per_head(rows).flatten(1, 2)
+        output[block.texts, block.queries, heads] = by_head.transpose(1, 2)
+        selected.append(index)
+        del scores, weights
+    return output, selected
+
+
+def _select(call: Call, inputs: _Inputs, block: Block) -> tuple[Tensor, Tensor | None]:
+    """The scores that count (n, row, k), and the numbers of their keys; None for all keys.
+
+    A number is -1 where a row has fewer keys, and its score minus infinity.
+    """
+    scores = _scores(call, block.rows_of(inputs.query), block.keys_of(inputs.key), None)
+    scores = inputs.biased(scores, None, block)
+    if call.k is None or min(call.k) >= block.n_keys:
+        return scores, None
+    k = min(max(call.k), block.n_keys)
+    differs = min(call.k) < k
+    scores, index = scores.topk(k, -1, sorted=differs)
+    if differs:
+        scores.masked_fill_(_beyond(call.k, scores, block), -torch.inf)
+    return scores, index.masked_fill_(scores == -torch.inf, -1).int()
+
+
+def _beyond(k: tuple[int, ...], scores: Tensor, block: Block) -> Tensor:
+    """(text x head, group x query, rank): True where a rank is beyond the k of its head."""
+    own = torch.tensor(k, device=scores.device).reshape(1, -1, block.group, 1, 1)[:, block.heads]
+    ranks = torch.arange(scores.shape[-1], device=scores.device)
+    shape = block.per_head(scores).shape
+    return (ranks >= own).expand(shape).flatten(2, 3).flatten(0, 1)
+
+
+def _scores(call: Call, rows: Tensor, keys: Tensor, index: Tensor | None) -> Tensor:
+    """Scaled and capped products in float32 or wider; biases are still to be added."""
+    scores = dot_at(rows, keys, index).mul_(call.scaling).to(_wide(rows))
+    return scores if call.softcap is None else torch.tanh(scores / call.softcap) * call.softcap
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _sink(inputs: _Inputs, block: Block) -> Tensor | None:
+    """(text x head, group x query, 1): the sinks of a block."""
+    if inputs.sinks is None:
+        return None
+    own = inputs.sinks.to(_wide(inputs.query)).reshape(-1, block.group)[block.heads]
+    n_texts = len(inputs.query[block.texts])
+    rows = own.repeat_interleave(block.queries.stop - block.queries.start, 1)
+    return rows.repeat(n_texts, 1).unsqueeze(-1)
+
+
+def _softmax(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Weights of the keys and of the sink; rows that see nothing have weights 0."""
+    highest = scores.detach().amax(-1, keepdim=True)
+    highest = highest if sink is None else torch.maximum(highest, sink.detach())
+    highest = highest.masked_fill(highest == -torch.inf, 0)
+    powers = (scores - highest).exp()
+    total = powers.sum(-1, keepdim=True)
+    if sink is None:
+        return powers / total.masked_fill(total == 0, 1), None
+    own = (sink - highest).exp()
+    return powers / (total + own), own / (total + own)
+
+
+def _drop(weights: Tensor, call: Call, block: Block) -> Tensor:
+    if not call.dropout:
+        return weights
+    return weights * _kept(weights, call, block)
+
+
+def _kept(weights: Tensor, call: Call, block: Block) -> Tensor:
+    """What dropout multiplies the weights of a block by: the same whenever it is asked."""
+    generator = torch.Generator(weights.device).manual_seed(call.seed + block.number)
+    draws = torch.rand(weights.shape, generator=generator, device=weights.device)
+    return (draws >= call.dropout).to(weights.dtype) / (1 - call.dropout)
+
+
+def _backward(
+    call: Call, inputs: _Inputs, selected: Sequence[Tensor | None], grad: Tensor,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """Gradients of the tensors of a call, in their order; sums over blocks are float32 or wider."""
+    tensors = inputs.tensors
+    totals = [
+        torch.zeros_like(tensor, dtype=_wide(tensor)) if tensor is not None and want else None
+        for tensor, want in zip(tensors, wanted, strict=True)
+    ]
+    grad = grad.transpose(1, 2)  # (text, head, query, width), as queries are
+    for number, block in enumerate(inputs.blocks(call)):
+        index = _select(call, inputs, block)[1] if call.recompute else selected[number]
+        _add_gradients(totals, _gradients(call, inputs, block, index, grad), block, index)
+    return [
+        None if total is None or tensor is None else total.to(tensor.dtype)
+        for total, tensor in zip(totals, tensors, strict=True)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradients:
+    """Of one block: by row or by key, as `Block` arranges them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sinks: Tensor | None  # (n, row, 1)
+    scores: Tensor  # with biases added
+
+
+def _gradients(
+    call: Call, inputs: _Inputs, block: Block, index: Tensor | None, grad: Tensor
+) -> _Gradients:
+    rows, keys = block.rows_of(inputs.query), block.keys_of(inputs.key)
+    values, grad = block.keys_of(inputs.value), block.rows_of(grad)
+    scores = _scores(call, rows, keys, index)
+    slope = call.scaling if call.softcap is None else _slope(scores, call.softcap) * call.scaling
+    weights, own = _softmax(inputs.biased(scores, index, block), _sink(inputs, block))
+    of_weights = dot_at(grad, values, index).to(scores.dtype)
+    kept = _kept(weights, call, block) if call.dropout else 1
+    of_weights = of_weights * kept
+    mean = (weights * of_weights).sum(-1, keepdim=True)
+    of_scores = weights * (of_weights - mean)
+    of_products = (of_scores * slope).to(rows.dtype)
+    return _Gradients(
+        query=sum_at(of_products, keys, index),
+        key=add_at(of_products, rows, index, block.n_keys),
+        value=add_at((weights * kept).to(values.dtype), grad, index, block.n_keys),
+        sinks=None if own is None else -own * mean,
+        scores=of_scores,
+    )
+
+
+def _slope(capped: Tensor, softcap: float) -> Tensor:
+    """The derivative of the cap at scores that are capped already."""
+    return 1 - (capped / softcap).square()
+
+
+def _add_gradients(
+    totals: Sequence[Tensor | None], part: _Gradients, block: Block, index: Tensor | None
+) -> None:
+    query, key, value, sinks, _, *biases = totals
+    heads = slice(block.heads.start * block.group, block.heads.stop * block.group)
+    if query is not None:
+        query[block.texts, heads, block.queries] += block.per_head(part.query).flatten(1, 2)
+    for total, own in ((key, part.key), (value, part.value)):
+        if total is not None:
+            place = total[block.texts, block.heads, : block.n_keys]
+            place += own.reshape(place.shape)
+    if sinks is not None and part.sinks is not None:
+        sinks[heads] += block.per_head(part.sinks).sum((0, 3, 4)).flatten()
+    for total in biases:
+        if total is not None:
+            place = block.part_of(total)
+            dense = block.per_head(dense_at(part.scores, index, block.n_keys))
+            place += dense.sum_to_size(place.shape)
