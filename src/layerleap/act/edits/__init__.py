@@ -28,5 +28,4 @@ __all__ = [
     "AddNeuron", "Applied", "Edit", "EditReport", "PatchState", "ReplaceAttention", "ReplaceParts",
     "ScaleNeuron", "SetNeuron", "TopKAttention", "TopKNeurons", "ZeroNeuron", "edit_sentence",
     "edit_spec", "parse_edit",
-    "parse_edit",
 ]  # fmt: skip

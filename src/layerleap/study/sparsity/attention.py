@@ -13,7 +13,14 @@ from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.sparsity.context import SparsityContext
 from layerleap.study.sparsity.curves import (
-    EIGHTH, PANELS, SAME_LOSS, SAME_TOP, nats, nearest, points, shares,
+    EIGHTH,
+    PANELS,
+    SAME_LOSS,
+    SAME_TOP,
+    nats,
+    nearest,
+    points,
+    shares,
 )  # fmt: skip
 from layerleap.study.tables import Column, Table, estimate, percent
 
@@ -108,7 +115,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     fewest = min(rows, key=lambda row: row["k"])
     agreement = result.row("attention", k=fewest["k"], measure="agreement")
     yield Finding(
-        f"With {fewest['k']} keys, KL is {nats(fewest)} and the top output is the same in "
+        f"With k = {fewest['k']}, KL is {nats(fewest)} and the top output is the same in "
         f"{shares(agreement)} of rows.", under="attention",
     )  # fmt: skip
 

@@ -182,10 +182,20 @@ def _check(result: StudyResult, kind: str, what: str, measure: str = "kl") -> Ro
     return result.row("budget_checks", kind=kind, what=what, measure=measure)
 
 
+def _missing(result: StudyResult, kind: str) -> Verdict | None:
+    """Why there is nothing to judge, if so."""
+    rows = result.rows("budget", kind=kind)
+    if not rows:
+        return untested(f"there is no budget for {kind}; see the notes")
+    if all(row["whole"] for row in rows):
+        return untested("no layer can be restricted within the wanted KL, at the levels tried")
+    return None
+
+
 def _holds(result: StudyResult, kind: str) -> Verdict:
     row = _check(result, kind, "budget")
-    if row is None:
-        return untested(f"there is no budget for {kind}; see the notes")
+    if (missing := _missing(result, kind)) is not None or row is None:
+        return missing or untested("nothing was measured")
     wanted = result.settings["kl"]
     return Verdict(
         below(row, wanted), f"KL {nats(row)} with {percent(row['kept'])} of the {NOUNS[kind]}",
@@ -195,8 +205,8 @@ def _holds(result: StudyResult, kind: str) -> Verdict:
 
 def _better(result: StudyResult, kind: str) -> Verdict:
     row = _check(result, kind, "saved by sharing out")
-    if row is None:
-        return untested(f"there is no budget for {kind}; see the notes")
+    if (missing := _missing(result, kind)) is not None or row is None:
+        return missing or untested("nothing was measured")
     return Verdict(
         above(row), f"the same k everywhere, with at least as many {NOUNS[kind]}, has a KL higher "
         f"by {nats(row)}", "yes if the interval of the paired difference is above 0",
@@ -221,6 +231,12 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         if not rows or check is None:
             continue
         noun = NOUNS[kind]
+        if all(row["whole"] for row in rows):
+            yield Finding(
+                f"{kind}: no layer can be restricted within {result.settings['kl']:g} nats, at the "
+                "levels tried.", under=f"budget-{kind}", headline=True,
+            )  # fmt: skip
+            continue
         same = _check(result, kind, "same everywhere")
         most = max(rows, key=lambda row: row["kept"])
         least = min(rows, key=lambda row: row["kept"])
@@ -266,10 +282,10 @@ def _figures(kind: str) -> tuple[Figure, ...]:
 
 SECTION = Section(
     "budget", "How small can k be in each layer?", _run,
-    "Every layer is restricted alone, at every level, on texts of the fitting side. Then layers are "
-    "restricted together, step by step, the cheapest first, as long as the measured KL stays within "
-    "the wanted one. The result is verified on held-out texts of the same length, beside the same k "
-    "in all layers.",
+    "Every layer is restricted alone, at every level, on texts of the fitting side. Then layers "
+    "are restricted together, step by step, the cheapest first, as long as the measured KL stays "
+    "within the wanted one. The result is verified on held-out texts of the same length, beside "
+    "the same k in all layers.",
     short="Budget", help="the smallest k of each layer for a wanted KL", findings=_findings,
     claims=CLAIMS, figures=(*_figures(ATTENTION), *_figures(FFN)),
     tables=(

@@ -76,5 +76,6 @@ class SparsityContext(TextContext[SparsitySettings]):
             else:
                 found[block] = ffn
         for reason, blocks in reasons.items():
-            self.note(f"The FFNs of layers {', '.join(map(str, blocks))} stay whole: {reason}.")
+            listed = f"s {', '.join(map(str, blocks))}" if len(blocks) > 1 else f" {blocks[0]}"
+            self.note(f"The neurons of layer{listed} stay whole: {reason}.")
         return found

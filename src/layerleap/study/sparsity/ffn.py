@@ -45,18 +45,18 @@ def sweep(
     table, paired = list[Row](), list[Row]()
     for number, share in enumerate(kept):
         k = {block: max(1, math.ceil(share * ffn.n_neurons)) for block, ffn in ffns.items()}
-        found: dict[str, Measured] = {}
+        found: dict[By, Measured] = {}
         for place, rule in enumerate(rules):
             done = number * len(rules) + place
             progress(f"FFNs of {model.identity.name}", done, len(kept) * len(rules), "runs")
             found[rule] = rows.measure(TopKNeurons(k, rule))
             about = {"share": share, "neurons": min(k.values()), "rule": rule}
             table += rows.table(found[rule], **about)
-        for rule, measured in found.items():
-            if rule != "size":
+        for other, measured in found.items():
+            if other != "size":
                 gaps = rows.estimates(measured.columns() - found["size"].columns())
                 paired += [
-                    {"share": share, "rule": rule, "measure": name, **row}
+                    {"share": share, "rule": other, "measure": name, **row}
                     for name, row in zip(("kl", "agreement", "loss"), gaps, strict=True)
                     if row["value"] is not None
                 ]
@@ -83,8 +83,8 @@ def kind_of(rows: Rows, ffns: dict[int, FeedForward]) -> str:
 def _run(context: SparsityContext) -> Tables:
     ffns = context.ffns
     if not ffns:
-        reasons = {one for one in feed_forwards(context.model).values() if isinstance(one, str)}
-        raise ModelRefused("; ".join(sorted(reasons)))
+        first = next(iter(feed_forwards(context.model).values()))
+        raise ModelRefused(str(first))
     if not has_keys(context.rows, ffns):
         context.note("The paper's rule is left out: the keys of some FFN are not known.")
     table, paired = sweep(context.rows, ffns, context.settings.shares, context.progress)
@@ -122,8 +122,8 @@ def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> 
         return untested("the pre-activations of this model's FFNs are not known")
     return Verdict(
         between(row, -SAME_LOSS, SAME_LOSS),
-        f"with {percent(own, 1)} of the neurons its {row['measure']} is {nats(row)} higher than "
-        "by size",
+        f"with {percent(own, 1)} of the neurons its {row['measure']} minus that by size is "
+        f"{nats(row)}",
         f"yes if the interval is within {SAME_LOSS} nats of 0",
     )
 
@@ -164,8 +164,8 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             verb = "costs" if above(row) == "yes" else "changes KL by"
             more = " more than choosing by size" if verb == "costs" else " against size"
             yield Finding(
-                f"Keeping {percent(most, 0)} of the neurons {RULES[rule]} {verb} {nats(row)}{more}; "
-                f"the top output is the same in {shares(agreement)} of rows.",
+                f"Keeping {percent(most, 0)} of the neurons {RULES[rule]} {verb} {nats(row)}{more}"
+                f"; the top output is the same in {shares(agreement)} of rows.",
                 under="ffn", headline=rule == "pre-activation",
             )  # fmt: skip
 
@@ -196,7 +196,8 @@ SECTION = Section(
     ),
     tables=(
         Table(
-            "ffn-table", "KL to the whole model in nats, by rule", partial(_table_rows, measure="kl"),
+            "ffn-table", "KL to the whole model in nats, by rule",
+            partial(_table_rows, measure="kl"),
             (Column("share", "neurons kept", "{:.1f} %", 100), Column("neurons", "k, at least")),
             across="column", cells=(estimate("value", "", "{:.3f}"),), terminal=True,
         ),

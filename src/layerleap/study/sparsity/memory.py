@@ -3,8 +3,8 @@
 In: the shape of one attention layer. Out: bytes that the backward pass needs kept, counted exactly,
 how they grow with length, and the section of the study that shows it.
 
-Kept tensors that are the inputs themselves are not counted: every implementation holds those. What
-is alive only while a chunk is computed is not counted either; `make bench` measures peaks.
+Inputs and output are not counted: the layers around hold those with every implementation. What is
+alive only while a chunk is computed is not counted either; `make bench` measures peaks.
 """
 
 import math
@@ -59,7 +59,7 @@ NAMES = {
 
 
 def kept_bytes(attend: Attend, length: int) -> int:
-    """Bytes that are kept for the backward pass, without those of queries, keys and values."""
+    """Bytes that are kept for the backward pass, without those of inputs and output."""
     generator = torch.Generator().manual_seed(length)
     inputs = [
         torch.randn(1, HEADS, length, WIDTH, generator=generator, requires_grad=True)
@@ -78,7 +78,7 @@ def kept_bytes(attend: Attend, length: int) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         output = attend(*inputs)
-    del output
+    kept.pop(output.untyped_storage().data_ptr(), None)
     return sum(kept.values())
 
 
@@ -160,7 +160,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     listed = ", ".join(f"{NAMES[name]} {row['bytes'] / MIB:.1f} MiB" for name, row in rows.items())
     yield Finding(
         f"One layer of {HEADS} heads of {WIDTH} keeps for its backward pass at {length:,} "
-        f"positions, beside its inputs: {listed}.", under="memory", headline=True,
+        f"positions, beside inputs and output: {listed}.", under="memory", headline=True,
     )  # fmt: skip
     grows = {row["name"]: row for row in result.rows("memory_growth")}
     sdpa = grows.get("sdpa")
@@ -189,9 +189,9 @@ def _table_rows(result: StudyResult) -> Iterator[Row]:
 
 SECTION = Section(
     "memory", "How much does training keep in memory?", _run,
-    f"One causal attention layer of {HEADS} heads of {WIDTH}, batch of one, whatever the model: the "
-    "bytes that autograd keeps for the backward pass beside queries, keys and values, counted. Top-k "
-    f"attention has k = {K}.",
+    f"One causal attention layer of {HEADS} heads of {WIDTH}, batch of one, whatever the model: "
+    "the bytes that autograd keeps for the backward pass beside inputs and output, counted. "
+    f"Top-k attention has k = {K}.",
     short="Memory", help="bytes kept by eager, chunked, sdpa and top-k attention",
     findings=_findings, claims=CLAIMS,
     figures=(

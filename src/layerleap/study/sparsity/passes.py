@@ -96,7 +96,10 @@ class Rows:
         logits = self.model.logits(others).float()
         found = reference.compare(logits)
         place = gold.clamp_min(0)[:, None].to(logits.device)
-        log_p = [z.log_softmax(-1).gather(1, place)[:, 0] for z in (reference.logits, logits)]
+        log_p = [
+            z.gather(1, place)[:, 0] - norm
+            for z, norm in ((reference.logits, reference.log_norm), (logits, logits.logsumexp(-1)))
+        ]
         loss = (log_p[0] - log_p[1]).cpu().masked_fill(gold < 0, torch.nan)
         return found.kl.cpu(), (found.rank == 0).float().cpu(), loss
 

@@ -93,9 +93,10 @@ class SparsitySettings(TextSettings):
         assert self.n_fit is not None
         assert self.n_read is not None
         return replace(
-            self, n_fit=min(self.n_fit, 3), n_read=min(self.n_read, 8),
-            max_tokens=min(self.max_tokens, 160), budget_tokens=min(self.budget_tokens, 48),
-            keys=_spread(self.keys, 4), shares=_spread(self.shares, 3),
+            self, n_fit=min(self.n_fit, 2), n_read=min(self.n_read, 6),
+            max_tokens=min(self.max_tokens, 128), budget_tokens=min(self.budget_tokens, 48),
+            keys=_spread(tuple(sorted(self.keys))[1:-1] or self.keys, 3),
+            shares=_spread(tuple(sorted(self.shares))[-3:], 2),
             lengths=tuple(sorted(self.lengths)[:3]),
         )  # fmt: skip
 
