@@ -63,7 +63,8 @@ class SparsitySettings(TextSettings):
     budget_tokens: int = option(256, "Texts that budgets are chosen and verified on are cut here.")
     window: int = option(8, "Positions back that count as near when heads are described.")
     seeds: int = option(4, "Training runs of each kind.")
-    steps: int = option(800, "Training steps from scratch.")
+    steps: int = option(1200, "Steps of training from scratch on ListOps.")
+    review_steps: int = option(500, "Steps of training from scratch on reviews.")
     tune_steps: int = option(200, "Steps of fine-tuning.")
     tested: int = option(1000, "Held-out items that trained models are tested on.")
     lengths: tuple[int, ...] = option(
@@ -72,8 +73,9 @@ class SparsitySettings(TextSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, lowest in (("budget_tokens", 2), ("window", 1), ("seeds", 2), ("steps", 1),
-                             ("tune_steps", 1), ("tested", 2)):  # fmt: skip
+        least = {"budget_tokens": 2, "seeds": 2, "tested": 2}
+        least |= dict.fromkeys(("window", "steps", "review_steps", "tune_steps"), 1)
+        for name, lowest in least.items():
             if (value := getattr(self, name)) < lowest:
                 raise BadSettings(f"{name} is {value}; expected {lowest} or more")
         if not self.kl > 0:

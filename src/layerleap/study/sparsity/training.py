@@ -21,6 +21,7 @@ from layerleap.study.sparsity import runs
 from layerleap.study.sparsity.context import SparsityContext
 from layerleap.study.sparsity.curves import interval, nats, shares
 from layerleap.study.sparsity.runs import EXACT, SWAPPED, TOP
+from layerleap.study.sparsity.settings import SparsitySettings
 from layerleap.study.tables import Column, Table, estimate, percent
 from layerleap.zoo import fetch
 from layerleap.zoo.tasks.byte_reviews import ByteReviewSettings, byte_reviews
@@ -32,7 +33,12 @@ LISTOPS, REVIEWS, TUNING = "ListOps", "byte-level reviews", "fine-tuning"
 TASKS = (LISTOPS, REVIEWS, TUNING)
 SAME_ACCURACY = 0.03  # a difference within this counts as nearly identical
 SAME_TUNED = 0.02  # nats
-BATCH = 32
+MOST_ITEMS = 12_000  # to train on
+# Bytes make long sequences, so that task has smaller batches.
+SCRATCH: dict[str, Callable[[SparsitySettings], EncoderSettings]] = {
+    LISTOPS: lambda s: EncoderSettings(steps=s.steps, batch=32),
+    REVIEWS: lambda s: EncoderSettings(steps=s.review_steps, batch=16),
+}
 
 Run = Callable[[str, int], list[Point]]  # by attention and seed
 
@@ -68,13 +74,13 @@ def _prepared(context: SparsityContext, name: str) -> tuple[int, float | None, R
     s = context.settings
     if name == TUNING:
         return _tuning(context)
-    n = max(2 * BATCH, min(12_000, BATCH * s.steps))
+    training = SCRATCH[name](s)
+    n = min(MOST_ITEMS, 2 * training.batch * training.steps)
     if name == LISTOPS:
         task = listops(ListOpsSettings(n_fitted=n, n_held_out=s.tested))
     else:
         sizes = ByteReviewSettings(n_fitted=n, n_held_out=s.tested)
         task = byte_reviews(fetch("reviews"), sizes)
-    training = EncoderSettings(steps=s.steps, batch=BATCH)
     return task.longest, task.chance, partial(_scratch, context, task, training)
 
 

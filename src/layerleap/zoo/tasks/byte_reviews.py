@@ -22,7 +22,7 @@ class ByteReviewSettings:
 
     n_fitted: int = 8000
     n_held_out: int = 1000
-    longest: int = 384  # bytes; the rest of a review is cut off
+    longest: int = 256  # bytes; the rest of a review is cut off
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -36,10 +36,10 @@ class ListOpsSettings:
 
     n_fitted: int = 12_000
     n_held_out: int = 1000
-    shortest: int = 12  # symbols
-    longest: int = 96
-    depth: int = 4  # lists inside lists, at most
-    arguments: int = 6  # of one list, at most
+    shortest: int = 8  # symbols
+    longest: int = 64
+    depth: int = 3  # lists inside lists, at most
+    arguments: int = 5  # of one list, at most
     seed: int = 0
 
     def __post_init__(self) -> None:
