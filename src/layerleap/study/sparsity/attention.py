@@ -53,17 +53,25 @@ def _run(context: SparsityContext) -> Tables:
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def eighth(result: StudyResult) -> int | None:
-    """The k measured that is nearest to an eighth of the keys that the longest row sees."""
+def eighth(result: StudyResult, table: str = "attention") -> int | None:
+    """The k measured that is nearest to an eighth of the keys that the longest row sees.
+
+    None if it is more than a quarter of them: a few keys are not many times k.
+    """
     sizes = result.row("attention_sizes")
     if sizes is None:
         return None
-    k = nearest(result, "attention", "k", EIGHTH * sizes["most_keys"])
-    return None if k is None else int(k)
+    k = nearest(result, table, "k", EIGHTH * sizes["most_keys"])
+    return None if k is None or k > 2 * EIGHTH * sizes["most_keys"] else int(k)
+
+
+SHORT = "no k that was tried is near an eighth of the keys; give longer texts, or a smaller k"
 
 
 def _untrained(result: StudyResult) -> Verdict:
     k = eighth(result)
+    if k is None:
+        return untested(SHORT)
     row = result.row("attention", k=k, measure="loss")
     if row is None:
         return untested("the right outputs of this text are not known, so there is no loss")
@@ -77,6 +85,8 @@ def _untrained(result: StudyResult) -> Verdict:
 
 def _same_output(result: StudyResult) -> Verdict:
     k = eighth(result)
+    if k is None:
+        return untested(SHORT)
     row = result.row("attention", k=k, measure="agreement")
     if row is None:
         return untested("nothing was measured")

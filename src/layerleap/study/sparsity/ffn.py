@@ -28,6 +28,8 @@ RULES: dict[By, str] = {
     "signed": "by the coefficient itself",
     "pre-activation": "by the pre-activation (the paper's rule)",
 }
+COLUMNS = {"size": "by size", "magnitude": "by magnitude", "signed": "by coefficient",
+           "pre-activation": "by pre-activation"}  # fmt: skip
 LINES = {
     "size": Line(RULES["size"], "blue"),
     "magnitude": Line(RULES["magnitude"], "green", marker="D"),
@@ -176,7 +178,7 @@ def _points(result: StudyResult) -> Iterator[Row]:
 
 def _table_rows(result: StudyResult, measure: str) -> Iterator[Row]:
     for row in result.rows("ffn", measure=measure):
-        yield {**row, "column": RULES[row["rule"]]}
+        yield {**row, "column": COLUMNS[row["rule"]]}
 
 
 SECTION = Section(
@@ -196,7 +198,7 @@ SECTION = Section(
     ),
     tables=(
         Table(
-            "ffn-table", "KL to the whole model in nats, by rule",
+            "ffn-table", "KL to the whole model in nats, by the rule that chooses neurons",
             partial(_table_rows, measure="kl"),
             (Column("share", "neurons kept", "{:.1f} %", 100), Column("neurons", "k, at least")),
             across="column", cells=(estimate("value", "", "{:.3f}"),), terminal=True,

@@ -13,8 +13,9 @@ from layerleap.study.claims import Claim, Verdict, above, share_of, untested
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.sparsity.attention import SHORT, eighth
 from layerleap.study.sparsity.context import SparsityContext
-from layerleap.study.sparsity.curves import interval, nearest, shares
+from layerleap.study.sparsity.curves import interval, shares
 from layerleap.study.sparsity.observed import MASS, PLACES, Observed, observe
 from layerleap.study.tables import Column, Table, estimate, percent
 
@@ -36,8 +37,8 @@ def _run(context: SparsityContext) -> Tables:
     observed = observe(
         rows, keys, s.window, lambda n: context.progress("attention of heads", n, total, "batches")
     )
-    heads = _head_rows(context, observed, keys)
-    return {"heads": heads, "layers_mass": _layer_rows(context, observed, keys)}
+    mass = _layer_rows(context, observed, keys)
+    return {"heads": _head_rows(context, observed, keys), "layers_mass": mass}
 
 
 def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) -> list[Row]:
@@ -90,12 +91,9 @@ def _layer_rows(context: SparsityContext, observed: Observed, keys: list[int]) -
 
 
 def _most_mass(result: StudyResult) -> Verdict:
-    sizes = result.row("attention_sizes")
-    keys = sorted({row["k"] for row in result.rows("layers_mass")})
-    if not keys:
-        return untested("nothing was measured")
-    wanted = keys[-1] if sizes is None else sizes["most_keys"] / 8
-    k = nearest(result, "layers_mass", "k", wanted)
+    k = eighth(result, "layers_mass")
+    if k is None:
+        return untested(SHORT)
     heads = result.rows("heads")
     answers = [
         above({"low": row[f"top_{k}_low"], "high": row[f"top_{k}_high"]}, ENOUGH) for row in heads
@@ -191,7 +189,7 @@ SECTION = Section(
     "the first token, the previous token, its own token or nearby tokens if more than half of its "
     "attention goes there, spread out if its attention is as wide as a quarter of the keys it "
     "sees, and mixed if intervals leave it open.",
-    short="Heads", help="attention mass in the top k by layer and head", after=("attention",),
+    short="Heads", help="attention mass in the top k by layer and head", needs=("attention",),
     findings=_findings, claims=CLAIMS,
     figures=(
         Figure(

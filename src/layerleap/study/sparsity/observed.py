@@ -46,7 +46,7 @@ def observe(rows: Rows, keys: Sequence[int], window: int, tell: Callable[[int], 
         change.module: change.block
         for change in ReplaceAttention(lambda *_: (None, None)).changes(model)
     }
-    blocks = sorted({*modules.values(), *range(1, model.n_layers + 1)})
+    blocks = range(1, model.n_layers + 1)
     for number, batch in enumerate(rows.batches):
         tell(number)
         watcher = _Watcher(modules, model, batch, tuple(keys), window)

@@ -21,7 +21,7 @@ from layerleap.study.figures import Axis, Figure
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.sparsity.context import SparsityContext
 from layerleap.study.sparsity.curves import EIGHTH, PANELS, nats, nearest, shares
-from layerleap.study.sparsity.ffn import HALF, LINES, RULES, papers_rule, sweep
+from layerleap.study.sparsity.ffn import COLUMNS, HALF, LINES, papers_rule, sweep
 from layerleap.study.sparsity.passes import Rows
 from layerleap.study.tables import Column, Table, estimate, percent
 
@@ -123,7 +123,7 @@ def _points(result: StudyResult) -> Iterator[Row]:
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("relu", measure="kl"):
-        yield {**row, "column": RULES[row["rule"]]}
+        yield {**row, "column": COLUMNS[row["rule"]]}
 
 
 SECTION = Section(

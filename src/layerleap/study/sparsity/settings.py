@@ -8,7 +8,7 @@ from typing import Self, TypeVar
 
 from layerleap.errors import BadSettings
 from layerleap.models.transformer import Transformer
-from layerleap.stream.examples import DENSEST_MASKS
+from layerleap.stream.examples import DENSEST_MASKS, reads_pairs
 from layerleap.study.engine import option
 from layerleap.study.texts import TextSettings
 
@@ -46,8 +46,8 @@ class SparsitySettings(TextSettings):
     max_tokens: int = option(384, "Longer texts are cut here.")
     positions: str | None = option(
         None,
-        f"'one' random position per text, 'all', or 'every:N'. By default every:4, or "
-        f"every:{DENSEST_MASKS} of a masked model.",
+        f"'one' random position per text, 'all', or 'every:N'. By default every:4, "
+        f"every:{DENSEST_MASKS} of a masked model, or all of an encoder-decoder.",
     )
     keys: tuple[int, ...] = option(
         (2, 4, 8, 16, 32, 64, 128), "How many keys attention keeps, one run each.",
@@ -104,9 +104,11 @@ class SparsitySettings(TextSettings):
 
     def resolved(self, model: Transformer) -> Self:
         """Text and positions that suit the model; k in order, each once."""
-        every = DENSEST_MASKS if model.kind == "masked-token" else 4
+        positions = f"every:{DENSEST_MASKS if model.kind == 'masked-token' else 4}"
+        if reads_pairs(model):
+            positions = "all"  # what a decoder writes is short
         return replace(
-            self, text=self.main_text(model), positions=self.positions or f"every:{every}",
+            self, text=self.main_text(model), positions=self.positions or positions,
             keys=tuple(sorted(set(self.keys))), shares=tuple(sorted(set(self.shares))),
         )  # fmt: skip
 
