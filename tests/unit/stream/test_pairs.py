@@ -114,7 +114,7 @@ def test_what_is_no_pair_cannot_be_read_by_an_encoder_decoder(given):
 
 
 def test_a_model_of_pairs_has_no_default_text():
-    with pytest.raises(BadText, match="reads pairs of texts; give a .tsv"):
+    with pytest.raises(BadText, match=r"reads pairs of texts; give a \.tsv"):
         ll.fit(translator("bart"))
 
 

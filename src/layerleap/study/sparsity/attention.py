@@ -53,12 +53,14 @@ def _run(context: SparsityContext) -> Tables:
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def eighth(result: StudyResult, table: str = "attention") -> int | None:
+def eighth(
+    result: StudyResult, table: str = "attention", sizes_of: str = "attention_sizes"
+) -> int | None:
     """The k measured that is nearest to an eighth of the keys that the longest row sees.
 
     None if it is more than a quarter of them: a few keys are not many times k.
     """
-    sizes = result.row("attention_sizes")
+    sizes = result.row(sizes_of)
     if sizes is None:
         return None
     k = nearest(result, table, "k", EIGHTH * sizes["most_keys"])

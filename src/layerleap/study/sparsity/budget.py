@@ -23,11 +23,12 @@ from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.sparsity.context import SparsityContext
 from layerleap.study.sparsity.curves import nats
 from layerleap.study.sparsity.passes import Measured, Rows
-from layerleap.study.sparsity.shared_out import Plan, furthest, steps
+from layerleap.study.sparsity.shared_out import Plan, finer, furthest, guessed, steps
 from layerleap.study.tables import Column, Table, estimate, percent
 
 ATTENTION, FFN = "attention", "FFN"
 KINDS = (ATTENTION, FFN)
+FINER = 4  # levels that plans may use for one that is measured
 NOUNS = {ATTENTION: "keys", FFN: "neurons"}
 
 
@@ -36,7 +37,14 @@ class _Part:
 
     def __init__(self, kind: str, blocks: list[int], levels: list[float], rows: Rows) -> None:
         self.kind, self.blocks, self.levels = kind, blocks, levels  # level 0 is the whole block
-        self.seen = rows.visible.double()
+        self.rows, self.seen = rows, rows.visible.double()
+
+    def finer(self) -> "_Part":
+        """The same with more levels; numbers of keys are whole."""
+        levels = finer(self.levels, FINER)
+        if self.kind == ATTENTION:
+            levels = [float(k) for k in sorted({round(level) for level in levels}, reverse=True)]
+        return _Part(self.kind, self.blocks, levels, self.rows)
 
     def kept(self, level: float) -> float:
         """The part of keys or neurons that a level keeps."""
@@ -94,6 +102,8 @@ def _share_out(context: SparsityContext, part: _Part, tables: Tables) -> None:
         block: [0.0, *(float(alone[block, level].kl.mean()) for level in part.levels[1:])]
         for block in part.blocks
     }
+    measured, part = part, part.finer()
+    costs = {block: guessed(measured.levels, own, part.levels) for block, own in costs.items()}
     plans = steps(costs, [part.kept(level) for level in part.levels])
 
     def cost(number: int) -> float:
@@ -102,8 +112,8 @@ def _share_out(context: SparsityContext, part: _Part, tables: Tables) -> None:
 
     chosen = plans[furthest(len(plans), cost, wanted)]
     tables["budget"] += [_plan_row(part, block, chosen, costs, sizes) for block in part.blocks]
-    for (block, level), measured in alone.items():
-        found = rows.estimates(measured.kl[:, None])[0]
+    for (block, level), one in alone.items():
+        found = rows.estimates(one.kl[:, None])[0]
         about = {"kind": part.kind, "layer": block, "level": level}
         tables["budget_costs"].append({**about, **found})
     tables["budget_checks"] += _checked(context.verified_on, part, chosen, edit)
@@ -136,7 +146,7 @@ def _plan_row(
     k = math.ceil(level * sizes[block]) if part.kind == FFN else int(level)
     return {
         "kind": part.kind, "layer": block, "level": level, "k": k, "whole": is_whole,
-        "kept": 1.0 if is_whole else part.kept(level), "alone": costs[block][plan[block]],
+        "kept": 1.0 if is_whole else part.kept(level), "guess": costs[block][plan[block]],
     }  # fmt: skip
 
 
@@ -282,9 +292,9 @@ def _figures(kind: str) -> tuple[Figure, ...]:
 
 SECTION = Section(
     "budget", "How small can k be in each layer?", _run,
-    "Every layer is restricted alone, at every level, on texts of the fitting side. Then layers "
-    "are restricted together, step by step, the cheapest first, as long as the measured KL stays "
-    "within the wanted one. The result is verified on held-out texts of the same length, beside "
+    "Every layer is restricted alone, at several levels, on texts of the fitting side. Then layers "
+    "are restricted together, step by step, the cheapest first by what they cost alone, as long as "
+    "the KL measured together stays within the wanted one. The result is verified on held-out texts of the same length, beside "
     "the same k in all layers.",
     short="Budget", help="the smallest k of each layer for a wanted KL", findings=_findings,
     claims=CLAIMS, figures=(*_figures(ATTENTION), *_figures(FFN)),
@@ -298,7 +308,7 @@ SECTION = Section(
             "budget-table", "k by layer", lambda r: r.rows("budget"),
             (Column("layer"),), across="kind",
             cells=(Column("k"), Column("kept", "kept", "{:.0f} %", 100),
-                   Column("alone", "KL alone", "{:.4f}")), dense=True,
+                   Column("guess", "KL alone, about", "{:.4f}")), dense=True,
         ),
     ),
 )  # fmt: skip

@@ -37,8 +37,11 @@ def _run(context: SparsityContext) -> Tables:
     observed = observe(
         rows, keys, s.window, lambda n: context.progress("attention of heads", n, total, "batches")
     )
-    mass = _layer_rows(context, observed, keys)
-    return {"heads": _head_rows(context, observed, keys), "layers_mass": mass}
+    return {
+        "heads": _head_rows(context, observed, keys),
+        "layers_mass": _layer_rows(context, observed, keys),
+        "heads_sizes": [{"most_keys": int(rows.visible.max()), "heads": observed.n_heads}],
+    }
 
 
 def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) -> list[Row]:
@@ -91,7 +94,7 @@ def _layer_rows(context: SparsityContext, observed: Observed, keys: list[int]) -
 
 
 def _most_mass(result: StudyResult) -> Verdict:
-    k = eighth(result, "layers_mass")
+    k = eighth(result, "layers_mass", "heads_sizes")
     if k is None:
         return untested(SHORT)
     heads = result.rows("heads")
@@ -189,7 +192,7 @@ SECTION = Section(
     "the first token, the previous token, its own token or nearby tokens if more than half of its "
     "attention goes there, spread out if its attention is as wide as a quarter of the keys it "
     "sees, and mixed if intervals leave it open.",
-    short="Heads", help="attention mass in the top k by layer and head", needs=("attention",),
+    short="Heads", help="attention mass in the top k by layer and head", 
     findings=_findings, claims=CLAIMS,
     figures=(
         Figure(

@@ -138,8 +138,8 @@ def _leaner(result: StudyResult, other: str) -> Verdict:
     length, ours, theirs = pairs[-1]
     return Verdict(
         at_every(above(gap) for gap in gaps),
-        f"at {length:,} positions top-{K} keeps {ours / MIB:.1f} MiB and {other} "
-        f"{theirs / MIB:.1f} MiB",
+        f"at {length:,} positions top-{K} keeps {ours / MIB:.2f} MiB and {other} "
+        f"{theirs / MIB:.2f} MiB",
         "yes if it keeps less at every length; bytes are counted, so there is no interval",
     )
 
@@ -157,7 +157,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     if not rows:
         return
     length = rows["eager"]["length"]
-    listed = ", ".join(f"{NAMES[name]} {row['bytes'] / MIB:.1f} MiB" for name, row in rows.items())
+    listed = ", ".join(f"{NAMES[name]} {row['bytes'] / MIB:.2f} MiB" for name, row in rows.items())
     yield Finding(
         f"One layer of {HEADS} heads of {WIDTH} keeps for its backward pass at {length:,} "
         f"positions, beside inputs and output: {listed}.", under="memory", headline=True,
@@ -211,7 +211,7 @@ SECTION = Section(
     tables=(
         Table(
             "memory-table", "Kept for the backward pass, in MiB", _table_rows,
-            (Column("length", "positions"),), across="column", cells=(Column("mib", "", "{:.1f}"),),
+            (Column("length", "positions"),), across="column", cells=(Column("mib", "", "{:.2f}"),),
         ),
         Table(
             "growth-table", "Exponent of growth with length",

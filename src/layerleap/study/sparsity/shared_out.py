@@ -2,11 +2,50 @@
 
 In: what each block costs alone at every level, and how much each level saves. Out: steps in the
 order in which they are worth taking, and the number of steps that a limit allows.
+
+Costs are measured at few levels; between those they are guessed, which decides only the order of
+steps. What steps cost together is measured.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 Plan = dict[int, int]  # by block, the number of its level; 0 is the whole block
+
+
+def finer(levels: Sequence[float], parts: int) -> list[float]:
+    """The levels, falling, with others between them at equal ratios: `parts` for one."""
+    found = [levels[0]]
+    for high, low in pairwise(levels):
+        found += [high * (low / high) ** (part / parts) for part in range(1, parts)] + [low]
+    return found
+
+
+def guessed(
+    levels: Sequence[float], costs: Sequence[float], wanted: Sequence[float]
+) -> list[float]:
+    """Costs at other levels, between the measured ones.
+
+    They grow as a power of the level between two measured ones, and with the square of the distance
+    from level 0, which costs nothing.
+
+    Args:
+        levels: measured, falling.
+        costs: at those levels; 0 at the first.
+        wanted: levels in the same range, falling.
+    """
+    return [_guess(levels, costs, level) for level in wanted]
+
+
+def _guess(levels: Sequence[float], costs: Sequence[float], level: float) -> float:
+    for (high, low), (before, after) in zip(pairwise(levels), pairwise(costs), strict=True):
+        if high >= level >= low:
+            way = math.log(high / level) / math.log(high / low)
+            if before > 0 and after > 0:
+                return before * (after / before) ** way
+            return before + (after - before) * way**2
+    raise ValueError(f"level {level} is outside {levels[0]} to {levels[-1]}")
 
 
 def steps(costs: Mapping[int, Sequence[float]], kept: Sequence[float]) -> list[Plan]:
