@@ -294,8 +294,8 @@ SECTION = Section(
     "budget", "How small can k be in each layer?", _run,
     "Every layer is restricted alone, at several levels, on texts of the fitting side. Then layers "
     "are restricted together, step by step, the cheapest first by what they cost alone, as long as "
-    "the KL measured together stays within the wanted one. The result is verified on held-out texts of the same length, beside "
-    "the same k in all layers.",
+    "the KL measured together stays within the wanted one. The result is verified on held-out "
+    "texts of the same length, beside the same k in all layers.",
     short="Budget", help="the smallest k of each layer for a wanted KL", findings=_findings,
     claims=CLAIMS, figures=(*_figures(ATTENTION), *_figures(FFN)),
     tables=(

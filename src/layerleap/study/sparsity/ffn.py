@@ -155,8 +155,8 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding(
-            f"No share of neurons that was tried, chosen by size, is clearly within {wanted:g} nats "
-            "of the whole model.", under="ffn", headline=True,
+            f"No share of neurons that was tried, chosen by size, is clearly within {wanted:g} "
+            "nats of the whole model.", under="ffn", headline=True,
         )  # fmt: skip
     most = max((row["share"] for row in by_size), default=None)
     for rule in ("signed", "pre-activation"):
