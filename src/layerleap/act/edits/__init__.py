@@ -11,6 +11,7 @@ TopKNeurons                         all but the largest coefficients of each pos
 ReplaceParts                        attention, FFN or norms by linear maps
 ReplaceAttention                    the attention function
 TopKAttention                       attention to the k highest-scoring keys only
+Pages                               its option for decoding with a long cache
 
 `parse_edit("L12.N34=5@last")` reads an edit of a neuron from a string.
 """
@@ -22,10 +23,12 @@ from layerleap.act.edits.replace import ReplaceParts
 from layerleap.act.edits.spec import edit_sentence, edit_spec, parse_edit
 from layerleap.act.edits.top_neurons import TopKNeurons
 from layerleap.act.edits.topk import TopKAttention
+from layerleap.act.topk.pages import Pages
 from layerleap.models.hooks.edit import Applied, Edit, EditReport
 
 __all__ = [
-    "AddNeuron", "Applied", "Edit", "EditReport", "PatchState", "ReplaceAttention", "ReplaceParts",
-    "ScaleNeuron", "SetNeuron", "TopKAttention", "TopKNeurons", "ZeroNeuron", "edit_sentence",
+    "AddNeuron", "Applied", "Edit", "EditReport", "Pages", "PatchState", "ReplaceAttention",
+    "ReplaceParts", "ScaleNeuron", "SetNeuron", "TopKAttention", "TopKNeurons", "ZeroNeuron",
+    "edit_sentence",
     "edit_spec", "parse_edit",
 ]  # fmt: skip

@@ -6,10 +6,14 @@ goes through transformers' interface. The function itself is in `act/topk`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from layerleap.act.edits.attention import ReplaceAttention
-from layerleap.act.topk.interface import attention_function
+from layerleap.act.topk.interface import attention_function, check_cache
+from layerleap.act.topk.pages import PagedKeys, Pages
 from layerleap.act.topk.settings import K, TopKSettings
+from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings
 from layerleap.models.hooks.edit import Change, Edit
 from layerleap.models.transformer import Transformer
@@ -24,16 +28,22 @@ class TopKAttention(Edit):
 
     Weights are the softmax over the selected scores. Masks, windows, soft-caps, sinks and position
     biases act as they do in the model. Where a query sees at most k keys, attention is exact.
+
+    With `pages`, passes over one token per text score only the keys of some pages of the cache:
+    faster with a long cache, and approximate. Other passes score all keys.
     """
 
     k: K = 64  # keys per query; or one number per query head; or either of them by block
     chunk: int = 1024  # queries computed at a time, at most
     blocks: Sequence[int] | None = None  # 1 to n_layers; all that k is given for when None
     recompute: bool = False  # select again in the backward pass instead of keeping the selection
+    pages: Pages | None = None  # while decoding, score only the pages of keys that can matter
 
     def __post_init__(self) -> None:
-        named = self.settings.by_block
-        if None in named or self.blocks is None:
+        check_fields(self)
+        object.__setattr__(self, "k", self.settings.k)
+        named = self.settings.blocks
+        if named is None or self.blocks is None:
             return
         if missing := [block for block in self.blocks if block not in named]:
             raise BadSettings(
@@ -48,11 +58,18 @@ class TopKAttention(Edit):
 
     def changes(self, transformer: Transformer) -> list[Change]:
         """At the attention modules of the blocks."""
-        settings, blocks = self.settings, self.blocks
-        if blocks is None and None not in settings.by_block:
-            blocks = [block for block in settings.by_block if block is not None]
+        settings = self.settings
+        blocks = settings.blocks if self.blocks is None else self.blocks
         anywhere = ReplaceAttention(attention_function(settings), blocks).changes(transformer)
-        return [
-            replace(change, function=attention_function(settings, change.block))
-            for change in anywhere
-        ]
+        return [self._change(change) for change in anywhere]
+
+    def _change(self, change: Change) -> Change:
+        paged = None if self.pages is None else PagedKeys(self.pages)
+        function = attention_function(self.settings, change.block, paged)
+        return replace(change, function=function, begin=partial(_begin, paged))
+
+
+def _begin(paged: PagedKeys | None, cache: Any) -> None:
+    check_cache(cache)
+    if paged is not None:
+        paged.begin(cache)

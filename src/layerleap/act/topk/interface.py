@@ -6,16 +6,25 @@ of an attention implementation that any model which uses the interface can be se
 Whatever a family passes that changes attention is computed or refused by name, never ignored.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from threading import Lock
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+    QuantizedCache,
+)
 from transformers.masking_utils import sdpa_mask
 
 from layerleap.act.topk.attention import topk_attend
 from layerleap.act.topk.masks import visible_from
+from layerleap.act.topk.pages import PagedKeys
 from layerleap.act.topk.settings import K, Ks, TopKSettings
 from layerleap.errors import BadSettings, ModelRefused
 
@@ -65,9 +74,12 @@ def topk_attention(k: K = 64, chunk: int = 1024, *, recompute: bool = False) -> 
 
 
 def attention_function(
-    settings: TopKSettings, block: int | None = None
+    settings: TopKSettings, block: int | None = None, paged: PagedKeys | None = None
 ) -> Callable[..., tuple[Tensor, None]]:
-    """The function as transformers calls it, for one block or for all of them."""
+    """The function as transformers calls it, for one block or for all of them.
+
+    `paged` belongs to one block, and to a cache that it is told about before every pass.
+    """
 
     def topk(
         module: nn.Module,
@@ -78,6 +90,10 @@ def attention_function(
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         k = settings.k_of(_block_of(module, settings) if block is None else block)
+        if paged is not None and kwargs.get("position_bias") is None and not _learns(query, key):
+            key, value, attention_mask = paged.narrow(
+                query, key, value, attention_mask, kwargs.get("scaling")
+            )
         return attend(settings, k, module, query, key, value, attention_mask, **kwargs), None
 
     topk.__name__ = settings.name
@@ -104,6 +120,7 @@ def attend(
 ) -> Tensor:
     """(text, query, head, width): the output of one attention module."""
     check_arguments(module, kwargs)
+    check_cache(kwargs.get("past_key_values"))  # where a family passes it
     if attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
         raise ModelRefused(
             f"{type(module).__name__} has a sliding window of {sliding_window} keys but was given "
@@ -137,6 +154,20 @@ def check_arguments(module: nn.Module, arguments: dict[str, Any]) -> None:
         )
 
 
+def _learns(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def check_cache(cache: Any) -> None:
+    """Refuse keys that are not those of the model."""
+    layers = getattr(cache, "layers", ())
+    if isinstance(cache, QuantizedCache) or any(hasattr(one, "_quantize") for one in layers):
+        raise BadSettings(
+            f"{type(cache).__name__} holds quantised keys, so scores and the selection would not "
+            "be those of the model; use a cache without quantisation"
+        )
+
+
 def _sinks(module: nn.Module, s_aux: Tensor | None, query: Tensor) -> Tensor | None:
     if s_aux is not None and s_aux.numel() != query.shape[1]:
         raise ModelRefused(
@@ -148,7 +179,7 @@ def _sinks(module: nn.Module, s_aux: Tensor | None, query: Tensor) -> Tensor | N
 
 def _block_of(module: nn.Module, settings: TopKSettings) -> int:
     """The number of the block that a module belongs to, from 1; 0 if k is the same everywhere."""
-    if None in settings.by_block:
+    if settings.blocks is None:
         return 0
     layer = getattr(module, "layer_idx", None)
     if layer is None:
@@ -161,11 +192,34 @@ def _block_of(module: nn.Module, settings: TopKSettings) -> int:
 
 def _mask(
     batch_size: int, q_length: int, kv_length: int, *args: Any,
-    allow_is_causal_skip: bool = True, **kwargs: Any,
+    allow_is_causal_skip: bool = True, config: PreTrainedConfig | None = None, **kwargs: Any,
 ) -> Tensor | None:  # fmt: skip
     """The boolean mask of sdpa; none only where queries are as many as keys, or a single one."""
+    kind: Any = type(config)
+    if config is not None and (own := _without_interface(kind)):
+        raise ModelRefused(
+            f"{own} does not use transformers' AttentionInterface, so its attention function "
+            "cannot be replaced; load it with another attn_implementation"
+        )
     is_plain = q_length in (1, kv_length)
     return sdpa_mask(
         batch_size, q_length, kv_length, *args,
-        allow_is_causal_skip=allow_is_causal_skip and is_plain, **kwargs,
+        allow_is_causal_skip=allow_is_causal_skip and is_plain, config=config, **kwargs,
     )  # fmt: skip
+
+
+@cache
+def _without_interface(config: type[PreTrainedConfig]) -> str | None:
+    """A model class of this configuration whose attention does not go through the interface.
+
+    transformers accepts any name when it loads such a model, and then ignores it.
+    """
+    own = [model for model in _subclasses(PreTrainedModel) if model.config_class is config]
+    names = [model.__name__ for model in own if not model._can_set_attn_implementation()]
+    return min(names, key=len, default=None)
+
+
+def _subclasses(base: type[PreTrainedModel]) -> Iterator[type[PreTrainedModel]]:
+    for child in base.__subclasses__():
+        yield child
+        yield from _subclasses(child)

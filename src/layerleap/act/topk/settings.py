@@ -1,4 +1,4 @@
-"""k for a model, a block or a head, and the other options of top-k attention, checked.
+"""The options of top-k attention, checked: k for a model, a block or a head, and the others.
 
 In: what a user gives. Out: a frozen value that tells k for every block.
 """
@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings
@@ -30,36 +31,44 @@ class TopKSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "k", checked_k(self.k))
         if self.chunk < 1:
             raise BadSettings(f"chunk is {self.chunk}; expected at least 1 query at a time")
-        for place, own in self.by_block.items():
-            for one in [own] if isinstance(own, int) else own:
-                if not isinstance(one, Integral) or isinstance(one, bool) or one < 1:
-                    where = "" if place is None else f" of block {place}"
-                    raise BadSettings(
-                        f"k{where} is {one!r}; expected a whole number of keys, at least 1"
-                    )
-            if not isinstance(own, int) and not own:
-                raise BadSettings("k is empty; expected one number per head")
 
     @property
-    def by_block(self) -> Mapping[int | None, Ks]:
-        """Every k by its block; under None, that of all blocks."""
-        if isinstance(self.k, Mapping):
-            return {block: own for block, own in self.k.items()}
-        return {None: self.k}
+    def blocks(self) -> list[int] | None:
+        """The blocks that k names; None if it is for all of them."""
+        return list(self.k) if isinstance(self.k, Mapping) else None
 
     def k_of(self, block: int) -> Ks | None:
         """The k of a block, counted from 1; None for all keys."""
-        known = self.by_block
-        return known.get(block, known.get(None))
+        return self.k.get(block) if isinstance(self.k, Mapping) else self.k
 
     @property
     def name(self) -> str:
         """A name of its own for every setting; readable where k is one number."""
         k = str(self.k)
         if not isinstance(self.k, int):
-            plain = [[block, own if isinstance(own, int) else list(own)]
-                     for block, own in sorted(self.by_block.items(), key=str)]  # fmt: skip
-            k = hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:12]
+            k = hashlib.sha256(json.dumps(self.k).encode()).hexdigest()[:12]
         return f"layerleap-topk-{k}-{self.chunk}" + ("-recompute" if self.recompute else "")
+
+
+def checked_k(k: Any) -> K:
+    """The same k as a whole number, a tuple, or a dictionary of these in the order of blocks."""
+    if not isinstance(k, Mapping):
+        return _checked_ks(k, "k")
+    if not k:
+        raise BadSettings("k is empty; expected a number for some blocks")
+    if strange := [block for block in k if not isinstance(block, int)]:
+        raise BadSettings(f"k has block {strange[0]!r}; expected blocks by number, from 1")
+    return {block: _checked_ks(k[block], f"k of block {block}") for block in sorted(k)}
+
+
+def _checked_ks(ks: Any, name: str) -> Ks:
+    several = isinstance(ks, Sequence) and not isinstance(ks, str)
+    for one in ks if several else [ks]:
+        if not isinstance(one, Integral) or isinstance(one, bool) or one < 1:
+            raise BadSettings(f"{name} is {one!r}; expected a whole number of keys, at least 1")
+    if several and not ks:
+        raise BadSettings(f"{name} is empty; expected one number per head")
+    return tuple(map(int, ks)) if several else int(ks)

@@ -46,6 +46,8 @@ class Change:
     module: nn.Module
     side: Literal["in", "out", "instead", "compute", "attention"]
     function: Callable[..., Any]
+    # Called with the cache, or None, before every pass of the model; may refuse it.
+    begin: Callable[[Any], None] | None = None
 
 
 class Edit(ABC):
@@ -155,6 +157,7 @@ class EditedModel:
         self.transformer, self.thread = transformer, get_ident()
         self.is_suspended = False
         self._edits: list[Edit] = []
+        self._begin: list[Callable[[Any], None]] = []
         self._pass: PassRows | None = None
         self._number = 0  # of the pass
         self._prompt: Prompt | None = None
@@ -195,6 +198,8 @@ class EditedModel:
         with ExitStack() as undo:
             undo.callback(self._edits.__delitem__, slice(len(self._edits), None))
             self._edits += [applied.edit for applied in report]
+            undo.callback(self._begin.__delitem__, slice(len(self._begin), None))
+            self._begin += [c.begin for own in changes for c in own if c.begin is not None]
             undo.enter_context(tapped(self.transformer.model, taps))
             if attention:
                 undo.enter_context(attention_chosen_by(partial(self._attend, attention)))
@@ -220,7 +225,10 @@ class EditedModel:
             return forward(*args, **kwargs)
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         # A cursor runs other rows than the arguments say, and knows which.
-        current = getattr(arguments.get("past_key_values"), "cursor", None)
+        cache = arguments.get("past_key_values")
+        for begin in self._begin:
+            begin(cache)
+        current = getattr(cache, "cursor", None)
         if current is None:
             current = ModelPass.of(self.transformer.model, arguments, self._prompt)
         with self.running(current):
