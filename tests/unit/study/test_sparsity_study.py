@@ -3,7 +3,10 @@
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 import torch
@@ -20,7 +23,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.study.registry import find
-from layerleap.study.sparsity import STUDY, budget, memory, runs, training
+from layerleap.study.sparsity import STUDY, budget, memory, relu, runs, training
 from layerleap.study.sparsity.observed import observe, row_weights, statistics
 from layerleap.study.sparsity.passes import Rows
 from layerleap.study.sparsity.settings import SparsitySettings, numbers, shares
@@ -34,6 +37,19 @@ def rows_of(name="llama", n=6, positions="every:3"):
     sampling = replace(SAMPLING, positions=positions)
     batches = batches_of(model, text(), sampling, side="held-out", n_texts=n)
     return Rows.of(model, batches, lambda _: None)
+
+
+@cache
+def pair_text():
+    path = Path(mkdtemp()) / "pairs.tsv"
+    words = ["the cat sat", "a dog ran", "old fish ate", "new bird sang"]
+    lines = [f"{a} {n}\t{b} and {a} on {b}" for n in range(6) for a in words for b in words]
+    path.write_text("\n".join(lines), "utf8")
+    return str(path)
+
+
+def pair_model(name):
+    return Transformer.wrap(build(name), tiny("llama").tokenizer, name=f"tiny-{name}")
 
 
 # --- passes ------------------------------------------------------------------------------------
@@ -306,6 +322,33 @@ def test_models_that_read_no_plain_text_are_not_fine_tuned(reviews):
     assert any("fine-tuning: left out" in note for note in result.notes)
 
 
+# --- ReLU against gates ------------------------------------------------------------------------
+
+
+def test_with_relu_all_rules_agree_and_with_gates_they_do_not(monkeypatch):
+    twins = {"small-lm-relu": tiny("opt"), "small-lm": tiny("llama")}
+    monkeypatch.setattr(relu, "load", twins.__getitem__)
+    result = STUDY(tiny("gpt2"), settings(shares=(0.5, 0.75)), sections=["relu"])
+    assert not result.failed
+    for row in result.rows("relu_paired", ffn="ReLU", rule="pre-activation", measure="kl"):
+        assert abs(row["value"]) < 1e-3 or row["share"] == 0.5
+    gap = {
+        kind: result.row("relu_paired", ffn=kind, rule="pre-activation", measure="kl", share=0.75)[
+            "value"
+        ]
+        for kind in relu.TWINS
+    }
+    assert gap["gated"] > 10 * abs(gap["ReLU"])
+    active = {row["ffn"]: row["value"] for row in result.rows("relu_active")}
+    assert active["gated"] == 1
+    assert 0.2 < active["ReLU"] < 0.8
+
+
+def test_models_of_another_language_are_not_compared_with_the_small_ones():
+    result = STUDY(pair_model("t5"), settings(text=pair_text()), sections=["relu"])
+    assert "read English" in result.failed["relu"]
+
+
 # --- the whole study ---------------------------------------------------------------------------
 
 
@@ -339,14 +382,10 @@ def test_attention_that_is_a_models_own_fails_its_sections_with_the_reason():
     assert result.rows("ffn")
 
 
-def test_an_encoder_decoder_reads_pairs(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    words = ["the cat sat", "a dog ran", "old fish ate", "new bird sang"]
-    lines = [f"{a} {n}\t{b} and {a} on {b}" for n in range(6) for a in words for b in words]
-    path.write_text("\n".join(lines), "utf8")
+def test_an_encoder_decoder_reads_pairs():
     for name in ("t5", "bart"):
-        model = Transformer.wrap(build(name), tiny("llama").tokenizer, name=f"tiny-{name}")
-        result = STUDY(model, settings(text=str(path)), sections=["attention", "heads", "ffn"])
+        wanted = ["attention", "heads", "ffn"]
+        result = STUDY(pair_model(name), settings(text=pair_text()), sections=wanted)
         assert not result.failed
         assert result.rows("attention", measure="loss")
 
