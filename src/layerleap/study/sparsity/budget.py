@@ -268,15 +268,7 @@ def _amount(row: Row) -> str:
 
 def _points(result: StudyResult, kind: str) -> Iterator[Row]:
     for row in result.rows("budget", kind=kind):
-        yield {**row, "x": row["layer"], "y": row["kept"], "line": "kept", "low": None,
-               "high": None}  # fmt: skip
-
-
-def _cost_cells(result: StudyResult, kind: str) -> Iterator[Row]:
-    levels = sorted({row["level"] for row in result.rows("budget_costs", kind=kind)})
-    for row in result.rows("budget_costs", kind=kind):
-        name = f"{row['level']:.3g}"
-        yield {**row, "x": row["layer"], "y": levels.index(row["level"]), "name": name}
+        yield {**row, "x": row["layer"], "y": row["kept"], "line": "kept"}
 
 
 def _figures(kind: str) -> tuple[Figure, ...]:
@@ -307,7 +299,7 @@ SECTION = Section(
         Table(
             "budget-table", "k by layer", lambda r: r.rows("budget"),
             (Column("layer"),), across="kind",
-            cells=(Column("k"), Column("kept", "kept", "{:.0f} %", 100),
+            cells=(Column("k", "k"), Column("kept", "kept", "{:.0f} %", 100),
                    Column("guess", "KL alone, about", "{:.4f}")), dense=True,
         ),
     ),

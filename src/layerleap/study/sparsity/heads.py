@@ -25,7 +25,7 @@ NAMES = {
     "first": "first token", "previous": "previous token", "self": "own token", "near": "nearby",
     "spread": "spread out", "selective": "a few distant tokens", "mixed": "mixed",
 }  # fmt: skip
-COLOURS = {"needed": "blue"}
+DRAWN = ("first", "previous", "near", "self")
 SHOWN = 12  # heads in the table of those that need most keys
 ENOUGH = 0.9  # of the mass
 
@@ -39,7 +39,12 @@ def _run(context: SparsityContext) -> Tables:
     )
     return {
         "heads": _head_rows(context, observed, keys),
-        "layers_mass": _layer_rows(context, observed, keys),
+        "layers_mass": [
+            {"k": k, **row} for k in keys for row in _layer_rows(context, observed, f"top {k}")
+        ],
+        "layers_places": [
+            {"name": name, **row} for name in PLACES for row in _layer_rows(context, observed, name)
+        ],
         "heads_sizes": [{"most_keys": int(rows.visible.max()), "heads": observed.n_heads}],
     }
 
@@ -78,16 +83,13 @@ def _does(own: dict[str, Row]) -> str:
     return "selective" if is_far else "mixed"
 
 
-def _layer_rows(context: SparsityContext, observed: Observed, keys: list[int]) -> list[Row]:
-    """The mean mass of the top k keys over the heads of each layer, and over all of them."""
-    found = []
-    for k in keys:
-        mass = observed.values[f"top {k}"].mean(2)  # (row, block)
-        columns = torch.cat([mass, mass.mean(1, keepdim=True)], dim=1)
-        for layer, row in zip([*observed.blocks, None], context.rows.estimates(columns),
-                              strict=True):  # fmt: skip
-            found.append({"k": k, "layer": layer, **row})
-    return found
+def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iterator[Row]:
+    """The mean of a statistic over the heads of each layer, and over all heads."""
+    means = observed.values[name].mean(2)  # (row, block)
+    columns = torch.cat([means, means.mean(1, keepdim=True)], dim=1)
+    found = context.rows.estimates(columns)
+    for layer, row in zip([*observed.blocks, None], found, strict=True):
+        yield {"layer": layer, **row}
 
 
 # --- claims and findings -----------------------------------------------------------------------
@@ -168,13 +170,9 @@ def _cells(result: StudyResult) -> Iterator[Row]:
 
 
 def _kind_points(result: StudyResult) -> Iterator[Row]:
-    heads = result.rows("heads")
-    for layer in sorted({row["layer"] for row in heads}):
-        own = [row for row in heads if row["layer"] == layer]
-        for place in ("first", "previous", "near", "self"):
-            mean = sum(row[place] for row in own) / len(own)
-            sample = {"rows": own[0]["rows"], "documents": own[0]["documents"]}
-            yield {"x": layer, "y": mean, "low": None, "high": None, "line": place, **sample}
+    for row in result.rows("layers_places"):
+        if row["layer"] is not None and row["name"] in DRAWN:
+            yield {**row, "x": row["layer"], "y": row["value"], "line": row["name"]}
 
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
@@ -205,7 +203,7 @@ SECTION = Section(
             "kinds", "Where attention goes, by layer",
             "The mean over heads; near is up to a few positions away, without the token itself "
             "and the first one.", _kind_points, y=Axis("share of attention", "share"),
-            unit="rows", size=(5.2, 3.5), narrow=True, sample="means over rows and heads",
+            unit="rows", size=(5.2, 3.5), narrow=True,
             lines={
                 "first": Line("first token", "blue"), "previous": Line("previous token", "green"),
                 "near": Line("nearby", "amber", marker="s"), "self": Line("own token", "grey"),
@@ -213,7 +211,7 @@ SECTION = Section(
         ),
         Figure(
             "needed", "Keys that carry 90 % of attention, by layer and head",
-            "Means over rows. Dark heads need many keys.", _cells, kind="heatmap",
+            "Means over rows. Light heads need many keys.", _cells, kind="heatmap",
             y=Axis("head"), value=Axis("keys"), size=(9.0, 3.4), unit="rows",
             sample="means over rows",
         ),

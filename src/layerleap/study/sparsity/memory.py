@@ -178,8 +178,7 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
 def _points(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("memory"):
         if row["bytes"]:
-            yield {"x": row["length"], "y": row["bytes"] / MIB, "line": row["name"], "low": None,
-                   "high": None}  # fmt: skip
+            yield {"x": row["length"], "y": row["bytes"] / MIB, "line": row["name"]}
 
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:
