@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-SCORES = 2**24  # scores of one block, where several heads can be computed together
+SCORES = 2**22  # scores of one block, where several heads can be computed together
 
 
 @dataclass(frozen=True)

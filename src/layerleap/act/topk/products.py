@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-SPARSE = 24  # keys per selected key from which gathering is faster than a dense block
+SPARSE = 32  # keys per selected key from which gathering is faster than a dense block
 GATHERED = 2**20  # numbers gathered at a time: what fits into a processor's cache
 
 
@@ -38,6 +38,8 @@ def sum_at(weights: Tensor, keys: Tensor, index: Tensor | None) -> Tensor:
         return weights @ keys
     if not _is_sparse(index, keys):
         return dense_at(weights, index, keys.shape[1]) @ keys
+    if not torch.is_grad_enabled() and keys.dtype in (torch.float32, torch.float64):
+        return _summed(weights, keys, index)
     parts = [
         (weights[:, part].unsqueeze(-2) @ _gathered(keys, index[:, part])).squeeze(-2)
         for part in _parts(index, keys)
@@ -45,9 +47,25 @@ def sum_at(weights: Tensor, keys: Tensor, index: Tensor | None) -> Tensor:
     return torch.cat(parts, 1)
 
 
+def _summed(weights: Tensor, keys: Tensor, index: Tensor) -> Tensor:
+    """The same without a copy of the selected keys; it has no second derivative."""
+    rows = torch.nn.functional.embedding_bag(
+        _numbers(index, keys).flatten(0, 1), keys.reshape(-1, keys.shape[-1]),
+        per_sample_weights=weights.flatten(0, 1), mode="sum",
+    )  # fmt: skip
+    return rows.unflatten(0, index.shape[:2])
+
+
 def add_at(weights: Tensor, rows: Tensor, index: Tensor | None, n_keys: int) -> Tensor:
     """(n, key, width): for every key, the weighted sum of the rows that selected it."""
-    return dense_at(weights, index, n_keys).mT @ rows
+    total = rows.new_zeros(len(rows), n_keys, rows.shape[-1])
+    if index is None or not _is_sparse(index, total):
+        return dense_at(weights, index, n_keys).mT @ rows
+    flat, numbers = total.flatten(0, 1), _numbers(index, total)
+    for part in _parts(index, rows):
+        each = weights[:, part].unsqueeze(-1) * rows[:, part].unsqueeze(-2)
+        flat = flat.index_add_(0, numbers[:, part].flatten(), each.flatten(0, 2))
+    return flat.view_as(total)
 
 
 def dense_at(weights: Tensor, index: Tensor | None, n_keys: int) -> Tensor:
@@ -59,7 +77,8 @@ def dense_at(weights: Tensor, index: Tensor | None, n_keys: int) -> Tensor:
 
 
 def _is_sparse(index: Tensor, keys: Tensor) -> bool:
-    return index.shape[-1] * SPARSE <= keys.shape[1]
+    _, rows, k = index.shape
+    return k * min(SPARSE, rows) <= keys.shape[1]
 
 
 def _places(index: Tensor) -> Tensor:
@@ -75,6 +94,10 @@ def _parts(index: Tensor, keys: Tensor) -> Iterator[slice]:
 
 def _gathered(keys: Tensor, index: Tensor) -> Tensor:
     """(n, row, k, width): the selected keys themselves."""
-    n, n_keys, width = keys.shape
-    offsets = torch.arange(n, device=keys.device)[:, None, None] * n_keys
-    return keys.reshape(n * n_keys, width)[_places(index) + offsets]
+    return keys.reshape(-1, keys.shape[-1])[_numbers(index, keys)]
+
+
+def _numbers(index: Tensor, keys: Tensor) -> Tensor:
+    """Numbers of the selected keys among those of all n."""
+    n, n_keys = keys.shape[:2]
+    return _places(index) + torch.arange(n, device=keys.device)[:, None, None] * n_keys
