@@ -11,9 +11,11 @@ WORKERS ?= --numprocesses 2 --dist loadfile
 SATURATION ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
 # Models for `make embedding`.
 EMBEDDING ?= smollm2 rxnfp
+# Models for `make sparsity`; the first one also trains.
+SPARSITY ?= smollm2 rxnfp flan-t5-small
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo paper saturation embedding compare test check bench results picture clean
+.PHONY: help setup demo paper saturation embedding compare test check bench results picture clean sparsity
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
@@ -59,6 +61,16 @@ compare: $(STAMP) ## Align, compare and stitch models with one vocabulary (train
 	  cp build/compare/$$out/claims.csv build/compare/$$out/findings.txt docs/results/compare/$$out/ || exit 1; \
 	done
 	cp build/compare/*.txt docs/results/compare/
+
+sparsity: $(STAMP) ## Measure how few keys and neurons models need, and train with few (an hour); results in build/sparsity
+	for model in $(SPARSITY); do \
+	  sections=attention,heads,ffn,budget; \
+	  [ $$model = $(firstword $(SPARSITY)) ] && sections=$$sections,relu,training,memory; \
+	  $(BIN)/layerleap sparsity $$model --sections $$sections --out build/sparsity/$$model || [ $$? -eq 3 ] || exit 1; \
+	  mkdir -p docs/results/sparsity/$$model; \
+	  cp build/sparsity/$$model/claims.csv build/sparsity/$$model/findings.txt \
+	    docs/results/sparsity/$$model/ || exit 1; \
+	done
 
 test: $(STAMP) ## Run all tests, including those on real models
 	$(BIN)/python -m pytest $(WORKERS)

@@ -43,6 +43,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "edits.AddNeuron": lambda: (1, 0, 1.0),
     "edits.ScaleNeuron": lambda: (1, 0, 1.0),
     "edits.SetNeuron": lambda: (1, 0, 1.0),
+    "edits.TopKNeurons": lambda: (3,),
     "edits.ZeroNeuron": lambda: (1, 0),
     "evaluate": lambda: (model(), bank(), sentences(8)),
     "exits.calibrate": lambda: (None, None, 0.05),

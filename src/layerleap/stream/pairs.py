@@ -1,6 +1,7 @@
 """Pairs of texts for encoder-decoders: what the encoder reads, and what the decoder writes.
 
-In: a .tsv file, a .jsonl file with two fields, or (source, target) tuples.
+In: a .tsv file, a .jsonl file with two fields, (source, target) tuples, or "titles": the beginnings
+of bundled Wikipedia articles with their titles.
 Out: `Document`s with a target; a hash of the source text decides on which side a pair is.
 """
 
@@ -12,7 +13,10 @@ from typing import Any
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.stream.documents import LINES_SUFFIXES, Document
+from layerleap.zoo import fetch
 
+TITLES = "titles"
+ASK = "Write a title for this text: "  # in front of the beginning of an article
 FIELDS = "source:target"  # names of the two fields of a record
 
 
@@ -20,12 +24,14 @@ def iter_pairs(source: Any, *, field: str = FIELDS) -> Iterator[Document]:
     """Each source text as a document with its target.
 
     Args:
-        source: a .tsv file (source, tab, target on each line), a .jsonl file of records, or
-            tuples.
+        source: a .tsv file (source, tab, target on each line), a .jsonl file of records, tuples,
+            or "titles".
         field: the two fields of a record, separated by a colon.
     """
     if not isinstance(source, str | Path):
         return _checked(source, "the list of pairs")
+    if source == TITLES:
+        return _checked(_titles(fetch("wikipedia")), TITLES)
     path = Path(source).expanduser()
     if not path.is_file():
         raise BadText(
@@ -40,6 +46,14 @@ def iter_pairs(source: Any, *, field: str = FIELDS) -> Iterator[Document]:
         f"{source} is not a file of pairs; expected .tsv (source, tab, target) or .jsonl with the "
         f"fields {field}"
     )
+
+
+def _titles(articles: Path) -> Iterator[tuple[str, str]]:
+    """The first paragraph of each article, with a request for a title, and its title."""
+    with articles.open(encoding="utf8") as lines:
+        for line in lines:
+            record = json.loads(line)
+            yield ASK + record["text"].split("\n\n")[0], record["name"]
 
 
 def _checked(pairs: Iterable[Any], label: str) -> Iterator[Document]:

@@ -15,9 +15,11 @@ from layerleap.stream.batches import modality
 from layerleap.stream.espeak import PROGRAM as SPEAKER
 from layerleap.stream.examples import Sampling, reads_pairs
 from layerleap.stream.generated import TextGeneration, generated_texts
+from layerleap.stream.pairs import TITLES
 
 # What a bundled model was trained for.
 OWN_TEXTS = {"bert-reviews": "reviews", "small-lm-reviews": "reviews", "smollm2-reviews": "reviews"}
+OWN_PAIRS = {"flan-t5-small": TITLES}
 NOT_ENGLISH = ("rxnfp", "rxnmapper", "mgm")  # bundled models trained on something else
 
 MANY_TEXTS = 3000
@@ -77,10 +79,12 @@ def default_text(transformer: Transformer, n_texts: int = 0) -> str:
     if (kind := modality(transformer)) != "text":
         speech = "spoken" if shutil.which(SPEAKER) else "beckett"
         return {"images": "mnist", "sound": speech}[kind]
+    if reads_pairs(transformer) and transformer.identity.name in OWN_PAIRS:
+        return OWN_PAIRS[transformer.identity.name]
     if reads_pairs(transformer):
         raise BadText(
-            f"{transformer.identity.name} reads pairs of texts, and none are bundled; give a .tsv "
-            "file (source, tab, target), a .jsonl file with these fields, or tuples"
+            f"{transformer.identity.name} reads pairs of texts; give a .tsv file (source, tab, "
+            "target), a .jsonl file with these fields, tuples, or 'titles' (of English articles)"
         )
     if transformer.identity.name in NOT_ENGLISH:
         return "generated"

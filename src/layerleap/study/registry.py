@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from layerleap.study.engine import Study
     from layerleap.study.saturation import STUDY as saturation
     from layerleap.study.shortcuts import STUDY as shortcuts
+    from layerleap.study.sparsity import STUDY as sparsity
     from layerleap.study.stitching import STUDY as stitching
 
 __all__ = [
-    "embedding", "find", "names", "register", "saturation", "shortcuts", "stitching", "summary",
+    "embedding", "find", "names", "register", "saturation", "shortcuts", "sparsity", "stitching",
+    "summary",
 ]  # fmt: skip
 
 # Module with a `STUDY`, and one line for the list of commands, so that none has to be imported.
@@ -28,6 +30,7 @@ _BUILT_IN = {
         "layerleap.study.embedding",
         "Do parameters read in the vocabulary mean anything?",
     ),
+    "sparsity": ("layerleap.study.sparsity", "How few keys and neurons does a model need?"),
     "stitching": ("layerleap.study.stitching", "Can two models be joined by their vocabulary?"),
 }
 _ADDED: dict[str, "Study[Any]"] = {}

@@ -49,6 +49,8 @@ DINO_NAMES = {
     "attention.attention.value": "attention.v_proj",
     "attention.output.dense": "attention.o_proj",
 }
+T5_SPECIAL = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+LONGEST_T5 = 512  # tokens that it was trained on; its positions have no table and no limit
 START, END, NO_TIMESTAMPS = 50257, 50256, 50362  # token ids of the English Whisper models
 
 
@@ -105,7 +107,7 @@ def _masked_smiles(model_class: str, source: Path, folder: Path) -> None:
         special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
     )  # fmt: skip
     tokenizer.decoder = decoders.Fuse()  # without a decoder, words are joined by spaces
-    _save_tokenizer(tokenizer, SMILES_SPECIAL, model, folder)
+    _save_tokenizer(tokenizer, SMILES_SPECIAL, model.config.max_position_embeddings, folder)
 
 
 def _mgm(source: Path, folder: Path) -> None:
@@ -120,13 +122,12 @@ def _mgm(source: Path, folder: Path) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", ids["<bos>"])]
     )
-    _save_tokenizer(tokenizer, GENERA_SPECIAL, model, folder)
+    _save_tokenizer(tokenizer, GENERA_SPECIAL, model.config.max_position_embeddings, folder)
 
 
-def _save_tokenizer(tokenizer: Any, special: dict[str, str], model: Any, folder: Path) -> None:
+def _save_tokenizer(tokenizer: Any, special: dict[str, str], longest: int, folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    longest = model.config.max_position_embeddings
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=longest, clean_up_tokenization_spaces=False,
         **special,
@@ -249,6 +250,36 @@ def _whisper(source: Path, folder: Path) -> None:
     WhisperProcessor(WhisperFeatureExtractor(feature_size=mels), tokenizer).save_pretrained(folder)
 
 
+def _flan_t5(source: Path, folder: Path) -> None:
+    """Flan-T5 small from the ONNX files of its encoder and its decoder."""
+    from tokenizers import Tokenizer
+    from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
+
+    encoder, decoder = (read_onnx(source / f"{side}.onnx") for side in ("encoder", "decoder"))
+    weights = {k.removeprefix("m."): v for k, v in decoder.items() if k.startswith("m.")}
+    weights |= {
+        k.replace("enc.", "encoder.", 1): v for k, v in encoder.items() if k.startswith("enc.")
+    }
+    weights["decoder.embed_tokens.weight"] = weights["shared.weight"]
+    ids = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    config = T5Config(
+        vocab_size=len(weights["shared.weight"]), d_model=512, d_kv=64, d_ff=1024, num_layers=8,
+        num_decoder_layers=8, num_heads=6, feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False, **ids,
+    )  # fmt: skip
+    model = T5ForConditionalGeneration(config)
+    # The constructor ties the head to the embedding, whatever the configuration says.
+    model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    model.load_state_dict({name: _tensor(value) for name, value in weights.items()})
+    model.generation_config = GenerationConfig(**ids)
+    model.save_pretrained(folder)
+    saved = read_json(folder / "config.json")  # which says that the two are tied; they are not
+    write_json(folder / "config.json", {**saved, "tie_word_embeddings": False})
+    _save_tokenizer(
+        Tokenizer.from_file(str(source / "tokenizer.json")), T5_SPECIAL, LONGEST_T5, folder
+    )
+
+
 CONVERTERS: dict[str, Callable[[Path, Path], None]] = {
     "smollm2": _smollm2,
     "rxnfp": partial(_masked_smiles, "BertForMaskedLM"),
@@ -256,4 +287,5 @@ CONVERTERS: dict[str, Callable[[Path, Path], None]] = {
     "mgm": _mgm,
     "whisper-tiny": _whisper,
     "dinov2": _dinov2,
+    "flan-t5-small": _flan_t5,
 }

@@ -5,6 +5,9 @@ Out: its arrays, named as in a state dict.
 
 The exporter keeps most names, but stores the matrix of a linear layer transposed and under a
 number. The name of the node that multiplies by the matrix says which layer it belongs to.
+
+Quantised arrays become float32: (integers - zero point) * scale, three arrays with one name and the
+endings "_quantized", "_zero_point" and "_scale".
 """
 
 from collections.abc import Iterator
@@ -18,7 +21,10 @@ GRAPH = 7
 NODE, INITIALIZER = 1, 5
 NODE_INPUT, NODE_NAME, NODE_OPERATION = 1, 3, 4
 TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, TENSOR_RAW = 1, 2, 8, 9
+TENSOR_FLOATS, TENSOR_INTEGERS = 4, 5  # a few numbers, instead of raw bytes
 DTYPES = {1: np.float32, 2: np.uint8, 3: np.int8, 6: np.int32, 7: np.int64, 10: np.float16}
+PRODUCTS = ("MatMul", "MatMulInteger")
+QUANTISED, ZERO, SCALE = "_quantized", "_zero_point", "_scale"
 
 
 def read_onnx(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -29,6 +35,8 @@ def read_onnx(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         ]
         arrays = dict(_array(value) for field, value in _fields(graphs[0]) if field == INITIALIZER)
         nodes = [_node(value) for field, value in _fields(graphs[0]) if field == NODE]
+        for name in [name for name in arrays if name.endswith(QUANTISED)]:
+            arrays[name.removesuffix(QUANTISED)] = _dequantised(arrays, name)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path.name} is not an ONNX file that contains its weights ({error})"
@@ -37,6 +45,16 @@ def read_onnx(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         if matrix in arrays:
             arrays[f"{module}.weight"] = arrays.pop(matrix).T
     return arrays
+
+
+def _dequantised(arrays: dict[str, np.ndarray[Any, Any]], quantised: str) -> np.ndarray[Any, Any]:
+    """The numbers behind integers of one scale; they, the scale and the zero point are removed."""
+    name = quantised.removesuffix(QUANTISED)
+    zero, scale = (arrays.pop(name + end).astype(np.float32) for end in (ZERO, SCALE))
+    if scale.size != 1:
+        raise ValueError(f"{name} has {scale.size} scales, expected one")
+    numbers: np.ndarray[Any, Any] = (arrays.pop(quantised).astype(np.float32) - zero) * scale
+    return numbers
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
@@ -75,14 +93,24 @@ def _array(tensor: memoryview) -> tuple[str, np.ndarray[Any, Any]]:
     for field, value in _fields(tensor):
         if field == TENSOR_DIMS:
             # A list of integers is stored as separate fields, or packed into one.
-            shape += [value] if isinstance(value, int) else _packed(value)
+            shape += _packed(value)
         else:
             fields[field] = value
-    flat = np.frombuffer(fields[TENSOR_RAW], DTYPES[fields[TENSOR_TYPE]])
+    dtype = DTYPES[fields[TENSOR_TYPE]]
+    flat: np.ndarray[Any, Any]
+    if TENSOR_RAW in fields:
+        flat = np.frombuffer(fields[TENSOR_RAW], dtype)
+    elif TENSOR_FLOATS in fields:
+        flat = np.frombuffer(fields[TENSOR_FLOATS], np.float32).astype(dtype)
+    else:  # negative ones are stored as if they had 64 bits
+        numbers = [n - 2**64 if n >= 2**63 else n for n in _packed(fields[TENSOR_INTEGERS])]
+        flat = np.array(numbers, dtype)
     return bytes(fields[TENSOR_NAME]).decode(), flat.reshape(shape)
 
 
-def _packed(value: memoryview) -> list[int]:
+def _packed(value: memoryview | int) -> list[int]:
+    if isinstance(value, int):  # one number may come without a list around it
+        return [value]
     numbers, offset = [], 0
     while offset < len(value):
         number, offset = _varint(value, offset)
@@ -91,7 +119,7 @@ def _packed(value: memoryview) -> list[int]:
 
 
 def _node(node: memoryview) -> tuple[str, str]:
-    """The module that a MatMul node belongs to and the name of its matrix; "" for other nodes."""
+    """The module that a product belongs to and the name of its matrix; "" for other nodes."""
     inputs: list[str] = []
     name = operation = ""
     for field, value in _fields(node):
@@ -101,6 +129,7 @@ def _node(node: memoryview) -> tuple[str, str]:
             name = bytes(value).decode()
         elif field == NODE_OPERATION:
             operation = bytes(value).decode()
-    if operation != "MatMul" or len(inputs) != 2:
+    if operation not in PRODUCTS or len(inputs) < 2:
         return "", ""
-    return name.strip("/").rpartition("/")[0].replace("/", "."), inputs[1]
+    matrix = inputs[1].removesuffix(QUANTISED)
+    return name.strip("/").rpartition("/")[0].replace("/", "."), matrix

@@ -1,6 +1,7 @@
 """A small language model with the tokenizer of another one, trained from scratch.
 
-In: a tokenizer, texts and settings. Out: a Llama-shaped model with tied embeddings, in eval mode.
+In: a tokenizer, texts and settings. Out: a model with tied embeddings and rotary positions, in eval
+mode: Llama, whose FFNs are gated, or GPT-NeoX with plain ReLU FFNs.
 
 A small text has a fraction of a large vocabulary, and the softmax over all of it would take most of
 the time. So only tokens that occur often enough have an embedding; the rows of all others stay 0,
@@ -20,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
 from layerleap.zoo.small_vit import learning_rate
 
 Tell = Callable[[str], None]
+FFN = Literal["gated", "relu"]
 TELL_STEPS = 100  # steps between two messages
 
 
@@ -39,6 +41,7 @@ class LMSettings:
     layers: int = 6
     d_model: int = 128
     heads: int = 4
+    ffn: FFN = "gated"  # Llama's gated FFNs with SiLU, or plain ones with ReLU
     context: int = 128  # tokens of a training window
     review_length: int = SHORT  # characters; shorter film reviews are trained on, too
     least_count: int = 5  # rarer tokens of the texts are unknown
@@ -84,6 +87,11 @@ def second_small_lm(sources: Mapping[str, Path], folder: Path, tell: Tell) -> di
     return small_lm(sources, folder, tell, LMSettings(seed=1))
 
 
+def small_relu_lm(sources: Mapping[str, Path], folder: Path, tell: Tell) -> dict[str, Any]:
+    """A model of the same size with plain ReLU FFNs, trained in the same way."""
+    return small_lm(sources, folder, tell, LMSettings(ffn="relu"))
+
+
 def shared_tokenizer(folder: Path) -> tuple[Any, int]:
     """The tokenizer of another model, and how many tokens that model knows."""
     from transformers import AutoConfig, AutoTokenizer
@@ -125,7 +133,7 @@ def train_lm(
     settings: LMSettings,
     tell: Tell,
 ) -> Any:
-    """A `LlamaForCausalLM` trained on a stream of tokens."""
+    """A causal language model trained on a stream of tokens."""
     # Trained with the known tokens alone: number len(known) stands for all others.
     number = torch.full((n_vocabulary,), len(known))
     number[known] = torch.arange(len(known))
@@ -158,7 +166,7 @@ def token_losses(model: Any, window: Tensor, n_unknown: int) -> Tensor:
 
     The last number of the model's vocabulary stands for `n_unknown` tokens whose logits are 0.
     """
-    h = model.model(input_ids=window[:, :-1], use_cache=False).last_hidden_state
+    h = model.base_model(input_ids=window[:, :-1], use_cache=False).last_hidden_state
     table = model.get_input_embeddings().weight[:-1]
     logits = h.reshape(-1, h.shape[-1]) @ table.T
     targets = window[:, 1:].reshape(-1, 1)
@@ -181,16 +189,24 @@ def _windows(stream: Tensor, settings: LMSettings) -> Iterator[Tensor]:
 
 def _new(n_vocabulary: int, pad: int, tokenizer: Any, settings: LMSettings) -> Any:
     """An untrained model; the row of the padding token is 0 and gets no gradient."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=n_vocabulary, hidden_size=settings.d_model, num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads, num_key_value_heads=settings.heads,
-        intermediate_size=3 * settings.d_model, max_position_embeddings=2048,
-        tie_word_embeddings=True, pad_token_id=pad, bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id, attention_dropout=0.0,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    shared: dict[str, Any] = {
+        "vocab_size": n_vocabulary, "hidden_size": settings.d_model,
+        "num_hidden_layers": settings.layers, "num_attention_heads": settings.heads,
+        "max_position_embeddings": 2048, "tie_word_embeddings": True, "pad_token_id": pad,
+        "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+    }  # fmt: skip
+    model: Any
+    if settings.ffn == "relu":
+        config = GPTNeoXConfig(
+            **shared, intermediate_size=4 * settings.d_model, hidden_act="relu",
+            use_parallel_residual=False, rotary_pct=1.0,
+        )  # fmt: skip
+        model = GPTNeoXForCausalLM(config)
+    else:
+        gated = {"num_key_value_heads": settings.heads, "intermediate_size": 3 * settings.d_model}
+        model = LlamaForCausalLM(LlamaConfig(**shared, **gated, attention_dropout=0.0))
     with torch.no_grad():
         model.get_input_embeddings().weight[pad] = 0
     return model
@@ -203,12 +219,12 @@ def _whole(
     """The same model with the whole vocabulary: zero rows for unknown tokens."""
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     whole = _new(n_vocabulary, pad, tokenizer, settings)
+    table = torch.zeros(n_vocabulary, settings.d_model)
+    table[known] = model.get_input_embeddings().weight[:-1]
+    # Tied: the same matrix under two names.
+    wide = {name for name, value in whole.state_dict().items() if value.shape == table.shape}
     weights = model.state_dict()
-    rows = weights["model.embed_tokens.weight"]
-    table = torch.zeros(n_vocabulary, rows.shape[1])
-    table[known] = rows[:-1]
-    named = {"model.embed_tokens.weight": table, "lm_head.weight": table}
-    whole.load_state_dict({**weights, **named})
+    whole.load_state_dict({name: table if name in wide else weights[name] for name in weights})
     return whole.eval()
 
 

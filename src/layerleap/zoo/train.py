@@ -22,7 +22,7 @@ from layerleap.zoo.fine_tuned import classifier_of_reviews, tuned_on_reviews
 from layerleap.zoo.images import HELD_OUT, ImageSet, pixel_values, read_npz
 from layerleap.zoo.linear_head import at_size, cls_states, fit_head, with_head
 from layerleap.zoo.reviews import bert_reviews
-from layerleap.zoo.small_lm import second_small_lm, small_lm
+from layerleap.zoo.small_lm import second_small_lm, small_lm, small_relu_lm
 from layerleap.zoo.small_vit import VitSettings, train_vit
 
 Tell = Callable[[str], None]
@@ -118,6 +118,7 @@ RECIPES: dict[str, Callable[[Mapping[str, Path], Path, Tell], dict[str, Any]]] =
     "bert-reviews": bert_reviews,
     "small-lm": small_lm,
     "small-lm-2": second_small_lm,
+    "small-lm-relu": small_relu_lm,
     "small-lm-reviews": classifier_of_reviews,
     "smollm2-reviews": tuned_on_reviews,
 }

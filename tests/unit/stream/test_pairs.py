@@ -13,6 +13,7 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.models.inputs import encode_pair
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
+from layerleap.stream import pairs
 from layerleap.stream.examples import Sampling, iter_examples
 from layerleap.stream.pairs import iter_pairs
 
@@ -113,5 +114,19 @@ def test_what_is_no_pair_cannot_be_read_by_an_encoder_decoder(given):
 
 
 def test_a_model_of_pairs_has_no_default_text():
-    with pytest.raises(BadText, match="reads pairs of texts, and none are bundled"):
+    with pytest.raises(BadText, match=r"reads pairs of texts; give a \.tsv"):
         ll.fit(translator("bart"))
+
+
+def test_titles_are_the_beginnings_of_articles_with_their_names(tmp_path, monkeypatch):
+    articles = [
+        {"name": "Cat", "text": "A cat is an animal.\n\nIt sleeps."},
+        {"name": "Tree", "text": "A tree grows."},
+    ]
+    path = tmp_path / "articles.jsonl"
+    path.write_text("\n".join(map(json.dumps, articles)), "utf8")
+    monkeypatch.setattr(pairs, "fetch", lambda name: {"wikipedia": path}[name])
+    found = [(document.text, document.target) for document in pairs.iter_pairs("titles")]
+    assert found == [
+        (f"{pairs.ASK}A cat is an animal.", "Cat"), (f"{pairs.ASK}A tree grows.", "Tree"),
+    ]  # fmt: skip

@@ -480,6 +480,25 @@ def test_the_genus_model_continues_a_gut_sample_with_gut_genera():
 
 
 @pytest.mark.real
+def test_the_text_to_text_model_translates_and_its_head_is_not_its_embedding():
+    import torch
+
+    import layerleap
+    from layerleap.models.discovery.laws import check
+
+    t5 = layerleap.load("flan-t5-small")
+    assert {v.status for v in check(t5)} <= {"holds", "not applicable"}
+    assert not torch.equal(t5.model.lm_head.weight, t5.model.shared.weight)
+    inputs = t5.tokenizer(
+        "translate English to German: The house is wonderful.", return_tensors="pt"
+    )
+    written = t5.model.generate(**inputs, max_new_tokens=20)
+    assert t5.tokenizer.decode(written[0], skip_special_tokens=True) == "Das Haus ist wunderbar."
+    # With logits divided by the square root of its width, as in tied models, it would know nothing.
+    assert t5.model(**inputs, labels=written[:, 1:]).loss < 1
+
+
+@pytest.mark.real
 def test_the_speech_model_transcribes_the_bundled_recording_word_for_word():
     import re
 

@@ -67,6 +67,43 @@ def test_arrays_keep_their_names_and_linear_layers_get_theirs_back(tmp_path, arr
     assert np.array_equal(arrays["net.layer.0.query.weight"], matrix.T)
 
 
+def small_tensor(name, kind, number, data):
+    """A number as the exporter writes it: without a shape and without raw bytes."""
+    return field(2, kind) + field(number, data) + field(8, name)
+
+
+@pytest.mark.parametrize(("kind", "zero"), [(3, -7), (2, 129)])
+def test_quantised_arrays_become_the_numbers_that_they_stand_for(tmp_path, kind, zero):
+    rng = np.random.default_rng(0)
+    stored = rng.integers(0, 100, size=(6, 4)).astype({3: np.int8, 2: np.uint8}[kind])
+    scale = np.float32(0.03125)
+    quantised = b"".join(field(1, size) for size in stored.shape) + field(2, kind)
+    quantised += field(8, "onnx::MatMul_9_quantized") + field(9, stored.tobytes())
+    tensors = [
+        small_tensor("onnx::MatMul_9_scale", 1, 4, scale.tobytes()),
+        small_tensor("onnx::MatMul_9_zero_point", kind, 5, varint(zero % 2**64)),
+        quantised,
+    ]
+    inputs = (
+        "x_quantized",
+        "onnx::MatMul_9_quantized",
+        "x_zero_point",
+        "onnx::MatMul_9_zero_point",
+    )
+    nodes = [node("MatMulInteger", "/net/wi/MatMul_quant", *inputs)]
+    (tmp_path / "m.onnx").write_bytes(model(tensors=tensors, nodes=nodes))
+    (name, found), *others = read_onnx(tmp_path / "m.onnx").items()
+    assert (name, others) == ("net.wi.weight", [])
+    assert np.array_equal(found, ((stored.astype(np.float32) - zero) * scale).T)
+
+
+def test_quantised_arrays_without_their_scale_are_refused(tmp_path):
+    data = tensor("a_quantized", np.ones((2, 2), np.float32))
+    (tmp_path / "m.onnx").write_bytes(model(tensors=[data]))
+    with pytest.raises(ValueError, match="a_zero_point"):
+        read_onnx(tmp_path / "m.onnx")
+
+
 @pytest.mark.parametrize("cut", [3, 40, -1])
 def test_a_truncated_file_is_refused(tmp_path, arrays, cut):
     data = model(tensors=[tensor("a", arrays[0]), tensor("b", arrays[1])])

@@ -12,6 +12,7 @@ from families import build
 from tiny_models import WORDS, tokenizer
 
 from layerleap.models.load import load
+from layerleap.models.weights import feed_forward, ffn_keys
 from layerleap.zoo.catalog import CATALOG, result_words
 from layerleap.zoo.fine_tuned import TunedSettings, classifier_of_reviews, tuned_on_reviews
 from layerleap.zoo.reviews import is_held_out
@@ -81,6 +82,22 @@ def test_the_model_is_accepted_and_has_learned(sources, trained):
     assert card["held_out"]["loss"] < 0.9 * torch.log(torch.tensor(20.0))
     assert card["settings"] == {**vars(TINY)}
     assert "tokens are known" in messages[0]
+
+
+def test_the_relu_model_is_trained_by_the_same_recipe_and_its_coefficients_are_not_negative(
+    sources, tmp_path
+):
+    settings = replace(TINY, ffn="relu")
+    card = small_lm(sources, tmp_path, lambda _: None, settings)
+    model = load(str(tmp_path))
+    keys = [ffn_keys(model, block) for block in (1, 2)]
+    assert {(one.activation, *one.rows) for one in keys} == {("relu", "ffn.key")}
+    assert feed_forward(model, 1).n_neurons == 64
+    assert card["held_out"]["loss"] < 0.9 * torch.log(torch.tensor(20.0))
+    assert card["settings"]["ffn"] == "relu"
+    table = model.model.get_input_embeddings().weight
+    assert torch.equal(table, model.model.get_output_embeddings().weight)
+    assert int((table.abs().sum(1) > 0).sum()) == card["known_tokens"]
 
 
 def test_unknown_tokens_have_no_embedding_and_known_ones_do(sources, trained):

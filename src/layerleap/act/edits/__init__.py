@@ -7,6 +7,7 @@
 PatchState                          states of the residual stream (activation patching)
 SetNeuron, ScaleNeuron, AddNeuron,
 ZeroNeuron                          one FFN coefficient
+TopKNeurons                         all but the largest coefficients of each position set to 0
 ReplaceParts                        attention, FFN or norms by linear maps
 ReplaceAttention                    the attention function
 TopKAttention                       attention to the k highest-scoring keys only
@@ -20,12 +21,14 @@ from layerleap.act.edits.neurons import AddNeuron, ScaleNeuron, SetNeuron, ZeroN
 from layerleap.act.edits.patch import PatchState
 from layerleap.act.edits.replace import ReplaceParts
 from layerleap.act.edits.spec import edit_sentence, edit_spec, parse_edit
+from layerleap.act.edits.top_neurons import TopKNeurons
 from layerleap.act.edits.topk import TopKAttention
 from layerleap.act.topk.pages import Pages
 from layerleap.models.hooks.edit import Applied, Edit, EditReport
 
 __all__ = [
     "AddNeuron", "Applied", "Edit", "EditReport", "Pages", "PatchState", "ReplaceAttention",
-    "ReplaceParts", "ScaleNeuron", "SetNeuron", "TopKAttention", "ZeroNeuron", "edit_sentence",
+    "ReplaceParts", "ScaleNeuron", "SetNeuron", "TopKAttention", "TopKNeurons", "ZeroNeuron",
+    "edit_sentence",
     "edit_spec", "parse_edit",
 ]  # fmt: skip

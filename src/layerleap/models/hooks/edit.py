@@ -37,12 +37,14 @@ class Change:
                 a function that tells which `Rows` they are; it returns the new values and how many
                 rows it changed
     instead     `function` is called instead of the module's forward
+    compute     `function(forward, *args, **kwargs)` computes what the module's forward would, in
+                another way; what it takes is changed by other edits as usual
     attention   `function` is called instead of the module's attention function
     """
 
     block: int  # 1 to n_layers; tells apart the layers of a shared block
     module: nn.Module
-    side: Literal["in", "out", "instead", "attention"]
+    side: Literal["in", "out", "instead", "compute", "attention"]
     function: Callable[..., Any]
     # Called with the cache, or None, before every pass of the model; may refuse it.
     begin: Callable[[Any], None] | None = None
@@ -286,6 +288,9 @@ class EditedModel:
             return Tap(change_input=partial(self._change_input, applied, change))
         if change.side == "out":
             return Tap(change_output=partial(self._change_output, applied, change))
+        if change.side == "compute":
+            own = hooks_of(self.transformer.model).original(change.module)
+            return Tap(forward=partial(self._compute, change, own))
         forward = partial(self._run_instead, applied, change)
         return Tap(replace=lambda: forward if self._acts(change) else None)
 
@@ -316,6 +321,11 @@ class EditedModel:
         changed, n = change.function(rows, partial(self._pass.rows, len(rows)))
         applied.count(self._number, n)
         return value if not n else changed.reshape(value.shape)
+
+    def _compute(self, change: Change, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+        if get_ident() != self.thread or not self._acts(change):
+            return forward(*args, **kwargs)
+        return change.function(forward, *args, **kwargs)
 
     def _run_instead(self, applied: Applied, change: Change, *args: Any, **kwargs: Any) -> Any:
         state = state_taken(args, kwargs)

@@ -174,6 +174,11 @@ class ModelHooks:
             if not tapped.taps:
                 del self._modules[module]
 
+    def original(self, module: nn.Module) -> Forward:
+        """The forward that the module has without any taps."""
+        tapped = self._modules.get(module)
+        return module.forward if tapped is None else tapped.original
+
     def instance_forward(self, module: nn.Module) -> Forward | None:
         """The forward that another library put into this very module; None if there is none."""
         tapped = self._modules.get(module)

@@ -16,10 +16,11 @@ from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
-from layerleap.show.cli.study import StudyGroup
+from layerleap.show.cli.study import StudyCommand, StudyGroup
 from layerleap.show.cli.suitability import suitability
 from layerleap.show.cli.terminal import out
 from layerleap.show.cli.weights import weights
+from layerleap.study import registry
 
 app = typer.Typer(
     name="layerleap",
@@ -38,6 +39,7 @@ app = typer.Typer(
       layerleap study shortcuts smollm2 --quick -o report  a report on shortcuts
       layerleap study saturation smollm2 --quick -o report a report on saturation
       layerleap suitability smollm2                        is early exit worth it?
+      layerleap sparsity smollm2 --quick -o report         how sparse is it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
       layerleap search smollm2 "guitar music band"         neurons by their words
       layerleap diff smollm2 smollm2-reviews               what fine-tuning changed
@@ -72,6 +74,8 @@ app.command()(grouped(diff))
 app.command()(grouped(debug))
 app.command()(grouped(weights))
 app.command("tune")(grouped(tune.tune_command))
+# The same as `layerleap study sparsity`.
+app.command("sparsity", cls=StudyCommand, help=registry.summary("sparsity"))(lambda: None)
 import_app.command("mat")(grouped(fit.import_mat))
 import_app.command("tuned-lens")(grouped(fit.import_tuned_lens))
 

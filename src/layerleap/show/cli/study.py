@@ -46,16 +46,20 @@ class StudyGroup(TyperGroup):
         return _Lazy(cmd_name) if cmd_name in registry.names() else None
 
 
-class _Lazy(TyperCommand):
-    """Stands in for a study's command until its arguments are parsed."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, short_help=registry.summary(name), help=registry.summary(name))
+class StudyCommand(TyperCommand):
+    """A command with the name of a study, which is imported when its arguments are parsed."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         """Parse with the real command."""
         command = command_of(registry.find(str(self.name)))
         return command.make_context(info_name, args, parent, **extra)
+
+
+class _Lazy(StudyCommand):
+    """Stands in for a study's command until its arguments are parsed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, short_help=registry.summary(name), help=registry.summary(name))
 
 
 def command_of(study: "Study[Any]") -> Any:

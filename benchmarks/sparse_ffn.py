@@ -1,0 +1,86 @@
+"""FFNs that keep k neurons when one token is decoded: kept rows gathered, and the whole product.
+
+The bar is for the down-projections of the bundled model, one block after the other so that weights
+come from memory, as they do when a text is decoded. An eighth of the neurons is kept; choosing them
+is part of our time. The detail has a whole decoded token on both sides. There, up- and
+gate-projections are computed in full, so at most a third of each FFN can be saved.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from common import MODEL, Row, interleave, median
+
+from layerleap import load
+from layerleap.act.edits import TopKNeurons
+from layerleap.models.weights import feed_forward
+
+KEPT = 8  # one neuron in so many
+PROMPT = "The history of the city begins in the early Middle Ages, when"
+
+
+@torch.no_grad()
+def run(*, smoke: bool) -> list[Row]:
+    """One row, with decoding in its detail."""
+    model = load(MODEL)
+    ffn = feed_forward(model, 1)
+    k, n = ffn.n_neurons // KEPT, model.n_layers
+    row = torch.randn(1, ffn.n_neurons, generator=torch.Generator().manual_seed(0))
+    changes = TopKNeurons(k, gather=True).changes(model)
+    functions = [change.function for change in changes]
+    pairs = list(zip(functions[::2], functions[1::2], strict=True))
+    downs = [feed_forward(model, block).module(model).forward for block in range(1, n + 1)]
+
+    def ours(number: int) -> None:
+        for (keep, gather), down in zip(pairs, downs, strict=True):
+            gather(down, keep(row, None)[0])
+
+    def peer(number: int) -> None:
+        for down in downs:
+            down(row)
+
+    ours(0)
+    peer(0)  # warm-up of both sides
+    found = interleave({"ours": ours, "peer": peer}, 3 if smoke else 101)
+    (keep, gather), down = pairs[0], downs[0]
+    kept = keep(row, None)[0]
+    gap = float((gather(down, kept) - down(kept)).abs().max())
+    detail = {
+        "note": "one down-projection of one token: an eighth of the neurons chosen by size and "
+        "gathered, against the whole product; `decoding` is seconds a token of the whole model",
+        "k": k, "n_neurons": ffn.n_neurons, "width": model.d_model, "largest_gap": gap,
+        "decoding": _decoding(model, k, smoke), "samples": found,
+    }  # fmt: skip
+    microseconds = {name: 1e6 * median(samples) / n for name, samples in found.items()}
+    return [
+        Row("ffn_gather", microseconds["ours"], microseconds["peer"], "us", 1.0, ">=",
+            over="peer/ours", detail=detail)
+    ]  # fmt: skip
+
+
+def _decoding(model: Any, k: int, smoke: bool) -> dict[str, Any]:
+    """Seconds a token of the whole model and of a copy with sparse FFNs."""
+    tokens = 4 if smoke else 32
+    copy = load(MODEL)
+    inputs = model.tokenizer(PROMPT, return_tensors="pt")
+    options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False,
+               "temperature": None, "top_p": None, "pad_token_id": 0}  # fmt: skip
+    with copy.edit(TopKNeurons(k, gather=True)):
+        sides = {
+            "gathered": lambda number: copy.model.generate(**inputs, **options),
+            "whole": lambda number: model.model.generate(**inputs, **options),
+        }
+        for side in sides.values():
+            side(0)
+        found = interleave(sides, 1 if smoke else 7)
+    with copy.edit(TopKNeurons(k)):
+        found["masked"] = interleave(
+            {"masked": partial(_ignoring, copy.model.generate, {**inputs, **options})},
+            1 if smoke else 7,
+        )["masked"]
+    return {name: median(samples) / tokens for name, samples in found.items()}
+
+
+def _ignoring(generate: Any, options: dict[str, Any], number: int) -> None:
+    generate(**options)

@@ -1,0 +1,166 @@
+"""How many keys does attention need? Loss, KL and agreement against k, with no training.
+
+In: held-out rows. Out: the table over k, and the section of the study that shows it.
+"""
+
+from collections.abc import Iterator
+
+from layerleap.act.edits import TopKAttention
+from layerleap.errors import BadText
+from layerleap.study.claims import Claim, Verdict, above, below, untested
+from layerleap.study.engine import Section
+from layerleap.study.figures import Axis, Figure, Line
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.sparsity.context import SparsityContext
+from layerleap.study.sparsity.curves import (
+    EIGHTH,
+    PANELS,
+    SAME_LOSS,
+    SAME_TOP,
+    nats,
+    nearest,
+    points,
+    shares,
+)  # fmt: skip
+from layerleap.study.tables import Column, Table, estimate, percent
+
+
+def _run(context: SparsityContext) -> Tables:
+    rows = context.rows
+    known = [k for k in context.settings.keys if k < rows.longest]
+    if not known:
+        raise BadText(
+            f"the longest text has {rows.longest} positions, and the fewest keys asked for are "
+            f"{context.settings.keys[0]}; give longer texts or a smaller k"
+        )
+    if left := [k for k in context.settings.keys if k not in known]:
+        context.note(
+            f"Keeping {', '.join(map(str, left))} keys is left out: the longest text has "
+            f"{rows.longest} positions, so attention would be exact."
+        )
+    seen = rows.visible.double()
+    table: list[Row] = []
+    for number, k in enumerate(known):
+        context.progress("attention with k keys", number, len(known), "runs")
+        reached = float((seen > k).double().mean())
+        share = float((seen.clamp_max(k) / seen).mean())
+        measured = rows.measure(TopKAttention(k=k))
+        table += rows.table(measured, k=k, affected=reached, keys_kept=share)
+    sizes = {"mean_keys": float(seen.mean()), "most_keys": int(seen.max())}
+    return {"attention": table, "attention_sizes": [{**sizes, "rows": len(rows)}]}
+
+
+# --- claims and findings -----------------------------------------------------------------------
+
+
+def eighth(
+    result: StudyResult, table: str = "attention", sizes_of: str = "attention_sizes"
+) -> int | None:
+    """The k measured that is nearest to an eighth of the keys that the longest row sees.
+
+    None if it is more than a quarter of them: a few keys are not many times k.
+    """
+    sizes = result.row(sizes_of)
+    if sizes is None:
+        return None
+    k = nearest(result, table, "k", EIGHTH * sizes["most_keys"])
+    return None if k is None or k > 2 * EIGHTH * sizes["most_keys"] else int(k)
+
+
+SHORT = "no k that was tried is near an eighth of the keys; give longer texts, or a smaller k"
+
+
+def _untrained(result: StudyResult) -> Verdict:
+    k = eighth(result)
+    if k is None:
+        return untested(SHORT)
+    row = result.row("attention", k=k, measure="loss")
+    if row is None:
+        return untested("the right outputs of this text are not known, so there is no loss")
+    return Verdict(
+        below(row, SAME_LOSS),
+        f"with k = {k} of up to {result.rows('attention_sizes')[0]['most_keys']} keys the loss "
+        f"grows by {nats(row)}",
+        f"yes if the interval is below {SAME_LOSS} nats",
+    )
+
+
+def _same_output(result: StudyResult) -> Verdict:
+    k = eighth(result)
+    if k is None:
+        return untested(SHORT)
+    row = result.row("attention", k=k, measure="agreement")
+    if row is None:
+        return untested("nothing was measured")
+    return Verdict(
+        above(row, SAME_TOP), f"with k = {k} the top output is the same in {shares(row)} of rows",
+        f"yes if the interval is above {percent(SAME_TOP)}",
+    )  # fmt: skip
+
+
+CLAIMS = (
+    Claim("Top-k attention needs no corrective training: with k an eighth of the length, the loss "
+          "hardly grows.", _untrained),
+    Claim("Zero-shot, the model's answers stay nearly identical with k an eighth of the length.",
+          _same_output),
+)  # fmt: skip
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    rows = result.rows("attention", measure="kl")
+    if not rows:
+        return
+    wanted = result.settings["kl"]
+    enough = [row for row in rows if below(row, wanted) == "yes"]
+    if enough:
+        first = min(enough, key=lambda row: row["k"])
+        yield Finding(
+            f"Attention with {first['k']} keys is within {wanted:g} nats of the whole model: KL "
+            f"{nats(first)}. {percent(first['affected'])} of the rows see more keys than that.",
+            under="attention", headline=True,
+        )  # fmt: skip
+    else:
+        yield Finding(
+            f"No k that was tried ({', '.join(str(row['k']) for row in rows)}) is clearly within "
+            f"{wanted:g} nats of the whole model.", under="attention", headline=True,
+        )  # fmt: skip
+    fewest = min(rows, key=lambda row: row["k"])
+    agreement = result.row("attention", k=fewest["k"], measure="agreement")
+    yield Finding(
+        f"With k = {fewest['k']}, KL is {nats(fewest)} and the top output is the same in "
+        f"{shares(agreement)} of rows.", under="attention",
+    )  # fmt: skip
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    yield from points(result.rows("attention"), "k", "attention")
+
+
+def _table_rows(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("attention"):
+        yield {**row, "column": PANELS[row["measure"]]}
+
+
+SECTION = Section(
+    "attention", "How many keys does attention need?", _run,
+    "Every self-attention of the model keeps only the k keys with the highest scores of each query "
+    "and computes the softmax over those, without any training. Where a position sees at most k "
+    "keys, nothing changes. Everything is compared with the whole model on the same rows.",
+    short="Attention", help="loss, KL and agreement against k", findings=_findings, claims=CLAIMS,
+    figures=(
+        Figure(
+            "attention", "Attention with k keys",
+            "Left: how far the output moves. Right: how often the top output stays, and how much "
+            "worse the text is predicted.", _points, x=Axis("keys kept (k)", "log"),
+            y=Axis(""), share_y=False, unit="rows", size=(3.7, 3.3),
+            lines={"attention": Line("top-k attention", "blue")},
+        ),
+    ),
+    tables=(
+        Table(
+            "attention-table", "Attention with k keys", _table_rows,
+            (Column("k"), Column("affected", "rows that see more", "{:.0f} %", 100)),
+            across="column", cells=(estimate("value", "", "{:.3f}"),), terminal=True,
+        ),
+    ),
+)  # fmt: skip

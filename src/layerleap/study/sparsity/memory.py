@@ -1,0 +1,221 @@
+"""What training keeps in memory for attention, by implementation and length.
+
+In: the shape of one attention layer. Out: bytes that the backward pass needs kept, counted exactly,
+how they grow with length, and the section of the study that shows it.
+
+Inputs and output are not counted: the layers around hold those with every implementation. What is
+alive only while a chunk is computed is not counted either; `make bench` measures peaks.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from layerleap.act.topk.attention import topk_attend
+from layerleap.act.topk.masks import Visible
+from layerleap.extras import learn_library
+from layerleap.study.claims import Claim, Verdict, above, at_every, below, between, untested
+from layerleap.study.engine import Section
+from layerleap.study.figures import Axis, Figure, Line
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.sparsity.context import SparsityContext
+from layerleap.study.sparsity.curves import interval
+from layerleap.study.tables import Column, Table, estimate
+
+HEADS, WIDTH = 12, 64  # the layer that the paper measured
+K, CHUNK = 64, 256
+MIB = 2**20
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Plain causal attention, as transformers' eager implementation computes it."""
+    scores = query @ key.mT * WIDTH**-0.5
+    n = scores.shape[-1]
+    mask = torch.full((n, n), torch.finfo(scores.dtype).min).triu(1)
+    return (scores + mask).softmax(-1) @ value
+
+
+def _chunked(query: Tensor, key: Tensor, value: Tensor, *, k: int | None, again: bool) -> Tensor:
+    visible = Visible(is_causal=True)
+    return topk_attend(query, key, value, visible, k, chunk=CHUNK, recompute=again)
+
+
+IMPLEMENTATIONS: dict[str, Attend] = {
+    "eager": eager,
+    "sdpa": partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True),
+    "chunked": partial(_chunked, k=None, again=False),
+    "top-k": partial(_chunked, k=K, again=False),
+    "top-k, recomputed": partial(_chunked, k=K, again=True),
+}
+NAMES = {
+    "eager": "eager: whole score matrix", "sdpa": "sdpa: PyTorch's fused kernel",
+    "chunked": "exact, in chunks", "top-k": f"top-{K}, selection kept",
+    "top-k, recomputed": f"top-{K}, selected again",
+}  # fmt: skip
+
+
+def kept_bytes(attend: Attend, length: int) -> int:
+    """Bytes that are kept for the backward pass, without those of inputs and output."""
+    generator = torch.Generator().manual_seed(length)
+    inputs = [
+        torch.randn(1, HEADS, length, WIDTH, generator=generator, requires_grad=True)
+        for _ in range(3)
+    ]
+    own = {value.untyped_storage().data_ptr() for value in inputs}
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []  # so that no address is used twice
+
+    def pack(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(value.detach())
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        output = attend(*inputs)
+    kept.pop(output.untyped_storage().data_ptr(), None)
+    return sum(kept.values())
+
+
+def growth(lengths: list[int], sizes: list[int]) -> Row | None:
+    """The exponent p of size ~ length^p, by least squares, with its 95 % interval."""
+    if min(sizes) == 0 or len(lengths) < 3:
+        return None
+    x, y = ([math.log(value) for value in values] for values in (lengths, sizes))
+    stats = learn_library("scipy.stats")
+    fit = stats.linregress(x, y)
+    margin = float(stats.t.ppf(0.975, len(x) - 2) * fit.stderr)
+    return {"value": float(fit.slope), "low": float(fit.slope) - margin,
+            "high": float(fit.slope) + margin}  # fmt: skip
+
+
+def _run(context: SparsityContext) -> Tables:
+    lengths = sorted(set(context.settings.lengths))
+    rows: list[Row] = []
+    for number, length in enumerate(lengths):
+        context.progress("memory of attention", number, len(lengths), "lengths")
+        for name, attend in IMPLEMENTATIONS.items():
+            rows.append({"name": name, "length": length, "bytes": kept_bytes(attend, length)})
+    grows = []
+    for name in IMPLEMENTATIONS:
+        sizes = [row["bytes"] for row in rows if row["name"] == name]
+        if (found := growth(lengths, sizes)) is not None:
+            grows.append({"name": name, **found, "lengths": len(lengths)})
+    return {"memory": rows, "memory_growth": grows}
+
+
+# --- claims and findings -----------------------------------------------------------------------
+
+
+def _linear(result: StudyResult) -> Verdict:
+    row = result.row("memory_growth", name="top-k")
+    if row is None:
+        return untested("memory was measured at fewer than three lengths")
+    whole = result.row("memory_growth", name="eager")
+    return Verdict(
+        between(row, 0.9, 1.1),
+        f"what is kept grows with length to the power {interval(row)}; of eager attention "
+        f"{interval(whole)}",
+        "yes if the interval of the exponent is within 0.9 to 1.1",
+    )
+
+
+def _leaner(result: StudyResult, other: str) -> Verdict:
+    pairs = [
+        (row["length"], row["bytes"], peer["bytes"])
+        for row in result.rows("memory", name="top-k")
+        if (peer := result.row("memory", name=other, length=row["length"])) is not None
+    ]
+    if not pairs:
+        return untested("nothing was measured")
+    # Counted, not sampled: both ends of the interval are the number itself.
+    gaps = [{"low": theirs - ours, "high": theirs - ours} for _, ours, theirs in pairs]
+    length, ours, theirs = pairs[-1]
+    return Verdict(
+        at_every(above(gap) for gap in gaps),
+        f"at {length:,} positions top-{K} keeps {ours / MIB:.2f} MiB and {other} "
+        f"{theirs / MIB:.2f} MiB",
+        "yes if it keeps less at every length; bytes are counted, so there is no interval",
+    )
+
+
+CLAIMS = (
+    Claim("Top-k attention needs memory linear in the length.", _linear),
+    Claim("Training with top-k attention keeps less than with plain attention.",
+          partial(_leaner, other="eager")),
+    Claim("It keeps less than today's fused kernels (sdpa), too.", partial(_leaner, other="sdpa")),
+)  # fmt: skip
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    rows = {row["name"]: row for row in result.rows("memory")}  # the longest comes last
+    if not rows:
+        return
+    length = rows["eager"]["length"]
+    listed = ", ".join(f"{NAMES[name]} {row['bytes'] / MIB:.2f} MiB" for name, row in rows.items())
+    yield Finding(
+        f"One layer of {HEADS} heads of {WIDTH} keeps for its backward pass at {length:,} "
+        f"positions, beside inputs and output: {listed}.", under="memory", headline=True,
+    )  # fmt: skip
+    grows = {row["name"]: row for row in result.rows("memory_growth")}
+    sdpa = grows.get("sdpa")
+    if sdpa is not None and below(sdpa, 1.2) == "yes":
+        yield Finding(
+            "PyTorch's fused kernel already needs linear memory "
+            f"(exponent {interval(sdpa)}) and computes exact attention, so memory alone is no "
+            "reason for top-k attention where that kernel can be used. Top-k still helps where it "
+            "cannot (weights have to be looked at, capped or biased), as a measure of how sparse "
+            "attention is, and where few values are read from a long cache.",
+            under="memory", headline=True,
+        )  # fmt: skip
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("memory"):
+        if row["bytes"]:
+            yield {"x": row["length"], "y": row["bytes"] / MIB, "line": row["name"]}
+
+
+def _table_rows(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("memory"):
+        yield {**row, "column": NAMES[row["name"]], "mib": row["bytes"] / MIB}
+
+
+SECTION = Section(
+    "memory", "How much does training keep in memory?", _run,
+    f"One causal attention layer of {HEADS} heads of {WIDTH}, batch of one, whatever the model: "
+    "the bytes that autograd keeps for the backward pass beside inputs and output, counted. "
+    f"Top-k attention has k = {K}.",
+    short="Memory", help="bytes kept by eager, chunked, sdpa and top-k attention",
+    findings=_findings, claims=CLAIMS,
+    figures=(
+        Figure(
+            "memory", "Kept for the backward pass", "On both axes, each step is a factor.",
+            _points, x=Axis("positions", "log"), y=Axis("MiB", "log"), size=(5.6, 3.6),
+            sample="bytes are counted, not sampled",
+            lines={
+                "eager": Line(NAMES["eager"], "orange", marker="s"),
+                "sdpa": Line(NAMES["sdpa"], "green", marker="D"),
+                "chunked": Line(NAMES["chunked"], "grey"),
+                "top-k": Line(NAMES["top-k"], "blue"),
+                "top-k, recomputed": Line(NAMES["top-k, recomputed"], "amber", style="dashed"),
+            },
+        ),
+    ),
+    tables=(
+        Table(
+            "memory-table", "Kept for the backward pass, in MiB", _table_rows,
+            (Column("length", "positions"),), across="column", cells=(Column("mib", "", "{:.2f}"),),
+        ),
+        Table(
+            "growth-table", "Exponent of growth with length",
+            lambda r: [{**row, "name": NAMES[row["name"]]} for row in r.rows("memory_growth")],
+            (Column("name", ""), estimate("value", "exponent")),
+        ),
+    ),
+)  # fmt: skip

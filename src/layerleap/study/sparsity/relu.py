@@ -1,0 +1,152 @@
+"""ReLU against gated FFNs: two small models that differ in their FFNs alone.
+
+In: the bundled `small-lm-relu` and `small-lm`, trained on the same text in the same way, and the
+study's text. Out: the sweep over shares and rules for both, and the section that shows it.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from layerleap.errors import BadSettings
+from layerleap.models.load import load
+from layerleap.models.weights import FeedForward, feed_forwards
+from layerleap.stream.batches import modality
+from layerleap.stream.examples import reads_pairs
+from layerleap.study.claims import Claim, Verdict, above, difference, untested
+from layerleap.study.engine import Section
+from layerleap.study.figures import Axis, Figure
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.sparsity.context import SparsityContext
+from layerleap.study.sparsity.curves import EIGHTH, PANELS, nats, nearest, shares
+from layerleap.study.sparsity.ffn import COLUMNS, HALF, LINES, papers_rule, sweep
+from layerleap.study.sparsity.passes import Rows
+from layerleap.study.tables import Column, Table, estimate, percent
+
+RELU, GATED = "ReLU", "gated"
+TWINS = {RELU: "small-lm-relu", GATED: "small-lm"}
+
+
+def _run(context: SparsityContext) -> Tables:
+    is_text = modality(context.model) == "text" and not reads_pairs(context.model)
+    if not is_text or context.text == "generated":
+        raise BadSettings(
+            f"the two small language models read English, and {context.model.identity.name} is "
+            "read on something else; run this section with an English model"
+        )
+    tables: Tables = {"relu": [], "relu_paired": [], "relu_active": []}
+    for kind, name in TWINS.items():
+        context.progress(f"loading {name}", 0, None, "models")
+        rows = context.rows_of(load(name))
+        known = feed_forwards(rows.model)
+        ffns = {block: ffn for block, ffn in known.items() if isinstance(ffn, FeedForward)}
+        table, paired = sweep(rows, ffns, context.settings.shares, context.progress)
+        tables["relu"] += [{"ffn": kind, **row} for row in table]
+        tables["relu_paired"] += [{"ffn": kind, **row} for row in paired]
+        active = rows.estimates(_active(rows, ffns)[:, None])[0]
+        tables["relu_active"].append({"ffn": kind, "model": name, **active})
+    return tables
+
+
+@torch.no_grad()
+def _active(rows: Rows, ffns: dict[int, FeedForward]) -> Tensor:
+    """The share of neurons whose coefficient is not 0, as a mean over blocks: (row,)."""
+    found = []
+    for batch in rows.batches:
+        sites = [(block, ffn.site) for block, ffn in ffns.items()]
+        captured = rows.model.capture(batch.inputs, layers=(), sites=sites, keep=batch.keep)
+        parts = [(value != 0).double().mean(-1).cpu() for value in captured.sites.values()]
+        found.append(torch.stack(parts).mean(0))
+    return torch.cat(found)
+
+
+# --- claims and findings -----------------------------------------------------------------------
+
+
+def _rule(result: StudyResult, kind: str) -> Verdict:
+    return papers_rule(result, "relu_paired", HALF, ffn=kind)
+
+
+def _sparser(result: StudyResult) -> Verdict:
+    share = nearest(result, "relu", "share", EIGHTH)
+    both = {
+        kind: result.row("relu", ffn=kind, share=share, rule="size", measure="kl") for kind in TWINS
+    }
+    relu, gated = both[RELU], both[GATED]
+    if relu is None or gated is None or share is None:
+        return untested("nothing was measured")
+    gap = difference(gated, relu)
+    return Verdict(
+        above(gap),
+        f"with {percent(share, 1)} of the neurons, KL is {nats(relu)} with ReLU and {nats(gated)} "
+        "with gates",
+        "yes if the interval of the difference is above 0",
+    )
+
+
+CLAIMS = (
+    Claim("With ReLU, the paper's rule is right: half of the neurons chosen by pre-activation are "
+          "as good as half chosen by size (small-lm-relu).", partial(_rule, kind=RELU)),
+    Claim("With gates, the paper's rule is right as well (small-lm).",
+          partial(_rule, kind=GATED)),
+    Claim("(ours) ReLU FFNs need fewer neurons than gated ones: an eighth of them costs less.",
+          _sparser),
+)  # fmt: skip
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    for row in result.rows("relu_active"):
+        yield Finding(
+            f"{row['model']}: {shares(row)} of the coefficients of a position are not 0.",
+            under="relu",
+        )
+    share = nearest(result, "relu", "share", HALF)
+    costs = {
+        kind: result.row("relu", ffn=kind, share=share, rule="pre-activation", measure="kl")
+        for kind in TWINS
+    }
+    if share is not None and all(costs.values()):
+        yield Finding(
+            f"Half of the neurons by the paper's rule cost {nats(costs[RELU])} with ReLU and "
+            f"{nats(costs[GATED])} with gates, in two models trained alike.",
+            under="relu", headline=True,
+        )  # fmt: skip
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("relu", measure="kl"):
+        yield {**row, "x": row["share"], "y": row["value"], "line": row["rule"],
+               "panel": f"{row['ffn']} ({TWINS[row['ffn']]})"}  # fmt: skip
+
+
+def _table_rows(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("relu", measure="kl"):
+        yield {**row, "column": COLUMNS[row["rule"]]}
+
+
+SECTION = Section(
+    "relu", "Is the paper's rule right for ReLU and wrong for gates?", _run,
+    "No large ReLU model can be bundled, so two small language models are trained on this machine "
+    "on first use, on the same text and in the same way: one with plain ReLU FFNs, one with gated "
+    "FFNs. Both are read on the same held-out texts. They are weak models; only the difference "
+    "between their FFNs is of interest.",
+    short="ReLU", help="the rules on a small ReLU model and its gated twin", quick=False,
+    findings=_findings, claims=CLAIMS,
+    figures=(
+        Figure(
+            "relu", "KL by share of neurons and rule", "With ReLU all rules coincide as soon as "
+            "all positive coefficients are kept.", _points,
+            x=Axis("share of neurons kept", "log"), y=Axis(PANELS["kl"]), unit="rows",
+            size=(4.4, 3.4), lines=LINES,
+        ),
+    ),
+    tables=(
+        Table(
+            "relu-table", "KL to the whole model in nats", _table_rows,
+            (Column("ffn", "FFN"), Column("share", "neurons kept", "{:.1f} %", 100)),
+            across="column", cells=(estimate("value", "", "{:.3f}"),),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,277 @@
+"""Training with top-k attention beside exact attention: from scratch on two tasks, and fine-tuning.
+
+In: the bundled tasks, and the model if it is a decoder of text. Out: learning curves, and paired
+differences between the two kinds of attention with intervals over seeds.
+
+The two start from the same weights and see the same batches in the same order.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from layerleap.errors import BadSettings, LayerleapError
+from layerleap.extras import learn_library
+from layerleap.stream.batches import modality
+from layerleap.stream.examples import reads_pairs
+from layerleap.study.claims import Claim, Verdict, between, untested
+from layerleap.study.engine import Section
+from layerleap.study.figures import Axis, Figure, Line
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.sparsity import runs
+from layerleap.study.sparsity.context import SparsityContext
+from layerleap.study.sparsity.curves import interval, nats, shares
+from layerleap.study.sparsity.runs import EXACT, SWAPPED, TOP
+from layerleap.study.sparsity.settings import SparsitySettings
+from layerleap.study.tables import Column, Table, estimate, percent
+from layerleap.zoo import fetch
+from layerleap.zoo.tasks.byte_reviews import ByteReviewSettings, byte_reviews
+from layerleap.zoo.tasks.encoder import EncoderSettings, Point
+from layerleap.zoo.tasks.listops import ListOpsSettings, listops
+from layerleap.zoo.tasks.task import Task
+
+LISTOPS, REVIEWS, TUNING = "ListOps", "byte-level reviews", "fine-tuning"
+TASKS = (LISTOPS, REVIEWS, TUNING)
+SAME_ACCURACY = 0.03  # a difference within this counts as nearly identical
+SAME_TUNED = 0.02  # nats
+MOST_ITEMS = 12_000  # to train on
+# Bytes make long sequences, so that task has smaller batches.
+SCRATCH: dict[str, Callable[[SparsitySettings], EncoderSettings]] = {
+    LISTOPS: lambda s: EncoderSettings(steps=s.steps, batch=32),
+    REVIEWS: lambda s: EncoderSettings(steps=s.review_steps, batch=16),
+}
+
+Run = Callable[[str, int], list[Point]]  # by attention and seed
+
+
+def _run(context: SparsityContext) -> Tables:
+    tables: Tables = {
+        "training": [],
+        "training_ends": [],
+        "training_gaps": [],
+        "training_tasks": [],
+    }
+    errors = []
+    for name in TASKS:
+        try:
+            longest, chance, run = _prepared(context, name)
+        except LayerleapError as error:
+            errors.append(str(error))
+            context.leave_out(f"Training: {name}", error)
+            continue
+        about = {"task": name, "k": runs.keys_of(longest), "length": longest, "chance": chance}
+        tables["training_tasks"].append(about)
+        points = _points_of(context, name, run)
+        tables["training"] += _curves(name, points)
+        tables["training_ends"] += _ends(name, points)
+        tables["training_gaps"] += _gaps(name, points)
+    if not tables["training"]:
+        raise BadSettings("; ".join(errors))
+    return tables
+
+
+def _prepared(context: SparsityContext, name: str) -> tuple[int, float | None, Run]:
+    """The length of a task, its chance level, and how to run it."""
+    s = context.settings
+    if name == TUNING:
+        return _tuning(context)
+    training = SCRATCH[name](s)
+    n = min(MOST_ITEMS, 2 * training.batch * training.steps)
+    if name == LISTOPS:
+        task = listops(ListOpsSettings(n_fitted=n, n_held_out=s.tested))
+    else:
+        sizes = ByteReviewSettings(n_fitted=n, n_held_out=s.tested)
+        task = byte_reviews(fetch("reviews"), sizes)
+    return task.longest, task.chance, partial(_scratch, context, task, training)
+
+
+def _scratch(
+    context: SparsityContext, task: Task, settings: EncoderSettings, attention: str, seed: int
+) -> list[Point]:
+    tell = _teller(context, task.name, attention, seed, settings.steps)
+    return runs.from_scratch(task, attention, settings, seed, tell)
+
+
+def _tuning(context: SparsityContext) -> tuple[int, float | None, Run]:
+    model = context.model
+    is_text = modality(model) == "text" and not reads_pairs(model)
+    if model.kind != "next-token" or not is_text:
+        raise BadSettings(f"{model.identity.name} is not a decoder of plain text")
+    settings = runs.TuneSettings(steps=context.settings.tune_steps)
+    windows = runs.review_windows(model, fetch("reviews"), settings)
+
+    def run(attention: str, seed: int) -> list[Point]:
+        tell = _teller(context, TUNING, attention, seed, settings.steps)
+        return runs.fine_tuned(model, windows, attention, settings, seed, tell)
+
+    return settings.window, None, run
+
+
+def _teller(
+    context: SparsityContext, name: str, attention: str, seed: int, steps: int
+) -> Callable[[int], None]:
+    words = f"{name}, {attention} attention, seed {seed}"
+    return lambda step: context.progress(words, step, steps, "steps")
+
+
+def _points_of(context: SparsityContext, name: str, run: Run) -> list[Row]:
+    """All points of all runs; each finished run is kept in the work folder."""
+    found = []
+    for seed in range(context.settings.seeds):
+        for attention in (EXACT, TOP):
+            file = f"run-{name}-{attention}-{seed}.json".replace(" ", "-")
+            points = runs.saved(context.workspace / file, partial(run, attention, seed))
+            for point in points:
+                own = SWAPPED if point["swapped"] else attention
+                found.append({"task": name, "attention": own, "seed": seed, **point})
+    return found
+
+
+def _measures(points: list[Row]) -> list[str]:
+    return [name for name in ("loss", "accuracy") if name in points[0]]
+
+
+def over_seeds(values: list[float]) -> Row:
+    """A mean with Student's 95 % interval over seeds."""
+    stats, n = learn_library("scipy.stats"), len(values)
+    mean = sum(values) / n
+    spread = (sum((value - mean) ** 2 for value in values) / (n - 1) / n) ** 0.5
+    margin = float(stats.t.ppf(0.975, n - 1)) * spread
+    return {"value": mean, "low": mean - margin, "high": mean + margin, "seeds": n}
+
+
+def _curves(name: str, points: list[Row]) -> list[Row]:
+    found = []
+    for attention in (EXACT, TOP):
+        own = [point for point in points if point["attention"] == attention]
+        for step in sorted({point["step"] for point in own}):
+            at = [point for point in own if point["step"] == step]
+            for measure in _measures(points):
+                row = over_seeds([point[measure] for point in at])
+                about = {"task": name, "attention": attention, "step": step, "measure": measure}
+                found.append({**about, **row})
+    return found
+
+
+def _last(points: list[Row], attention: str, measure: str) -> list[float]:
+    """The values that runs end with, by seed."""
+    own = [point for point in points if point["attention"] == attention]
+    end = max(point["step"] for point in own)
+    ends = {point["seed"]: point[measure] for point in own if point["step"] == end}
+    return [ends[seed] for seed in sorted(ends)]
+
+
+def _ends(name: str, points: list[Row]) -> list[Row]:
+    return [
+        {"task": name, "attention": attention, "measure": measure,
+         **over_seeds(_last(points, attention, measure))}
+        for attention in (EXACT, TOP, SWAPPED)
+        for measure in _measures(points)
+    ]  # fmt: skip
+
+
+def _gaps(name: str, points: list[Row]) -> list[Row]:
+    """Top-k minus exact, seed by seed."""
+    found = []
+    for attention in (TOP, SWAPPED):
+        for measure in _measures(points):
+            pairs = zip(_last(points, attention, measure), _last(points, EXACT, measure),
+                        strict=True)  # fmt: skip
+            row = over_seeds([ours - exact for ours, exact in pairs])
+            found.append({"task": name, "attention": attention, "measure": measure, **row})
+    return found
+
+
+# --- claims and findings -----------------------------------------------------------------------
+
+
+def _same(result: StudyResult, task: str) -> Verdict:
+    measure, limit = ("loss", SAME_TUNED) if task == TUNING else ("accuracy", SAME_ACCURACY)
+    row = result.row("training_gaps", task=task, attention=TOP, measure=measure)
+    if row is None:
+        return untested(f"{task} was not run; see the notes")
+    ends = {
+        attention: result.row("training_ends", task=task, attention=attention, measure=measure)
+        for attention in (EXACT, TOP)
+    }
+    about = result.rows("training_tasks", task=task)[0]
+    words = nats if measure == "loss" else shares
+    return Verdict(
+        between(row, -limit, limit),
+        f"{measure} {words(ends[TOP])} with k = {about['k']} of {about['length']}, "
+        f"{words(ends[EXACT])} with exact attention; difference {interval(row, '{:+.3f}')} over "
+        f"{row['seeds']} seeds",
+        f"yes if the interval of the paired difference is within {limit:g} of 0",
+    )
+
+
+CLAIMS = (
+    Claim("Trained from scratch on ListOps, top-k attention is nearly as accurate as exact "
+          "attention.", partial(_same, task=LISTOPS)),
+    Claim("Trained from scratch on byte-level film reviews, top-k attention is nearly as accurate "
+          "as exact attention.", partial(_same, task=REVIEWS)),
+    Claim("Fine-tuned with top-k attention, the model ends with nearly the same loss as with exact "
+          "attention.", partial(_same, task=TUNING)),
+)  # fmt: skip
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    for about in result.rows("training_tasks"):
+        task, measure = about["task"], "loss" if about["task"] == TUNING else "accuracy"
+        get = partial(result.row, "training_ends", task=task, measure=measure)
+        words = nats if measure == "loss" else shares
+        gap = result.row("training_gaps", task=task, attention=TOP, measure=measure)
+        chance = "" if about["chance"] is None else (
+            f" (always giving the most frequent class: {percent(about['chance'])})"
+        )  # fmt: skip
+        yield Finding(
+            f"{task}: held-out {measure} {words(get(attention=EXACT))} with exact attention and "
+            f"{words(get(attention=TOP))} with k = {about['k']} of {about['length']}{chance}; "
+            f"paired difference {interval(gap, '{:+.3f}')}.", under="curves", headline=True,
+        )  # fmt: skip
+        yield Finding(
+            f"{task}: trained with exact attention and then read with k = {about['k']}, held-out "
+            f"{measure} is {words(get(attention=SWAPPED))}.", under="curves",
+        )  # fmt: skip
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("training"):
+        wanted = "loss" if row["task"] == TUNING else "accuracy"
+        if row["measure"] == wanted:
+            yield {**row, "x": row["step"], "y": row["value"], "line": row["attention"],
+                   "panel": f"{row['task']}: {wanted}"}  # fmt: skip
+
+
+def _table_rows(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("training_ends"):
+        yield {**row, "column": row["attention"]}
+    for row in result.rows("training_gaps", attention=TOP):
+        yield {**row, "column": "top-k minus exact"}
+
+
+SECTION = Section(
+    "training", "Does training with top-k attention end at the same place?", _run,
+    "Small encoders are trained from scratch on ListOps and on film reviews read byte by byte, and "
+    "the model itself is fine-tuned on film reviews, once with exact and once with top-k "
+    "attention: the same weights to start from, the same batches. k is an eighth of the length. "
+    "Sizes are those that take minutes, so accuracies are far from what these tasks allow; what "
+    "counts is the difference.",
+    short="Training", help="from scratch and fine-tuning, top-k beside exact; slow", quick=False,
+    findings=_findings, claims=CLAIMS,
+    figures=(
+        Figure(
+            "curves", "Learning curves on held-out items", "Bands are intervals over seeds.",
+            _points, x=Axis("step"), y=Axis(""), share_y=False, size=(3.7, 3.3),
+            sample="bands: 95 %, Student's t over seeds",
+            lines={EXACT: Line("exact attention", "orange", marker="s"),
+                   TOP: Line("top-k attention", "blue")},
+        ),
+    ),
+    tables=(
+        Table(
+            "training-table", "Where runs end, and paired differences", _table_rows,
+            (Column("task"), Column("measure", ""), Column("seeds")), across="column",
+            cells=(estimate("value", "", "{:.3f}"),),
+        ),
+    ),
+)  # fmt: skip

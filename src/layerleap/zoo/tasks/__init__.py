@@ -1,0 +1,1 @@
+"""Tasks for training small classifiers from scratch: sequences of symbols and their classes."""

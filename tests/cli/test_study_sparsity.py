@@ -1,0 +1,64 @@
+"""`layerleap sparsity` and `layerleap study sparsity` through the runner."""
+
+import json
+from pathlib import Path
+
+import pytest
+from families import build
+from saturation_studies import text_file
+from tiny_models import tiny
+from typer.testing import CliRunner, Result
+
+from layerleap.show.cli.app import app
+
+SMALL = ("--fit-texts", 3, "--read-texts", 8, "--held-out", 0.5, "--keys", "2,4", "--shares", "0.5")
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "120"})
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_file(tmp_path_factory.mktemp("text"), 40)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    build("llama", 1).save_pretrained(folder)
+    tiny("llama").tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
+    return folder
+
+
+def test_it_prints_tables_and_claims_and_writes_a_report(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    words = ("--text", text, "-o", tmp_path / "report", *SMALL, "--sections", "attention,ffn")
+    result = run("sparsity", model, *words)
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.stdout.split())
+    assert "Attention with k keys" in printed
+    assert "claims of the paper, tested here" in printed
+    names = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {"report.html", "claims.csv", "findings.txt", "attention.csv", "ffn.csv"} <= names
+
+
+def test_both_names_run_the_same_study(model: Path, text: Path, tmp_path: Path) -> None:
+    words = ("--text", text, *SMALL, "--sections", "attention", "--json", "-o")
+    found = []
+    for number, command in enumerate((("sparsity",), ("study", "sparsity"))):
+        result = run(*command, model, *words, tmp_path / str(number))
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout)["tables"])
+    assert found[0] == found[1]
+
+
+def test_bad_numbers_are_refused_in_one_line(model: Path, text: Path, tmp_path: Path) -> None:
+    for option, value, message in (
+        ("--keys", "2,x", "expected whole numbers"), ("--keys", "0", "numbers from 1 on"),
+        ("--kl", "0", "a positive number of nats"), ("--sections", "heds", "no section 'heds'"),
+    ):  # fmt: skip
+        result = run("sparsity", model, "--text", text, "-o", tmp_path, option, value)
+        assert result.exit_code == 2, result.output
+        assert message in " ".join(result.output.split())
