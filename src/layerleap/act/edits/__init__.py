@@ -23,6 +23,7 @@ from layerleap.act.edits.spec import edit_sentence, edit_spec, parse_edit
 from layerleap.models.hooks.edit import Applied, Edit, EditReport
 
 __all__ = [
-    "AddNeuron", "Applied", "ApplyDelta", "Edit", "EditReport", "PatchState", "ReplaceAttention", "ReplaceParts",
-    "ScaleNeuron", "SetNeuron", "ZeroNeuron", "edit_sentence", "edit_spec", "parse_edit",
+    "AddNeuron", "Applied", "ApplyDelta", "Edit", "EditReport", "PatchState", "ReplaceAttention",
+    "ReplaceParts", "ScaleNeuron", "SetNeuron", "ZeroNeuron", "edit_sentence", "edit_spec",
+    "parse_edit",
 ]  # fmt: skip

@@ -17,7 +17,6 @@ all that is held of them.
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -74,7 +73,8 @@ def gradients(
         raise BadSettings(f"share is {share}; expected more than 0 and at most 1")
     if how == "full" and (lens is not None or share != 1.0):
         raise BadSettings("a lens and a share of the rows are for how='layer-causal' alone")
-    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+    learns = set(chosen.names)
+    leaves = {name: v.detach().requires_grad_(name in learns) for name, v in values.items()}
     run_ = _Run(transformer, chosen, leaves, lesson, lens or Lens(transformer), share, seed)
     with computing_with(transformer, leaves):
         return run_.full() if how == "full" else run_.layer_causal()
@@ -107,9 +107,7 @@ class _Run:
 
     def layer_causal(self) -> Gradients:
         """Each block on its own, as soon as it has run."""
-        taps = [
-            (block, Tap(around=partial(self._block))) for block in self.transformer.block_modules()
-        ]
+        taps = [(block, Tap(around=self._block)) for block in self.transformer.block_modules()]
         with torch.no_grad():
             self._run(taps)
         return self._finished()
@@ -233,7 +231,8 @@ def _detached(output: Any) -> Any:
     if isinstance(output, tuple | list):
         return type(output)(_detached(item) for item in output)
     if isinstance(output, Mapping):
-        return type(output)({key: _detached(item) for key, item in output.items()})
+        make: Any = type(output)
+        return make({key: _detached(item) for key, item in output.items()})
     return output
 
 
