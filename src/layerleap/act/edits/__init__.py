@@ -9,11 +9,13 @@ SetNeuron, ScaleNeuron, AddNeuron,
 ZeroNeuron                          one FFN coefficient
 ReplaceParts                        attention, FFN or norms by linear maps
 ReplaceAttention                    the attention function
+ApplyDelta                          parameters, by what was learned
 
 `parse_edit("L12.N34=5@last")` reads an edit of a neuron from a string.
 """
 
 from layerleap.act.edits.attention import ReplaceAttention
+from layerleap.act.edits.delta import ApplyDelta
 from layerleap.act.edits.neurons import AddNeuron, ScaleNeuron, SetNeuron, ZeroNeuron
 from layerleap.act.edits.patch import PatchState
 from layerleap.act.edits.replace import ReplaceParts
@@ -21,6 +23,7 @@ from layerleap.act.edits.spec import edit_sentence, edit_spec, parse_edit
 from layerleap.models.hooks.edit import Applied, Edit, EditReport
 
 __all__ = [
-    "AddNeuron", "Applied", "Edit", "EditReport", "PatchState", "ReplaceAttention", "ReplaceParts",
-    "ScaleNeuron", "SetNeuron", "ZeroNeuron", "edit_sentence", "edit_spec", "parse_edit",
+    "AddNeuron", "Applied", "ApplyDelta", "Edit", "EditReport", "PatchState", "ReplaceAttention",
+    "ReplaceParts", "ScaleNeuron", "SetNeuron", "ZeroNeuron", "edit_sentence", "edit_spec",
+    "parse_edit",
 ]  # fmt: skip

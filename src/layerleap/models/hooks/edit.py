@@ -38,11 +38,13 @@ class Change:
                 rows it changed
     instead     `function` is called instead of the module's forward
     attention   `function` is called instead of the module's attention function
+    weights     `function(parameters)` gets the parameters of the module itself, by name, and
+                returns those that it computes with instead; the module keeps its own
     """
 
     block: int  # 1 to n_layers; tells apart the layers of a shared block
     module: nn.Module
-    side: Literal["in", "out", "instead", "attention"]
+    side: Literal["in", "out", "instead", "attention", "weights"]
     function: Callable[..., Any]
 
 
@@ -278,8 +280,22 @@ class EditedModel:
             return Tap(change_input=partial(self._change_input, applied, change))
         if change.side == "out":
             return Tap(change_output=partial(self._change_output, applied, change))
+        if change.side == "weights":
+            see = partial(self._note_weights, applied)
+            return Tap(parameters=change.function, is_on=self._is_on, see_input=see)
         forward = partial(self._run_instead, applied, change)
         return Tap(replace=lambda: forward if self._acts(change) else None)
+
+    def _is_on(self) -> bool:
+        return not self.is_suspended
+
+    def _note_weights(self, applied: Applied, args: Args, kwargs: Kwargs) -> None:
+        """Count a module that runs with other weights; outside a pass nothing is counted."""
+        if self._pass is not None and not self.is_suspended:
+            state = state_taken(args, kwargs)
+            if state is not None:  # an embedding takes ids, one number per position
+                width = state.shape[-1] if state.is_floating_point() else 1
+                applied.count(self._number, state.numel() // width)
 
     def _change_input(
         self, applied: Applied, change: Change, args: Args, kwargs: Kwargs
