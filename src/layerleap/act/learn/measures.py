@@ -24,7 +24,6 @@ from layerleap.errors import BadSettings
 from layerleap.read.lens import Lens
 from layerleap.read.saturation import finite_top, saturation_layers
 
-
 # Score changes below this share of the scores are rounding. In context a query has other positions,
 # and rotations by large angles are less exact; training leaves positions alone.
 IN_CONTEXT, TRAINED = 1e-3, 1e-6

@@ -69,7 +69,7 @@ def observe(
     Args:
         labels: token ids to choose an answer from; the whole vocabulary when None.
         scores: also record attention scores.
-        tokens_per_batch: padded tokens of one pass; results do not depend on it beyond rounding.
+        tokens_per_batch: tokens of one pass; results do not depend on it beyond rounding.
     """
     require_learner(transformer)
     if not prompts:
@@ -87,14 +87,13 @@ def observe(
 
 
 def _batches(prompts: Sequence[Prompt], tokens: int) -> Iterator[list[int]]:
-    """Numbers of prompts of similar length, at most `tokens` padded tokens at a time."""
-    rows: list[int] = []
-    for row in sorted(range(len(prompts)), key=lambda row: len(prompts[row].ids)):
-        if rows and (len(rows) + 1) * len(prompts[row].ids) > tokens:
-            yield rows
-            rows = []
-        rows.append(row)
-    yield rows
+    """Numbers of prompts of the same length, at most `tokens` tokens at a time; never padded."""
+    by_length: dict[int, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        by_length.setdefault(len(prompt.ids), []).append(row)
+    for length, rows in by_length.items():
+        size = max(1, tokens // length)
+        yield from (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def _observe(
