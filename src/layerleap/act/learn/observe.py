@@ -17,9 +17,11 @@ from layerleap.arguments import checked
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.hooks.scores import scores_recorded
-from layerleap.models.inputs import padded
+from layerleap.models.prefix import Prefix, shared_prefix
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import longest_input
+
+CACHED = 4  # tokens of a cache take less memory than tokens that run
 
 
 @dataclass(frozen=True)
@@ -80,34 +82,39 @@ def observe(
             f"a prompt has {longest} tokens; {transformer.identity.name} reads at most {limit}"
         )
     found: dict[int, Observation] = {}
-    for rows in _batches(prompts, tokens_per_batch):
-        own = _observe(transformer, [prompts[row] for row in rows], labels, scores)
+    prefix = shared_prefix(transformer, [p.ids for p in prompts], [p.n_query for p in prompts])
+    for rows in _batches(prompts, tokens_per_batch, prefix.length):
+        own = _observe(transformer, [prompts[row] for row in rows], prefix, labels, scores)
         found |= zip(rows, own, strict=True)
     return [found[row] for row in range(len(prompts))]
 
 
-def _batches(prompts: Sequence[Prompt], tokens: int) -> Iterator[list[int]]:
-    """Numbers of prompts of the same length, at most `tokens` tokens at a time; never padded."""
+def _batches(prompts: Sequence[Prompt], tokens: int, shared: int) -> Iterator[list[int]]:
+    """Numbers of prompts of the same length, at most `tokens` tokens at a time; never padded.
+
+    The first `shared` tokens do not run again, but every prompt has its copy of their cache.
+    """
     by_length: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt.ids), []).append(row)
     for length, rows in by_length.items():
-        size = max(1, tokens // length)
+        size = max(1, min(tokens // (length - shared), CACHED * tokens // length))
         yield from (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def _observe(
-    transformer: Transformer, prompts: list[Prompt], labels: Sequence[int] | None, scores: bool
-) -> list[Observation]:
-    inputs = padded(transformer, [prompt.ids for prompt in prompts])
+    transformer: Transformer, prompts: list[Prompt], prefix: Prefix,
+    labels: Sequence[int] | None, scores: bool,
+) -> list[Observation]:  # fmt: skip
+    inputs = prefix.inputs([prompt.ids[prefix.length :] for prompt in prompts])
     keep = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
-    ends = [len(prompt.ids) for prompt in prompts]
+    ends = [len(prompt.ids) - prefix.length for prompt in prompts]
     keep[range(len(ends)), [end - 1 for end in ends]] = True
     blocks = range(1, transformer.n_layers + 1)
     for block in blocks:
         transformer.known_anatomy(block, "the output of its attention cannot be observed")
     wanted = [
-        (end - 1, range(end - prompt.n_query, end))
+        (end - 1, range(len(prompt.ids) - prompt.n_query, len(prompt.ids)))
         for end, prompt in zip(ends, prompts, strict=True)
     ]
     with scores_recorded(transformer, wanted if scores else []) as recorder:
