@@ -11,7 +11,8 @@ second way a block's gradient depends on this block and those below it, never on
 
 Every block is back-propagated as soon as it has run, so memory is that of one block. Logits are
 made for a few rows at a time and their gradient is softmax(z) - target, so one chunk of logits is
-all that is held of them.
+all that is held of them. Only while texts are so short that several layers fit into one chunk do
+their blocks wait for each other: the head is then read once for all of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ from layerleap.models.hooks.forward import Args, Forward, Kwargs, StopPass, Tap,
 from layerleap.models.hooks.parameters import computing_with
 from layerleap.models.inputs import run
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens, chunks
+from layerleap.read.lens import ENTRIES, Lens
 
 How = Literal["full", "layer-causal"]
 
@@ -80,6 +81,19 @@ def gradients(
         return run_.full() if how == "full" else run_.layer_causal()
 
 
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """A layer whose block has run and waits for its loss."""
+
+    layer: int
+    h: Tensor  # (batch, pos, d_model), with the graph of its block
+    names: tuple[str, ...]  # the parameters in that graph
+    rows: Tensor  # which rows of the lesson count
+    weights: Tensor
+    x: Tensor  # (row, d_model): the state at those rows, detached
+    at_x: Tensor  # the gradient there, once it is known
+
+
 class _Run:
     """One pass, and the gradients it gives."""
 
@@ -91,6 +105,7 @@ class _Run:
         self.lesson, self.share, self.seed = lesson, share, seed
         self.outside = chosen.of_block(0)  # embeddings, final norm, head
         self.layer = 0  # blocks that have run
+        self.pending: list[_Pending] = []
         self.result = Gradients()
 
     def full(self) -> Gradients:
@@ -102,14 +117,15 @@ class _Run:
             raise StopPass
 
         self._run([(self.transformer.block(last), Tap(see_output=see))])
-        self._backward(last, seen[0], self.chosen.names)
+        self._add_layer(last, seen.pop(), self.chosen.names)
+        self._flush()
         return self._finished()
 
     def layer_causal(self) -> Gradients:
         """Each block on its own, as soon as it has run."""
-        taps = [(block, Tap(around=self._block)) for block in self.transformer.block_modules()]
+        blocks = self.transformer.block_modules()
         with torch.no_grad():
-            self._run(taps)
+            self._run([(block, Tap(around=self._block)) for block in blocks])
         return self._finished()
 
     def _run(self, taps: list[tuple[Any, Tap]]) -> None:
@@ -118,43 +134,37 @@ class _Run:
             run(self.transformer, arguments)
 
     def _block(self, forward: Forward, args: Args, kwargs: Kwargs) -> Any:
-        """Run one block on a detached state, and its loss backwards at once."""
+        """Run one block on a detached state; its loss is run backwards as soon as that pays."""
         self.layer += 1
         names = (*self.chosen.of_block(self.layer), *self.outside)
         place, state = required_state(args, kwargs)
         args, kwargs = with_state(args, kwargs, place, state.detach())
-        if not names:
-            return forward(*args, **kwargs)
-        with torch.enable_grad():
+        last = self.layer == self.transformer.n_layers
+        if last:
+            self._flush()  # the last layer alone, as in plain back-propagation
+        if names:
+            with torch.enable_grad():
+                output = forward(*args, **kwargs)
+                self._add_layer(self.layer, _state(output), names)
+            output = _detached(output)
+        elif not last:
             output = forward(*args, **kwargs)
-            self._backward(self.layer, _state(output), names)
-        if self.layer == self.transformer.n_layers:
+        # Blocks wait while they are short, so that a pass through the head serves several.
+        waiting = sum(one.h.shape[:2].numel() for one in self.pending)
+        if last or waiting >= ENTRIES // self.transformer.d_vocab:
+            self._flush()
+        if last:
             raise StopPass
-        return _detached(output)
+        return output
 
-    def _backward(self, layer: int, h: Tensor, names: tuple[str, ...]) -> None:
-        """Add the gradients of one layer's loss to the parameters that made its state."""
-        rows, weights = self._rows(layer, len(self.lesson.targets))
-        at = self.lesson.keep.to(h.device)
-        loss, at_rows, at_outside = self._head(layer, h.detach()[at][rows], rows, weights)
-        self.result.losses[layer] = loss
-        for name, value in at_outside.items():
-            self._add(name, value)
-        if not h.requires_grad:
-            return
-        at_state = torch.zeros_like(h)
-        at_all = at_state.new_zeros(len(self.lesson.targets), h.shape[-1])
-        at_all[rows] = at_rows
-        at_state[at] = at_all
-        leaves = [self.leaves[name] for name in names]
-        found = torch.autograd.grad(h, leaves, at_state, allow_unused=True)
-        for name, value in zip(names, found, strict=True):
-            if value is not None:
-                self._add(name, value)
+    def _add_layer(self, layer: int, h: Tensor, names: tuple[str, ...]) -> None:
+        rows, weights = self._rows(layer)
+        x = h.detach()[self.lesson.keep.to(h.device)][rows.to(h.device)]
+        self.pending.append(_Pending(layer, h, names, rows, weights, x, torch.zeros_like(x)))
 
-    def _rows(self, layer: int, n: int) -> tuple[Tensor, Tensor]:
+    def _rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """The rows whose loss counts at a layer, and their weights."""
-        weights = self.lesson.weights
+        weights, n = self.lesson.weights, len(self.lesson.targets)
         if self.share == 1.0 or layer == self.transformer.n_layers:
             return torch.arange(n), weights
         generator = torch.Generator().manual_seed(self.seed * 1009 + layer)
@@ -162,28 +172,49 @@ class _Run:
         rows = torch.randperm(n, generator=generator)[:size].sort().values
         return rows, weights[rows] * (n / size)
 
-    def _head(
-        self, layer: int, h: Tensor, rows: Tensor, weights: Tensor
-    ) -> tuple[float, Tensor, dict[str, Tensor]]:
-        """The loss of some rows of a layer, its gradient there, and that of the tail's weights."""
-        carry, outside = self.lens.map(layer), {n: self.leaves[n] for n in self.outside}
-        total, at_rows = 0.0, torch.empty_like(h)
-        at_outside: dict[str, Tensor] = {}
-        for part in chunks(len(h), self.transformer.d_vocab):
-            x = h[part].detach().requires_grad_()
-            z = self.transformer.logits(carry(x))
-            targets = self.lesson.targets[rows[part]].to(z.device)
-            weight = weights[part].to(z.device)
-            loss, at_logits = _cross_entropy(z.detach(), targets, weight)
-            total += loss
-            found = torch.autograd.grad(
-                z, [x, *outside.values()], at_logits.to(z.dtype), allow_unused=True
-            )
-            at_rows[part] = found[0]
-            for name, value in zip(outside, found[1:], strict=True):
-                if value is not None:
-                    at_outside[name] = at_outside[name] + value if name in at_outside else value
-        return total, at_rows, at_outside
+    def _flush(self) -> None:
+        """Run the losses of all waiting layers backwards, through head and blocks."""
+        with torch.enable_grad():
+            for parts in _chunks(self.pending, self.transformer.d_vocab):
+                self._head(parts)
+            while self.pending:
+                self._backward(self.pending.pop(0))
+
+    def _head(self, parts: list[tuple[_Pending, slice]]) -> None:
+        """The losses of some rows, their gradient there, and that of the tail's weights."""
+        xs = [one.x[part].detach().requires_grad_() for one, part in parts]
+        carried = [self.lens.map(one.layer)(x) for (one, _), x in zip(parts, xs, strict=True)]
+        device = carried[-1].device
+        z = self.transformer.logits(torch.cat([rows.to(device) for rows in carried]))
+        targets = torch.cat([self.lesson.targets[one.rows[part]] for one, part in parts])
+        weights = torch.cat([one.weights[part] for one, part in parts])
+        losses, at_z = _cross_entropy(z.detach(), targets.to(z.device), weights.to(z.device))
+        outside = [self.leaves[name] for name in self.outside]
+        found = torch.autograd.grad(z, [*xs, *outside], at_z.to(z.dtype), allow_unused=True)
+        for (one, part), at_x in zip(parts, found, strict=False):
+            one.at_x[part] = at_x
+        sizes = [len(x) for x in xs]
+        for (one, _), own in zip(parts, losses.split(sizes), strict=True):
+            known = self.result.losses.get(one.layer, 0.0)
+            self.result.losses[one.layer] = known + own.sum().item()
+        for name, value in zip(self.outside, found[len(xs) :], strict=True):
+            if value is not None:
+                self._add(name, value)
+
+    def _backward(self, one: _Pending) -> None:
+        """Carry the gradient of a layer's state to the parameters that made it."""
+        if not one.h.requires_grad:
+            return
+        keep = self.lesson.keep.to(one.h.device)
+        at_rows = one.x.new_zeros(len(self.lesson.targets), one.x.shape[1])
+        at_rows[one.rows.to(at_rows.device)] = one.at_x
+        at_h = torch.zeros_like(one.h)
+        at_h[keep] = at_rows
+        leaves = [self.leaves[name] for name in one.names]
+        found = torch.autograd.grad(one.h, leaves, at_h, allow_unused=True)
+        for name, value in zip(one.names, found, strict=True):
+            if value is not None:
+                self._add(name, value)
 
     def _add(self, name: str, value: Tensor) -> None:
         value = self.chosen.masked(name, value)
@@ -205,16 +236,34 @@ class _Run:
         return self.result
 
 
+def _chunks(pending: list[_Pending], d_vocab: int) -> Iterator[list[tuple[_Pending, slice]]]:
+    """The rows of the layers, as many at a time as the budget of logits allows."""
+    size = max(1, ENTRIES // d_vocab)
+    parts: list[tuple[_Pending, slice]] = []
+    room = size
+    for one in pending:
+        start = 0
+        while start < len(one.x):
+            stop = min(len(one.x), start + room)
+            parts.append((one, slice(start, stop)))
+            room, start = room - (stop - start), stop
+            if not room:
+                yield parts
+                parts, room = [], size
+    if parts:
+        yield parts
+
+
 @torch.no_grad()
-def _cross_entropy(z: Tensor, targets: Tensor, weights: Tensor) -> tuple[float, Tensor]:
-    """The weighted loss in nats, and its gradient at the logits, in float32 or wider."""
+def _cross_entropy(z: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted loss of each row in nats, and its gradient at the logits."""
     wide = torch.promote_types(z.dtype, torch.float32)
     log_p = z.log_softmax(-1, dtype=wide)
     chosen = log_p.gather(1, targets[:, None])
-    loss = -(chosen[:, 0].double() * weights).sum().item()
+    losses = -chosen[:, 0].double() * weights
     at_logits = log_p.exp_()
     at_logits.scatter_add_(1, targets[:, None], torch.full_like(chosen, -1.0))
-    return loss, at_logits.mul_(weights.to(wide)[:, None])
+    return losses, at_logits.mul_(weights.to(wide)[:, None])
 
 
 def _state(output: Any) -> Tensor:
