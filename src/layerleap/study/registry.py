@@ -12,12 +12,14 @@ from layerleap.errors import BadSettings
 if TYPE_CHECKING:
     from layerleap.study.embedding import STUDY as embedding
     from layerleap.study.engine import Study
+    from layerleap.study.icl import STUDY as icl
     from layerleap.study.saturation import STUDY as saturation
     from layerleap.study.shortcuts import STUDY as shortcuts
     from layerleap.study.stitching import STUDY as stitching
 
 __all__ = [
-    "embedding", "find", "names", "register", "saturation", "shortcuts", "stitching", "summary",
+    "embedding", "find", "icl", "names", "register", "saturation", "shortcuts", "stitching",
+    "summary",
 ]  # fmt: skip
 
 # Module with a `STUDY`, and one line for the list of commands, so that none has to be imported.
@@ -29,6 +31,7 @@ _BUILT_IN = {
         "Do parameters read in the vocabulary mean anything?",
     ),
     "stitching": ("layerleap.study.stitching", "Can two models be joined by their vocabulary?"),
+    "icl": ("layerleap.study.icl", "Does showing examples change a model as training would?"),
 }
 _ADDED: dict[str, "Study[Any]"] = {}
 

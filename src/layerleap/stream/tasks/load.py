@@ -69,7 +69,8 @@ def load(
         changes = {key: value for key, value in how.items() if value is not None}
         return make_task(task.name, examples, kind or task.kind, **{**own, **changes})
     pairs = (_pair(record, field, label, labels) for record in _records(source, label))
-    return make_task(str(source), (pair for pair in pairs if pair), kind, **how)
+    name = Path(source).stem if Path(source).expanduser().is_file() else str(source)
+    return make_task(name, (pair for pair in pairs if pair), kind, **how)
 
 
 def _checked(pairs: Iterable[Any]) -> Iterator[tuple[str, str]]:
