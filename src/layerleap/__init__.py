@@ -14,8 +14,8 @@
     ll.debug(model)                                    all of this on a page in the browser
     ll.stitch(model, 3, other, 3)                      first blocks of one model, last of another
 
-Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
-is first used, so that `layerleap --help` does not wait for torch.
+Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.tasks`, `ll.zoo`. Every name is
+loaded when it is first used, so that `layerleap --help` does not wait for torch.
 
 The package is one pipeline; a stage imports only from stages to its left:
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.read.vocabulary.neurons import Neurons, neurons
     from layerleap.read.vocabulary.weights import weights
     from layerleap.show.web.session import debug
+    from layerleap.stream import tasks
     from layerleap.stream.documents import iter_documents
     from layerleap.stream.examples import Sampling
     from layerleap.study import registry as studies
@@ -104,6 +105,7 @@ _HOME = {
     "debug": ("layerleap.show.web.session", "debug"),
     "iter_documents": ("layerleap.stream.documents", "iter_documents"),
     "Sampling": ("layerleap.stream.examples", "Sampling"),
+    "tasks": ("layerleap.stream.tasks", ""),
     "studies": ("layerleap.study.registry", ""),
     "StudyResult": ("layerleap.study.result", "StudyResult"),
     "Suitability": ("layerleap.study.suitability.result", "Suitability"),
@@ -116,7 +118,7 @@ __all__ = [
     "Transformer", "align", "check", "debug", "decoder", "default_bank", "diff", "edits", "effect",
     "evaluate", "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index",
     "iter_documents", "load", "neurons", "read", "search", "stats", "stitch", "studies",
-    "suitability", "tune", "untrained", "weights", "zoo",
+    "suitability", "tasks", "tune", "untrained", "weights", "zoo",
 ]  # fmt: skip
 
 

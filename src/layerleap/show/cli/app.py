@@ -64,7 +64,9 @@ def _top(
         raise typer.Exit
 
 
-LOOKING = (look.models, look.check, look.read, look.card, concepts.index, concepts.search)
+LOOKING = (
+    look.models, look.tasks, look.check, look.read, look.card, concepts.index, concepts.search,
+)  # fmt: skip
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
 app.command()(grouped(align))

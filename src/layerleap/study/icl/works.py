@@ -102,7 +102,8 @@ def _claim_works(result: StudyResult) -> Verdict:
         own = {above(row) for row in rows if row["over"] in BASELINES}
         answers.append("yes" if task in working(result) else "no" if "no" in own else "cannot tell")
     return Verdict(
-        at_every(answers), f"on {', '.join(working(result)) or 'none'} of {', '.join(names(result))}",
+        at_every(answers),
+        f"on {', '.join(working(result)) or 'none'} of {', '.join(names(result))}",
         "yes for a task if the intervals of its lead over zero-shot, the commonest answer and "
         "copying are all above 0; partly if more than half of the tasks are learned",
     )  # fmt: skip
