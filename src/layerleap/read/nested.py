@@ -1,24 +1,42 @@
 """Means with intervals over queries and seeds.
 
-In: by seed, values of (query, column). Out: an `Estimate` per column.
+In: by seed, values of (query, column). Out: a `NestedEstimate` per column.
 
 A bootstrap sample draws seeds, and for each of them queries, both with replacement: an interval
 then covers other demonstrations as well as other queries. With one seed, it is over queries alone.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerleap.read.metrics import Estimate, percentiles
+from layerleap.read.metrics import finite, percentiles
 
 RESAMPLES = 1000
 
 
+@dataclass(frozen=True)
+class NestedEstimate:
+    """A mean with its interval, the number of queries of all seeds, and of seeds."""
+
+    value: float
+    low: float | None  # None with one query
+    high: float | None
+    rows: int
+    seeds: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; None for NaN."""
+        ends = {key: finite(getattr(self, key)) for key in ("value", "low", "high")}
+        return {**ends, "rows": self.rows, "seeds": self.seeds}
+
+
 def nested_means(
     groups: Sequence[Tensor], *, resamples: int = RESAMPLES, seed: int = 0
-) -> list[Estimate]:
+) -> list[NestedEstimate]:
     """Column means over all seeds and queries; NaN counts as not measured."""
     known = [group.isfinite() for group in groups]
     values = [group.double().nan_to_num(0.0, 0.0, 0.0) for group in groups]
@@ -32,7 +50,7 @@ def nested_ratios(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> list[Estimate]:
+) -> list[NestedEstimate]:
     """Sums of hits over sums of what is counted, by column; NaN where nothing is counted.
 
     Args:
@@ -49,7 +67,7 @@ def nested_ratios(
         samples = _resampled(top, bottom, resamples, seed)
         low, high = percentiles(samples, skip_nan=True)
     return [
-        Estimate(
+        NestedEstimate(
             float(value[column]),
             None if low is None else float(low[column]),
             None if high is None else float(high[column]),

@@ -86,7 +86,8 @@ def decoded(stream: IO[bytes], label: str, newline: str | None = None) -> Iterat
                 raise BadText(f"{label} looks like a binary file; expected UTF-8 text")
             yield line
     finally:
-        wrapper.detach()  # the caller closes the stream
+        if not stream.closed:  # else the reader stopped early, and nothing is left to do
+            wrapper.detach()  # the caller closes the stream
 
 
 def records_of(

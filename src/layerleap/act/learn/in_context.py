@@ -61,9 +61,7 @@ class InContext:
         return self._row(self.right[answers, shots])
 
     def _row(self, groups: list[Tensor]) -> Row:
-        estimate = nested_means([group[:, None].double() for group in groups])[0]
-        row = estimate.to_dict()
-        return {**row, "seeds": row.pop("documents")}
+        return nested_means([group[:, None].double() for group in groups])[0].to_dict()
 
     @cached_property
     def table(self) -> list[Row]:

@@ -104,8 +104,8 @@ def _claim(way: str) -> Claim:
         )  # fmt: skip
 
     return Claim(
-        f"Layers predict more as they do in context after {NAMES[way]} than without training (not "
-        "in the paper).",
+        f"After training by {NAMES[way]}, layers predict more as they do in context than before "
+        "(not in the paper).",
         test,
     )
 

@@ -19,9 +19,9 @@ from layerleap.study.tables import Column, Table, estimate
 
 LINES = {
     "gd": Line("gradient descent", "orange", marker="s", style="dashed"),
-    "lcgd-id": Line("layer-causal, logit lens", "blue"),
-    "lcgd-mat": Line("layer-causal, shortcuts", "purple", marker="^"),
-    "lcgd-tuned": Line("layer-causal, tuned lens", "green", marker="D"),
+    "lcgd-id": Line("layer-causal (logit lens)", "blue"),
+    "lcgd-mat": Line("layer-causal (shortcuts)", "purple", marker="^"),
+    "lcgd-tuned": Line("layer-causal (tuned lens)", "green", marker="D"),
 }
 NAMES = {way: line.label for way, line in LINES.items()}
 

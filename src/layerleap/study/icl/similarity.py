@@ -43,14 +43,12 @@ def tables(context: IclContext) -> Tables:
     leads: list[Row] = []
     layers: list[Row] = []
     for task, cells in context.cells():
-        for key in cells[0]:
-            measure, _, rest = key.partition("/")
-            groups = merged(cells, key)
-            if measure not in MEASURES or not groups:
-                continue
-            way, _, control = rest.partition("/")
-            place = {"task": task, "measure": measure, "way": way, "control": control}
-            rows += _rows(groups, place, context.seeds)
+        for measure in MEASURES:
+            for way in (*context.settings.ways, "noise", "zero-shot"):
+                for control in CONTROLS:
+                    if groups := merged(cells, f"{measure}/{way}/{control}"):
+                        place = {"task": task, "measure": measure, "way": way, "control": control}
+                        rows += _rows(groups, place, context.seeds)
         leads += _leads(cells, {"task": task}, context.settings.ways)
         layers += _layer_leads(cells, {"task": task})
     return {"similarity": rows, "similarity_leads": leads, "layer_leads": layers}

@@ -27,7 +27,8 @@ def tables(context: IclContext) -> Tables:
     for task, encoded in context.encoded.items():
         path = context.path("works", task).with_suffix(".json")
         saved = context.saved_json(path) or context.save_json(path, _measured(context, task))
-        about = {**encoded.task.to_dict(), "task": task, "usable": len(encoded.pieces)}
+        tokens = sum(len(piece.prompt) for piece in encoded.pieces) / len(encoded.pieces)
+        about = {**encoded.task.to_dict(), "usable": len(encoded.pieces), "tokens": tokens}
         found["tasks"].append({**about, "works": saved["works"]})
         found["accuracy"] += saved["accuracy"]
         found["accuracy_leads"] += saved["leads"]
@@ -42,17 +43,13 @@ def _measured(context: IclContext, task: str) -> Row:
     leads = {over: result.lead(over, shots) for over in OVER}
     return {
         "works": result.works(shots),
-        "accuracy": [{"task": task, **_plain(row)} for row in result.table],
+        "accuracy": [{"task": task, **row} for row in result.table],
         "leads": [
-            {"task": task, "over": over, "shots": shots, **_plain(lead)}
+            {"task": task, "over": over, "shots": shots, **lead}
             for over, lead in leads.items()
             if lead is not None
         ],
     }
-
-
-def _plain(row: Row) -> Row:
-    return {**row, "documents": row["seeds"]}
 
 
 def names(result: StudyResult) -> list[str]:
@@ -103,7 +100,8 @@ def _claim_works(result: StudyResult) -> Verdict:
         answers.append("yes" if task in working(result) else "no" if "no" in own else "cannot tell")
     return Verdict(
         at_every(answers),
-        f"on {', '.join(working(result)) or 'none'} of {', '.join(names(result))}",
+        f"learned: {', '.join(working(result)) or 'none'}; not clearly: "
+        f"{', '.join(task for task in names(result) if task not in working(result)) or 'none'}",
         "yes for a task if the intervals of its lead over zero-shot, the commonest answer and "
         "copying are all above 0; partly if more than half of the tasks are learned",
     )  # fmt: skip
@@ -164,6 +162,7 @@ TABLES = (
         (
             Column("task"), Column("says", "what it asks"), Column("kind"), Column("template"),
             Column("examples", form="{:,.0f}"), Column("usable", form="{:,.0f}"),
+            Column("tokens", "tokens of a query", "{:.1f}"),
             Column("works", "learned in context", words={True: "yes", False: "no"},
                    colours=GOOD_OR_BAD),
         ),
