@@ -74,6 +74,7 @@ def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):
         assert len(numbers) == len(set(numbers))
     for way in ("gd", "lcgd-id"):
         rows = made().rows("rates", task="sizes", way=way)
+        assert [row["rate"] for row in rows] == [0.01, 0.1]
         best = max(rows, key=lambda row: row["value"])
         assert [row["chosen"] for row in rows] == [row is best for row in rows]
 

@@ -147,11 +147,11 @@ class IclContext(Context[IclSettings]):
                 return float(row["rate"])
         raise NotFinite(f"no learning rate works for {way} on {task}")
 
-    def path(self, kind: str, task: str, *more: Any) -> Path:
+    def path(self, kind: str, task: str, *more: Any, suffix: str = "json") -> Path:
         """A file of the workspace for a task and whatever else."""
-        digest = blake2b(task.encode(), digest_size=4).hexdigest()
+        digest = blake2b(repr((task, more)).encode(), digest_size=4).hexdigest()
         readable = "".join(c if c.isalnum() else "-" for c in task)[-30:]
-        return self.workspace / "-".join([kind, readable, digest, *map(str, more)])
+        return self.workspace / f"{kind}-{readable}-{digest}.{suffix}"
 
     def saved_json(self, path: Path) -> Any:
         """What an interrupted run saved; None if there is nothing, or it is damaged."""
@@ -169,7 +169,7 @@ class IclContext(Context[IclSettings]):
         """The measurements of one task and seed, made now or by an interrupted run."""
         from layerleap.study.icl.conditions import measure  # which needs this context
 
-        path = self.path("cell", task, seed).with_suffix(".safetensors")
+        path = self.path("cell", task, seed, suffix="safetensors")
         if path.exists():
             try:
                 return CELL.load(path)[0]

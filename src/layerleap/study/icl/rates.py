@@ -50,7 +50,7 @@ def _search(context: IclContext, task: str) -> tuple[list[Row], list[Row]]:
     own, rows = lessons(encoded, drawn.demonstrations), []
     cases = [(way, rate) for way in context.settings.ways for rate in context.settings.rates]
     for number, (way, rate) in enumerate(cases):
-        path = context.path("rate", task, way, rate).with_suffix(".json")
+        path = context.path("rate", task, way, rate)
         context.progress(f"learning rates on {task}", number, len(cases), "trainings")
         row = context.saved_json(path)
         if row is None:
@@ -61,7 +61,7 @@ def _search(context: IclContext, task: str) -> tuple[list[Row], list[Row]]:
                 row = {"task": task, "way": way, "rate": rate, "value": None}
             context.save_json(path, row)
         rows.append(row)
-    path = context.path("rate", task, "references").with_suffix(".json")
+    path = context.path("rate", task, "references")
     base = context.saved_json(path)
     if base is None:
         cases_ = {"zero-shot": trial.zero_shot, "in context": trial.in_context}

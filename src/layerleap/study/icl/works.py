@@ -25,7 +25,7 @@ def tables(context: IclContext) -> Tables:
     """Accuracy of every task, saved task by task."""
     found: Tables = {"tasks": [], "accuracy": [], "accuracy_leads": []}
     for task, encoded in context.encoded.items():
-        path = context.path("works", task).with_suffix(".json")
+        path = context.path("works", task)
         saved = context.saved_json(path) or context.save_json(path, _measured(context, task))
         tokens = sum(len(piece.prompt) for piece in encoded.pieces) / len(encoded.pieces)
         about = {**encoded.task.to_dict(), "usable": len(encoded.pieces), "tokens": tokens}
