@@ -7,6 +7,7 @@
                  -> Learned(delta, losses)
     delta        Delta: what was learned, as a value: saved, loaded, added, scaled, applied inside
                  `with model.edit(ll.edits.ApplyDelta(delta))`; the model itself never changes
+    reading      read_delta(model, delta, block, kind) -> its strongest directions, as tokens
     observe      observe(model, [Prompt(ids, n_query)]) -> [Observation]: attention outputs,
                  attention scores, states and answer at the token that predicts the answer
     measures     sim_aou, sim_am, sim_am_delta, change_jaccard, recall_to_fine_tuned,
