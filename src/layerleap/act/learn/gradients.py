@@ -15,7 +15,7 @@ all that is held of them. Only while texts are so short that several layers fit 
 their blocks wait for each other: the head is then read once for all of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -60,6 +60,7 @@ def gradients(
     lens: Lens | None = None,
     share: float = 1.0,
     seed: int = 0,
+    take: Callable[[str, Tensor], None] | None = None,
 ) -> Gradients:
     """The gradients of the chosen parameters at `values`; the model is left as it is.
 
@@ -68,6 +69,8 @@ def gradients(
         lens: reads every layer, for "layer-causal"; the logit lens when None.
         share: of the rows that the losses of all layers but the last are computed on, drawn anew
             for each layer by `seed`. The expected gradient is that of all rows.
+        take: called with each gradient as soon as it is complete, instead of collecting them all:
+            in layer-causal learning block by block. It may change the value in place.
     """
     check_choice(how, How, "how")
     if not 0 < share <= 1:
@@ -76,7 +79,7 @@ def gradients(
         raise BadSettings("a lens and a share of the rows are for how='layer-causal' alone")
     learns = set(chosen.names)
     leaves = {name: v.detach().requires_grad_(name in learns) for name, v in values.items()}
-    run_ = _Run(transformer, chosen, leaves, lesson, lens or Lens(transformer), share, seed)
+    run_ = _Run(transformer, chosen, leaves, lesson, lens or Lens(transformer), share, seed, take)
     with computing_with(transformer, leaves):
         return run_.full() if how == "full" else run_.layer_causal()
 
@@ -100,12 +103,14 @@ class _Run:
     def __init__(
         self, transformer: Transformer, chosen: Chosen, leaves: Mapping[str, Tensor],
         lesson: Lesson, lens: Lens, share: float, seed: int,
+        take: Callable[[str, Tensor], None] | None,
     ) -> None:  # fmt: skip
         self.transformer, self.chosen, self.leaves, self.lens = transformer, chosen, leaves, lens
-        self.lesson, self.share, self.seed = lesson, share, seed
+        self.lesson, self.share, self.seed, self.take = lesson, share, seed, take
         self.outside = chosen.of_block(0)  # embeddings, final norm, head
         self.layer = 0  # blocks that have run
         self.pending: list[_Pending] = []
+        self.n_given = 0
         self.result = Gradients()
 
     def full(self) -> Gradients:
@@ -178,7 +183,19 @@ class _Run:
             for parts in _chunks(self.pending, self.transformer.d_vocab):
                 self._head(parts)
             while self.pending:
-                self._backward(self.pending.pop(0))
+                one = self.pending.pop(0)
+                self._backward(one)
+                self._give([name for name in one.names if self.chosen.blocks[name]])
+
+    def _give(self, names: Iterable[str]) -> None:
+        """Hand out gradients to which no later layer adds."""
+        if self.take is not None:
+            self._check_losses()
+            with torch.no_grad():
+                for name in names:
+                    if name in self.result.tensors:
+                        self.take(name, self.result.tensors.pop(name))
+                        self.n_given += 1
 
     def _head(self, parts: list[tuple[_Pending, slice]]) -> None:
         """The losses of some rows, their gradient there, and that of the tail's weights."""
@@ -221,18 +238,23 @@ class _Run:
         before = self.result.tensors.get(name)
         self.result.tensors[name] = value if before is None else before + value
 
-    def _finished(self) -> Gradients:
+    def _check_losses(self) -> None:
         if bad := [layer for layer, loss in self.result.losses.items() if loss - loss != 0]:
             raise NotFinite(
                 f"the loss at layer {bad[0]} is NaN or infinite; lower the learning rate, or use a "
                 "wider dtype"
             )
-        if not self.result.tensors:
+
+    def _finished(self) -> Gradients:
+        self._check_losses()
+        self._give(self.outside)
+        if not self.result.tensors and not self.n_given:
             raise BadSettings(
                 f"none of the chosen parameters ({', '.join(self.chosen.words)}) gets a gradient"
             )
-        for name in self.chosen.names:  # an embedding, in layer-causal learning
-            self.result.tensors.setdefault(name, torch.zeros_like(self.leaves[name].detach()))
+        if self.take is None:
+            for name in self.chosen.names:  # an embedding, in layer-causal learning
+                self.result.tensors.setdefault(name, torch.zeros_like(self.leaves[name].detach()))
         return self.result
 
 

@@ -123,7 +123,7 @@ def in_context(
 ) -> InContext:
     """Accuracy on a task by number of demonstrations, with shuffled answers and baselines.
 
-        print(ll.learn.in_context(model, "capitals"))
+        print(ll.learning.in_context(model, "capitals"))
 
     Args:
         task: a bundled name, a file, a `Task`, or anything else that `ll.tasks.load` accepts.

@@ -97,7 +97,7 @@ def _named(
         yield from ((name, None) for name, block in blocks.items() if block)
     elif word in WORDS:
         for part in ("keys", "values") if word == "keys-values" else (word,):
-            yield from _of_heads(transformer, part)
+            yield from _of_heads(transformer, part, aliases)
     else:
         found = {name for alias, name in aliases.items() if fnmatchcase(alias, word)}
         if not found:
@@ -114,14 +114,16 @@ def _example(transformer: Transformer) -> str:
     return "*." + next((name for name, one in inside if one.dim() == 2), "*")
 
 
-def _of_heads(transformer: Transformer, part: str) -> Iterator[tuple[str, Tensor | None]]:
+def _of_heads(
+    transformer: Transformer, part: str, aliases: Mapping[str, str]
+) -> Iterator[tuple[str, Tensor | None]]:
     for block, heads in all_heads(transformer).items():
         if isinstance(heads, str):
             raise ModelRefused(
                 f"the {part} of block {block} are not known ({heads}); choose parameters by a "
                 f"pattern of names such as {_example(transformer)!r}"
             )
-        yield from _entries(transformer, _rows(heads, part))
+        yield from _entries(transformer, _rows(heads, part), aliases)
 
 
 def _rows(heads: Heads, part: str) -> Rows:
@@ -135,9 +137,11 @@ def _rows(heads: Heads, part: str) -> Rows:
     return projection.rows
 
 
-def _entries(transformer: Transformer, rows: Rows) -> Iterator[tuple[str, Tensor | None]]:
+def _entries(
+    transformer: Transformer, rows: Rows, aliases: Mapping[str, str]
+) -> Iterator[tuple[str, Tensor | None]]:
     """The weight and the bias behind some rows of a matrix, with masks if not all are chosen."""
-    module, aliases = transformer.model.get_submodule(rows.path), parameter_names(transformer.model)
+    module = transformer.model.get_submodule(rows.path)
     for own in ("weight", "bias"):
         value = getattr(module, own, None)
         name = aliases.get(f"{rows.path}.{own}")

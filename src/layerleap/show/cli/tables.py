@@ -296,6 +296,16 @@ def tuned_table(rows: list[Row]) -> RenderableType:
     return table
 
 
+def finetune_table(rows: list[Row]) -> RenderableType:
+    """The losses of a fine-tuning, check by check."""
+    title = "mean loss per token in nats: of the steps since the last check, and on held-out text"
+    table = new_table(Text(title), "step", "trained on", "held out", "seconds")
+    for row in rows:
+        losses = ("" if row[k] is None else f"{row[k]:.3f}" for k in ("loss", "held_out"))
+        table.add_row(str(row["step"]), *losses, f"{row['seconds']:.0f}")
+    return table
+
+
 def strip_table(strip: Strip) -> RenderableType:
     """A line per position: its token, then ranks 1 to k, each with its layer and in its colour."""
     rows = list(strip.rows())
