@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny_models import WORDS, tiny
 
+from layerleap.act.learn.accuracy import in_context
 from layerleap.act.learn.answers import right_answers
-from layerleap.act.learn.in_context import in_context
 from layerleap.errors import BadSettings, BadText, ModelRefused
 from layerleap.stream.tasks import draw, encode, load
 

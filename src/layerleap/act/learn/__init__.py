@@ -11,7 +11,7 @@
     observe      observe(model, [Prompt(ids, n_query)]) -> [Observation]: attention outputs,
                  attention scores, states and answer at the token that predicts the answer
     trainer      finetune(model, text, how=...) -> FineTuned; also `ll.finetune`
-    in_context   in_context(model, "capitals") -> InContext: accuracy by number of demonstrations
+    accuracy     in_context(model, "capitals") -> InContext: accuracy by number of demonstrations
     measures     sim_aou, sim_am, sim_am_delta, change_jaccard, recall_to_fine_tuned,
                  reading_agreement, saturation_layer, and the controls; pure functions per query
 
@@ -27,9 +27,9 @@ A twin whose blocks are untrained: `models.untrained.untrained_blocks(model, see
 """
 
 from layerleap.act.learn import measures
+from layerleap.act.learn.accuracy import InContext, in_context
 from layerleap.act.learn.delta import Delta
 from layerleap.act.learn.descent import Learned, learn
-from layerleap.act.learn.in_context import InContext, in_context
 from layerleap.act.learn.lessons import Demonstration
 from layerleap.act.learn.observe import Observation, Prompt, observe
 from layerleap.act.learn.parameters import Chosen, choose
@@ -38,7 +38,7 @@ from layerleap.act.learn.trainer import FineTuned, finetune
 from layerleap.models.untrained import untrained_blocks
 
 __all__ = [
-    "Chosen", "Delta", "Demonstration", "Direction", "FineTuned", "InContext", "Learned", "Observation",
-    "Prompt", "choose", "finetune", "in_context", "learn", "measures", "observe", "read_delta",
+    "Chosen", "Delta", "Demonstration", "Direction", "FineTuned", "InContext", "Learned",
+    "Observation", "Prompt", "choose", "finetune", "in_context", "learn", "measures", "observe", "read_delta",
     "untrained_blocks",
 ]  # fmt: skip

@@ -62,7 +62,7 @@ def tasks(
         if model is None:
             rows = [one.to_dict() for one in chosen]
         else:
-            from layerleap.act.learn.in_context import in_context
+            from layerleap.act.learn.accuracy import in_context
 
             transformer = loading.load(model)
             with TerminalProgress() as progress:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.act.learn.in_context import InContext, in_context
+from layerleap.act.learn.accuracy import InContext, in_context
 from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank

@@ -6,7 +6,7 @@ shuffled answers; and by task whether the rest of the study means anything.
 
 from collections.abc import Iterator
 
-from layerleap.act.learn.in_context import BASELINES
+from layerleap.act.learn.accuracy import BASELINES
 from layerleap.study.claims import Answer, Claim, Verdict, above, all_of, at_every
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line, Mark
