@@ -11,9 +11,12 @@ WORKERS ?= --numprocesses 2 --dist loadfile
 SATURATION ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
 # Models for `make embedding`.
 EMBEDDING ?= smollm2 rxnfp
+# Models and tasks for `make icl`.
+ICL ?= smollm2
+TASKS ?= opposites,kinds,reviews
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo paper saturation embedding test check bench results picture clean
+.PHONY: help setup demo paper saturation embedding icl test check bench results picture clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
@@ -44,6 +47,13 @@ embedding: $(STAMP) ## Measure what "Analyzing Transformers in Embedding Space" 
 	  mkdir -p docs/results/embedding/$$model; \
 	  cp build/embedding/$$model/claims.csv build/embedding/$$model/findings.txt \
 	    docs/results/embedding/$$model/ || exit 1; \
+	done
+
+icl: $(STAMP) ## Compare in-context learning with gradient descent (most of an hour); results in build/icl
+	for model in $(ICL); do \
+	  $(BIN)/layerleap study icl $$model --task $(TASKS) --out build/icl/$$model || [ $$? -eq 3 ] || exit 1; \
+	  mkdir -p docs/results/icl/$$model; \
+	  cp build/icl/$$model/claims.csv build/icl/$$model/findings.txt docs/results/icl/$$model/ || exit 1; \
 	done
 
 test: $(STAMP) ## Run all tests, including those on real models

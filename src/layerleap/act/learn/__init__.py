@@ -39,6 +39,6 @@ from layerleap.models.untrained import untrained_blocks
 
 __all__ = [
     "Chosen", "Delta", "Demonstration", "Direction", "FineTuned", "InContext", "Learned",
-    "Observation", "Prompt", "choose", "finetune", "in_context", "learn", "measures", "observe", "read_delta",
-    "untrained_blocks",
+    "Observation", "Prompt", "choose", "finetune", "in_context", "learn", "measures", "observe",
+    "read_delta", "untrained_blocks",
 ]  # fmt: skip
