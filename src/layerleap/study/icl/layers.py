@@ -15,8 +15,9 @@ from layerleap.study.claims import Claim, Verdict, above
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure
 from layerleap.study.icl.context import IclContext, merged
+from layerleap.study.icl.judged import interval, judged
 from layerleap.study.icl.rates import NAMES
-from layerleap.study.icl.similarity import ALL_LINES, SAMPLE, interval, judged
+from layerleap.study.icl.similarity import ALL_LINES, SAMPLE
 from layerleap.study.icl.works import names, panel, working
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.tables import Column, Table, estimate

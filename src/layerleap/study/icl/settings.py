@@ -47,7 +47,7 @@ class IclSettings(Settings):
     )
     search: int = option(40, "Other queries, on which learning rates are chosen.")
     rates: tuple[float, ...] = option(
-        (0.001, 0.01, 0.1, 1.0),
+        (0.0001, 0.0003, 0.001, 0.003, 0.01),
         "Learning rates to choose from, the same for all ways of training; separated by commas.",
         parse=_numbers,
     )
@@ -99,7 +99,7 @@ class IclSettings(Settings):
         return replace(
             self, tasks=self.tasks[:1], seeds=1, demonstrations=min(self.demonstrations, 4),
             most=min(self.most, 8), queries=min(self.queries, 20), search=min(self.search, 10),
-            rates=tuple(sorted(self.rates)[-2:]) if len(self.rates) > 2 else self.rates,
+            rates=self.rates[1::2] or self.rates,
             lenses=("id",), bank=None, tuned=None,
         )  # fmt: skip
 

@@ -11,8 +11,9 @@ from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure
 from layerleap.study.icl.conditions import CURVE_QUERIES
 from layerleap.study.icl.context import IclContext, layer_mean, merged
+from layerleap.study.icl.judged import MEASURES
 from layerleap.study.icl.rates import LINES, NAMES
-from layerleap.study.icl.similarity import MEASURES, SAMPLE
+from layerleap.study.icl.similarity import SAMPLE
 from layerleap.study.icl.works import names, panel
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.tables import Column, Table, estimate
