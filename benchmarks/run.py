@@ -21,7 +21,7 @@ from common import BUILD, Row, record, table
 BENCHMARKS = (
     "fit_cost", "pairs", "memory", "demo_time", "first_use", "load_time", "shape",
     "released", "paper", "decoding", "batches", "saturation_time", "saturation_study",
-    "concept_index", "debugger", "head_pairs", "alignment",
+    "concept_index", "debugger", "head_pairs", "alignment", "layer_causal",
 )  # fmt: skip
 
 

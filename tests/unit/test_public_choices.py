@@ -16,7 +16,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import read_text
 
-NAMESPACES = ("edits", "exits", "stats", "studies", "zoo")
+NAMESPACES = ("edits", "exits", "learning", "stats", "studies", "zoo")
 CLASSES = ("Evaluation", "Generation", "Lens", "Readings", "ShortcutBank", "StudyResult")
 CLASSES += ("Suitability", "Transformer")
 # Made by layerleap and given back to the caller, who types none of their fields.
@@ -49,7 +49,10 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "exits.rows_needed": lambda: (0.05, 0.05),
     "exits.saved_at": lambda: (None, None),
     "exits.split": lambda: (None, [0.5]),
+    "finetune": lambda: (model(), sentences(8)),
     "generate": lambda: (model(), "the cat"),
+    "learning.finetune": lambda: (model(), sentences(8)),
+    "learning.learn": lambda: (model(), [ll.learning.Demonstration((7, 8))], 0.1),
     "search": lambda: (model(), "cat"),
     "stats.Moments": lambda: (3, 4),
     "stats.collect": lambda: (model(), sentences(8)),

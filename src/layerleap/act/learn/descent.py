@@ -44,9 +44,9 @@ class Learned(Brief):
 def learn(
     transformer: Transformer,
     demonstrations: Sequence[Demonstration],
+    learning_rate: float,
     *,
     how: How = "full",
-    learning_rate: float,
     parameters: str | Sequence[str] = "keys-values",
     tokens: Tokens = "all",
     lens: Lens | None = None,
@@ -58,8 +58,9 @@ def learn(
     """Learn demonstrations by one pass of gradient descent, one demonstration a step.
 
     Args:
-        how: "full", plain back-propagation; or "layer-causal", every block by its own loss.
+        demonstrations: in the order in which they are learned.
         learning_rate: of plain steps.
+        how: "full", plain back-propagation; or "layer-causal", every block by its own loss.
         parameters: those that learn; see `act.learn.parameters`.
         tokens: "all" tokens of a demonstration count, as in the paper, or only those of the
             "answer".
