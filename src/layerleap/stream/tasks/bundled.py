@@ -14,7 +14,7 @@ from layerleap.stream.tasks.task import Task, make_task
 from layerleap.zoo.download import fetch
 
 REVIEWS = "reviews"
-LONGEST_REVIEW = 160  # characters: demonstrations have to fit into a context
+LONGEST_REVIEW = 100  # characters: demonstrations have to fit into a context
 VERDICTS = ("Negative", "Positive")
 RULES: dict[str, Callable[[str], str]] = {
     "capitalised": str.capitalize,

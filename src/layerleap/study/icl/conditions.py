@@ -30,7 +30,8 @@ from layerleap.read.lens import Lens
 from layerleap.stream.tasks import Draw, EncodedTask, Piece
 from layerleap.study.icl.context import IclContext, layer_mean
 
-CURVE_QUERIES = 50  # on which similarity is measured after fewer demonstrations
+CURVE_QUERIES = 25  # on which similarity is measured after fewer demonstrations
+READ_QUERIES = 50  # whose layers are read: each layer goes through the whole head
 CONTROLLED = ("gd", "lcgd-id")  # the paper's ways, which get the controls that cost training
 
 
@@ -273,7 +274,7 @@ class _Cell:
         if tops:
             for way, lens in self.context.lenses.items():
                 name = way.removeprefix("lcgd-")
-                self.tensors[f"tops/{name}/{case}"] = readings(lens, observed.states)
+                self.tensors[f"tops/{name}/{case}"] = readings(lens, observed.states[:READ_QUERIES])
 
 
 @torch.no_grad()

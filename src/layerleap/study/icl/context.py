@@ -30,6 +30,7 @@ from layerleap.study.icl.settings import IclSettings
 
 CELL = TensorFile("icl", 1)
 STEP = 256  # rows of one step of tuning
+FIRST_QUERIES = 50  # per seed, that tell whether a task is learned in context
 
 
 class IclContext(Context[IclSettings]):
@@ -86,7 +87,7 @@ class IclContext(Context[IclSettings]):
             )
         return in_context(
             self.model, encoded.task, shots=[n for n in shots if n <= fit], seeds=self.seeds,
-            queries=s.queries, progress=self.progress,
+            queries=min(s.queries, FIRST_QUERIES), progress=self.progress,
         )  # fmt: skip
 
     @cached_property

@@ -14,6 +14,7 @@ from layerleap.read.nested import nested_means
 from layerleap.study.claims import Claim, Verdict, above
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure
+from layerleap.study.icl.conditions import READ_QUERIES
 from layerleap.study.icl.context import IclContext, merged
 from layerleap.study.icl.judged import interval, judged
 from layerleap.study.icl.rates import NAMES
@@ -122,7 +123,7 @@ FIGURES = (
     Figure(
         "readings", "Layers that predict as in context",
         "The share of queries for which a layer predicts the same token as that layer in context, "
-        "read through the logit lens.",
+        f"read through the logit lens, for the first {READ_QUERIES} queries of every seed.",
         _points, y=Axis("same prediction", "share"), lines=ALL_LINES, unit="queries", sample=SAMPLE,
     ),
 )  # fmt: skip

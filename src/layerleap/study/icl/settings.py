@@ -45,7 +45,7 @@ class IclSettings(Settings):
     most: int = option(
         32, "Demonstrations shown at most, to see whether in-context learning works."
     )
-    search: int = option(40, "Other queries, on which learning rates are chosen.")
+    search: int = option(24, "Other queries, on which learning rates are chosen.")
     rates: tuple[float, ...] = option(
         (0.0001, 0.0003, 0.001, 0.003, 0.01),
         "Learning rates to choose from, the same for all ways of training; separated by commas.",
