@@ -18,11 +18,17 @@ import torch
 
 from layerleap.act.learn.delta import Delta, changed
 from layerleap.act.learn.gradients import How, gradients, zeros_like
-from layerleap.act.learn.lessons import Demonstration, Tokens, lesson, require_learner
+from layerleap.act.learn.lessons import (
+    Demonstration,
+    Tokens,
+    lesson,
+    require_fitting,
+    require_learner,
+)
 from layerleap.act.learn.parameters import choose
 from layerleap.arguments import checked
 from layerleap.brief import Brief
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
@@ -72,8 +78,7 @@ def learn(
     if not 0 < learning_rate < math.inf:
         raise BadSettings(f"learning_rate is {learning_rate}; expected a number above 0")
     require_learner(transformer)
-    if not demonstrations:
-        raise BadText("there are no demonstrations to learn from; expected at least one")
+    require_fitting(transformer, [len(one.ids) for one in demonstrations], "demonstration")
     lessons = [lesson(transformer, [one], tokens) for one in demonstrations]
     chosen = choose(transformer, parameters)
     known = dict(transformer.model.named_parameters())

@@ -64,14 +64,7 @@ def lesson(
     """
     check_choice(tokens, Tokens, "tokens")
     require_learner(transformer)
-    if not texts:
-        raise BadText("there are no demonstrations to learn from; expected at least one")
-    longest, limit = max(len(text.ids) for text in texts), longest_input(transformer)
-    if longest > limit:
-        raise BadText(
-            f"a demonstration has {longest} tokens; {transformer.identity.name} reads at most "
-            f"{limit}"
-        )
+    require_fitting(transformer, [len(text.ids) for text in texts], "demonstration")
     inputs = padded(transformer, [text.ids for text in texts])
     keep = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     for row, text in enumerate(texts):
@@ -81,6 +74,16 @@ def lesson(
     targets = following[keep]
     weights = torch.full((len(targets),), 1 / len(targets), dtype=torch.float64)
     return Lesson(inputs, keep, targets, weights)
+
+
+def require_fitting(transformer: Transformer, lengths: Sequence[int], noun: str) -> None:
+    """Refuse no texts, and texts that are longer than the model reads."""
+    if not lengths:
+        raise BadText(f"there are no {noun}s; expected at least one")
+    if (longest := max(lengths)) > (limit := longest_input(transformer)):
+        raise BadText(
+            f"a {noun} has {longest} tokens; {transformer.identity.name} reads at most {limit}"
+        )
 
 
 def require_learner(transformer: Transformer) -> None:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from layerleap.act.learn.lessons import require_learner
+from layerleap.act.learn.lessons import require_fitting, require_learner
 from layerleap.arguments import checked
 from layerleap.brief import Brief
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings
 from layerleap.models.hooks.scores import scores_recorded
 from layerleap.models.prefix import Prefix, shared_prefix
 from layerleap.models.transformer import Transformer
-from layerleap.stream.examples import longest_input
 
 CACHED = 4  # tokens of a cache take less memory than tokens that run
 
@@ -74,13 +73,7 @@ def observe(
         tokens_per_batch: tokens of one pass; results do not depend on it beyond rounding.
     """
     require_learner(transformer)
-    if not prompts:
-        raise BadText("there are no prompts to observe; expected at least one")
-    longest, limit = max(len(prompt.ids) for prompt in prompts), longest_input(transformer)
-    if longest > limit:
-        raise BadText(
-            f"a prompt has {longest} tokens; {transformer.identity.name} reads at most {limit}"
-        )
+    require_fitting(transformer, [len(prompt.ids) for prompt in prompts], "prompt")
     found: dict[int, Observation] = {}
     prefix = shared_prefix(transformer, [p.ids for p in prompts], [p.n_query for p in prompts])
     for rows in _batches(prompts, tokens_per_batch, prefix.length):
