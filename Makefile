@@ -13,9 +13,12 @@ SATURATION ?= smollm2 dinov2-mnist vit-mnist whisper-tiny
 EMBEDDING ?= smollm2 rxnfp
 # Models for `make sparsity`; the first one also trains.
 SPARSITY ?= smollm2 rxnfp flan-t5-small
+# Models and tasks for `make icl`.
+ICL ?= smollm2
+TASKS ?= opposites,kinds,reviews
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo paper saturation embedding compare test check bench results picture clean sparsity
+.PHONY: help setup demo paper saturation embedding compare sparsity icl test check bench results picture clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
@@ -70,6 +73,13 @@ sparsity: $(STAMP) ## Measure how few keys and neurons models need, and train wi
 	  mkdir -p docs/results/sparsity/$$model; \
 	  cp build/sparsity/$$model/claims.csv build/sparsity/$$model/findings.txt \
 	    docs/results/sparsity/$$model/ || exit 1; \
+	done
+
+icl: $(STAMP) ## Compare in-context learning with gradient descent (most of an hour); results in build/icl
+	for model in $(ICL); do \
+	  $(BIN)/layerleap study icl $$model --task $(TASKS) --out build/icl/$$model || [ $$? -eq 3 ] || exit 1; \
+	  mkdir -p docs/results/icl/$$model; \
+	  cp build/icl/$$model/claims.csv build/icl/$$model/findings.txt docs/results/icl/$$model/ || exit 1; \
 	done
 
 test: $(STAMP) ## Run all tests, including those on real models

@@ -179,7 +179,7 @@ def test_every_way_to_touch_a_forward_is_noticed():
 
 
 def test_public_names_are_few_and_all_there():
-    assert len(layerleap.__all__) <= 43
+    assert len(layerleap.__all__) <= 46
     assert sorted({*layerleap.__all__, "__version__"}) == dir(layerleap)
     assert sorted(layerleap.__all__) == sorted(layerleap._HOME)
     for public in layerleap.__all__:

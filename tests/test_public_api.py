@@ -71,7 +71,9 @@ def test_names_for_type_checkers_are_those_that_run():
     assert set(typed) == set(ll._HOME)
 
 
-@pytest.mark.parametrize("name", ["load", "read", "fit", "evaluate", "generate", "decoder", "tune"])
+@pytest.mark.parametrize(
+    "name", ["load", "read", "fit", "evaluate", "generate", "decoder", "tune", "finetune"]
+)
 def test_verbs_show_how_they_are_used(name):
     verb = ll.read.__call__.__doc__ if name == "read" else getattr(ll, name).__doc__
     from layerleap.read.lens import read_text

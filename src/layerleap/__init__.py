@@ -13,9 +13,10 @@
     ll.weights(model).pairs("L12.H3")                  parameters as tokens, with no text
     ll.debug(model)                                    all of this on a page in the browser
     ll.stitch(model, 3, other, 3)                      first blocks of one model, last of another
+    ll.finetune(model, "news", how="layer-causal")     every block learns by its own loss
 
-Namespaces: `ll.exits`, `ll.edits`, `ll.studies`, `ll.stats`, `ll.zoo`. Every name is loaded when it
-is first used, so that `layerleap --help` does not wait for torch.
+Namespaces: `ll.exits`, `ll.edits`, `ll.learning`, `ll.studies`, `ll.stats`, `ll.tasks`, `ll.zoo`.
+Every name is loaded when it is first used, so that `layerleap --help` does not wait for torch.
 
 The package is one pipeline; a stage imports only from stages to its left:
 
@@ -28,9 +29,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what runs
     from layerleap import stats, zoo
     from layerleap.act import edits, exits
+    from layerleap.act import learn as learning
     from layerleap.act.debug.effect import Effect, effect
     from layerleap.act.decode.decoder import Decoder, decoder
     from layerleap.act.decode.generate import Generation, generate
+    from layerleap.act.learn.trainer import finetune
     from layerleap.act.stitch.stitched import stitch
     from layerleap.act.topk.interface import topk_attention
     from layerleap.errors import LayerleapError
@@ -54,6 +57,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.read.vocabulary.neurons import Neurons, neurons
     from layerleap.read.vocabulary.weights import weights
     from layerleap.show.web.session import debug
+    from layerleap.stream import tasks
     from layerleap.stream.documents import iter_documents
     from layerleap.stream.examples import Sampling
     from layerleap.study import registry as studies
@@ -71,12 +75,14 @@ _HOME = {
     "zoo": ("layerleap.zoo", ""),
     "edits": ("layerleap.act.edits", ""),
     "exits": ("layerleap.act.exits", ""),
+    "learning": ("layerleap.act.learn", ""),
     "Effect": ("layerleap.act.debug.effect", "Effect"),
     "effect": ("layerleap.act.debug.effect", "effect"),
     "Decoder": ("layerleap.act.decode.decoder", "Decoder"),
     "decoder": ("layerleap.act.decode.decoder", "decoder"),
     "Generation": ("layerleap.act.decode.generate", "Generation"),
     "generate": ("layerleap.act.decode.generate", "generate"),
+    "finetune": ("layerleap.act.learn.trainer", "finetune"),
     "stitch": ("layerleap.act.stitch.stitched", "stitch"),
     "topk_attention": ("layerleap.act.topk.interface", "topk_attention"),
     "LayerleapError": ("layerleap.errors", "LayerleapError"),
@@ -106,6 +112,7 @@ _HOME = {
     "debug": ("layerleap.show.web.session", "debug"),
     "iter_documents": ("layerleap.stream.documents", "iter_documents"),
     "Sampling": ("layerleap.stream.examples", "Sampling"),
+    "tasks": ("layerleap.stream.tasks", ""),
     "studies": ("layerleap.study.registry", ""),
     "StudyResult": ("layerleap.study.result", "StudyResult"),
     "Suitability": ("layerleap.study.suitability.result", "Suitability"),
@@ -116,9 +123,9 @@ __all__ = [
     "ConceptIndex", "Decoder", "Effect", "Evaluation", "Generation", "LayerleapError", "Lens",
     "Neurons", "Readings", "Sampling", "ShortcutBank", "StudyResult", "Suitability",
     "Transformer", "align", "check", "debug", "decoder", "default_bank", "diff", "edits", "effect",
-    "evaluate", "exits", "fit", "generate", "import_mat", "import_tuned_lens", "index",
-    "iter_documents", "load", "neurons", "read", "search", "stats", "stitch", "studies",
-    "suitability", "topk_attention", "tune", "untrained", "weights", "zoo",
+    "evaluate", "exits", "finetune", "fit", "generate", "import_mat", "import_tuned_lens", "index",
+    "iter_documents", "learning", "load", "neurons", "read", "search", "stats", "stitch", "studies",
+    "suitability", "tasks", "topk_attention", "tune", "untrained", "weights", "zoo",
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import read_text
 
-NAMESPACES = ("edits", "exits", "stats", "studies", "zoo")
+NAMESPACES = ("edits", "exits", "learning", "stats", "studies", "tasks", "zoo")
 CLASSES = ("Evaluation", "Generation", "Lens", "Readings", "ShortcutBank", "StudyResult")
 CLASSES += ("Suitability", "Transformer")
 # Made by layerleap and given back to the caller, who types none of their fields.
@@ -33,6 +33,7 @@ def bank() -> ShortcutBank:
     return bank_of(model())
 
 
+PAIRS = [("the cat", "big"), ("the dog", "small"), ("the sun", "big"), ("the moon", "small")]
 # What each function needs besides the choice. A choice is checked before anything is read.
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "Decoder": lambda: (bank(),),
@@ -50,10 +51,17 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "exits.rows_needed": lambda: (0.05, 0.05),
     "exits.saved_at": lambda: (None, None),
     "exits.split": lambda: (None, [0.5]),
+    "finetune": lambda: (model(), sentences(8)),
     "generate": lambda: (model(), "the cat"),
+    "learning.finetune": lambda: (model(), sentences(8)),
+    "learning.in_context": lambda: (model(), PAIRS),
+    "learning.learn": lambda: (model(), [ll.learning.Demonstration((7, 8))], 0.1),
     "search": lambda: (model(), "cat"),
     "stats.Moments": lambda: (3, 4),
     "stats.collect": lambda: (model(), sentences(8)),
+    "tasks.Task": lambda: ("task", ()),
+    "tasks.encode": lambda: (model(), ll.tasks.load(PAIRS)),
+    "tasks.load": lambda: (PAIRS,),
     "weights": lambda: (model(),),
 }
 

@@ -10,7 +10,6 @@ resumed run needs to end with bit-identical maps.
 """
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText, NotFinite, WrongModel, check_choice
+from layerleap.errors import BadSettings, BadText, NotFinite, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.maps.translator import Answers, Translator, kl_gradient, logits_of, translators
@@ -30,7 +29,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.saved_states import SavedStates
 from layerleap.stats.tally import Saver
-from layerleap.stats.tensor_file import TensorFile
+from layerleap.stats.tensor_file import TensorFile, require_same_run
 
 ENTRIES = 2**23  # logits held at a time when readings are measured: 32 MB in float32
 CHECKPOINT = TensorFile("tuning", 3)
@@ -172,14 +171,7 @@ class Training:
     def resume(self, path: Path, about: Mapping[str, Any]) -> None:
         """Load what `save` wrote; a file of another run is refused."""
         tensors, header = CHECKPOINT.load(path)
-        plain = json.loads(json.dumps(about))
-        differing = [key for key in plain if header["about"].get(key) != plain[key]]
-        if differing:
-            raise WrongModel(
-                f"{path} was written by a training with different settings "
-                f"({', '.join(differing)}); delete it to start over, or repeat those settings to "
-                "resume"
-            )
+        require_same_run(path, header["about"], about)
         self.step, self.checked, self.record = (header[k] for k in ("step", "checked", "record"))
         for name in COUNTERS:  # JSON has no integer keys
             setattr(self, name, {int(layer): value for layer, value in header[name].items()})

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from layerleap.errors import BadArtifact
+from layerleap.errors import BadArtifact, WrongModel
 from layerleap.files import whole_file
 
 
@@ -70,6 +70,18 @@ class TensorFile:
             raise BadArtifact(
                 f"{path} is missing, truncated or not a {self.kind} file ({error})"
             ) from error
+
+
+def require_same_run(path: Path, saved: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another run; `about` is what a resumed run must have in common."""
+    plain = json.loads(json.dumps(about))
+    differing = [key for key in plain if saved.get(key) != plain[key]]
+    if differing:
+        raise WrongModel(
+            f"{path} was written by a training with different settings "
+            f"({', '.join(differing)}); delete it to start over, or repeat those settings to "
+            "resume"
+        )
 
 
 def content_hash(

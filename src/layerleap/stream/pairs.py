@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.stream.documents import LINES_SUFFIXES, Document
+from layerleap.stream.documents import Document
+from layerleap.stream.records import LINES_SUFFIXES
 from layerleap.zoo import fetch
 
 TITLES = "titles"

@@ -12,13 +12,15 @@ from layerleap.errors import BadSettings
 if TYPE_CHECKING:
     from layerleap.study.embedding import STUDY as embedding
     from layerleap.study.engine import Study
+    from layerleap.study.icl import STUDY as icl
     from layerleap.study.saturation import STUDY as saturation
     from layerleap.study.shortcuts import STUDY as shortcuts
     from layerleap.study.sparsity import STUDY as sparsity
     from layerleap.study.stitching import STUDY as stitching
 
 __all__ = [
-    "embedding", "find", "names", "register", "saturation", "shortcuts", "sparsity", "stitching",
+    "embedding", "find", "icl", "names", "register", "saturation", "shortcuts", "sparsity",
+    "stitching",
     "summary",
 ]  # fmt: skip
 
@@ -32,6 +34,7 @@ _BUILT_IN = {
     ),
     "sparsity": ("layerleap.study.sparsity", "How few keys and neurons does a model need?"),
     "stitching": ("layerleap.study.stitching", "Can two models be joined by their vocabulary?"),
+    "icl": ("layerleap.study.icl", "Does showing examples change a model as training would?"),
 }
 _ADDED: dict[str, "Study[Any]"] = {}
 

@@ -12,11 +12,13 @@ ReplaceParts                        attention, FFN or norms by linear maps
 ReplaceAttention                    the attention function
 TopKAttention                       attention to the k highest-scoring keys only
 Pages                               its option for decoding with a long cache
+ApplyDelta                          parameters, by what was learned
 
 `parse_edit("L12.N34=5@last")` reads an edit of a neuron from a string.
 """
 
 from layerleap.act.edits.attention import ReplaceAttention
+from layerleap.act.edits.delta import ApplyDelta
 from layerleap.act.edits.neurons import AddNeuron, ScaleNeuron, SetNeuron, ZeroNeuron
 from layerleap.act.edits.patch import PatchState
 from layerleap.act.edits.replace import ReplaceParts
@@ -27,8 +29,7 @@ from layerleap.act.topk.pages import Pages
 from layerleap.models.hooks.edit import Applied, Edit, EditReport
 
 __all__ = [
-    "AddNeuron", "Applied", "Edit", "EditReport", "Pages", "PatchState", "ReplaceAttention",
-    "ReplaceParts", "ScaleNeuron", "SetNeuron", "TopKAttention", "TopKNeurons", "ZeroNeuron",
-    "edit_sentence",
-    "edit_spec", "parse_edit",
+    "AddNeuron", "Applied", "ApplyDelta", "Edit", "EditReport", "Pages", "PatchState",
+    "ReplaceAttention", "ReplaceParts", "ScaleNeuron", "SetNeuron", "TopKAttention", "TopKNeurons",
+    "ZeroNeuron", "edit_sentence", "edit_spec", "parse_edit",
 ]  # fmt: skip

@@ -191,6 +191,8 @@ class Packed:
             weight = one.module.weight
             if not _is_plain(one.module) or hooks.instance_forward(one.module) is not None:
                 continue  # moved or adapted since
+            if hooks.is_reweighted(one.module):
+                continue  # it computes with other weights
             if weight.dtype != self.dtype:
                 continue  # cast since
             if not torch.equal(checksum := _checksum(one.module), one.checksum):

@@ -40,11 +40,13 @@ class Change:
     compute     `function(forward, *args, **kwargs)` computes what the module's forward would, in
                 another way; what it takes is changed by other edits as usual
     attention   `function` is called instead of the module's attention function
+    weights     `function(parameters)` gets the parameters of the module itself, by name, and
+                returns those that it computes with instead; the module keeps its own
     """
 
     block: int  # 1 to n_layers; tells apart the layers of a shared block
     module: nn.Module
-    side: Literal["in", "out", "instead", "compute", "attention"]
+    side: Literal["in", "out", "instead", "compute", "attention", "weights"]
     function: Callable[..., Any]
     # Called with the cache, or None, before every pass of the model; may refuse it.
     begin: Callable[[Any], None] | None = None
@@ -291,8 +293,22 @@ class EditedModel:
         if change.side == "compute":
             own = hooks_of(self.transformer.model).original(change.module)
             return Tap(forward=partial(self._compute, change, own))
+        if change.side == "weights":
+            see = partial(self._note_weights, applied)
+            return Tap(parameters=change.function, is_on=self._is_on, see_input=see)
         forward = partial(self._run_instead, applied, change)
         return Tap(replace=lambda: forward if self._acts(change) else None)
+
+    def _is_on(self) -> bool:
+        return not self.is_suspended
+
+    def _note_weights(self, applied: Applied, args: Args, kwargs: Kwargs) -> None:
+        """Count a module that runs with other weights; outside a pass nothing is counted."""
+        if self._pass is not None and not self.is_suspended:
+            state = state_taken(args, kwargs)
+            if state is not None:  # an embedding takes ids, one number per position
+                width = state.shape[-1] if state.is_floating_point() else 1
+                applied.count(self._number, state.numel() // width)
 
     def _change_input(
         self, applied: Applied, change: Change, args: Args, kwargs: Kwargs

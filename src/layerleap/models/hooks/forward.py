@@ -8,24 +8,27 @@ the same model wait. Plain calls on other threads neither wait nor notice. A tap
 
     change_input -> see_input -> forward (or `replace`) -> change_output -> see_output
 
-inside `around`. So observers see values after all edits, in whatever order the two were set up.
-Nothing is stored on the model, so locks and taps are never copied or pickled with it.
+inside `around`; with other `parameters`, forward runs on a copy of the module that has them, and
+the module itself keeps its own. So observers see values after all edits, in whatever order the two
+were set up. Nothing is stored on the model, so locks and taps are never copied or pickled with it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock, RLock, get_ident
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Forward = Callable[..., Any]
+Parameters = Mapping[str, Tensor]  # of one module, by its own name for them
 
 
 class StopPass(Exception):
@@ -45,6 +48,10 @@ class Tap:
     # Called as around(forward, args, kwargs); the tap set last is the outermost.
     around: Callable[[Forward, Args, Kwargs], Any] | None = None
     forward: Forward | None = None  # another implementation of the module, used on every thread
+    # What the module computes with instead of its parameters, given those it has, or those that
+    # earlier taps gave it; only while `is_on`. It takes precedence over `forward`.
+    parameters: Callable[[Parameters], Parameters] | None = None
+    is_on: Callable[[], bool] = lambda: True
 
     @cached_property
     def is_piped(self) -> bool:
@@ -55,7 +62,8 @@ class Tap:
     @property
     def is_inside(self) -> bool:
         """True if forward has to be replaced, because a hook after it is not enough."""
-        return self.forward is not None or self.around is not None or self.is_piped
+        others = (self.forward, self.around, self.parameters)
+        return self.is_piped or any(other is not None for other in others)
 
 
 class _TappedModule:
@@ -67,6 +75,7 @@ class _TappedModule:
         self.instance_forward = module.__dict__.get("forward")
         self.original: Forward = module.forward
         self.taps: dict[Tap, RemovableHandle | None] = {}
+        self._reweighted: tuple[list[Tap], Forward | None] = [], None
 
     def add(self, tap: Tap) -> None:
         self.taps[tap] = None
@@ -87,6 +96,7 @@ class _TappedModule:
         own, forward = self.module.__dict__, self.original
         for tap in self.taps:
             forward = tap.forward or forward
+        forward = self._with_parameters(forward)
         piped = [tap for tap in self.taps if tap.is_piped]
         if piped:
             forward = _piped(forward, self.original, piped)
@@ -99,6 +109,32 @@ class _TappedModule:
             own["forward"] = self.instance_forward
         else:
             own.pop("forward", None)
+
+    def _with_parameters(self, forward: Forward) -> Forward:
+        """The forward of a copy of the module with the parameters that taps give it."""
+        taps = [tap for tap in self.taps if tap.parameters is not None]
+        if taps != self._reweighted[0]:
+            self._reweighted = taps, _reweighted(self.module, taps) if taps else None
+        other, thread = self._reweighted[1], get_ident()
+        if other is None:
+            return forward
+
+        def reweighted(*args: Any, **kwargs: Any) -> Any:
+            is_on = get_ident() == thread and all(tap.is_on() for tap in taps)
+            return (other if is_on else forward)(*args, **kwargs)
+
+        return reweighted
+
+
+def _reweighted(module: nn.Module, taps: list[Tap]) -> Forward:
+    values: dict[str, Any] = dict(module._parameters)
+    for tap in taps:
+        if tap.parameters is not None:
+            values |= tap.parameters(values)
+    shadow = copy(module)  # shares all but the parameters
+    shadow.__dict__.pop("forward", None)
+    shadow.__dict__["_parameters"] = values
+    return shadow.forward
 
 
 def _on_this_thread(see: Callable[[Any], None]) -> Callable[..., None]:
@@ -183,6 +219,11 @@ class ModelHooks:
         """The forward that another library put into this very module; None if there is none."""
         tapped = self._modules.get(module)
         return module.__dict__.get("forward") if tapped is None else tapped.instance_forward
+
+    def is_reweighted(self, module: nn.Module) -> bool:
+        """True if the module computes with other parameters than its own."""
+        tapped = self._modules.get(module)
+        return tapped is not None and any(tap.parameters is not None for tap in tapped.taps)
 
 
 _HOOKS: "WeakKeyDictionary[nn.Module, ModelHooks]" = WeakKeyDictionary()

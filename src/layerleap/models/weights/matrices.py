@@ -28,7 +28,11 @@ class Rows:
         """(output, input), a view of the weights unless rows are chosen."""
         weight = transformer.model.get_submodule(self.path).weight
         assert isinstance(weight, Tensor)
-        rows = weight.detach().T if self.is_transposed else weight.detach()
+        return self.pick(weight.detach())
+
+    def pick(self, weight: Tensor) -> Tensor:
+        """The rows of a tensor like the module's weight, such as its change: (output, input)."""
+        rows = weight.T if self.is_transposed else weight
         return rows if self.chosen is None else rows[list(self.chosen)]
 
     def bias(self, transformer: Transformer) -> Tensor | None:

@@ -136,7 +136,7 @@ class Weights:
             own = self._neuron(address, missing)
         else:
             own = {f"attn.{str(address.part).lower()}": self._column(address)}
-        found = tuple(self._reading(kind, vector, top) for kind, vector in own.items())
+        found = tuple(self.reading(kind, vector, top) for kind, vector in own.items())
         return ParameterReading(
             str(address), found, self.space.about(), self.space.words(), missing
         )
@@ -258,7 +258,8 @@ class Weights:
         return matrix(transformer, head, fold=fold)[:, column][None]
 
     @torch.no_grad()
-    def _reading(self, kind: str, vector: Tensor, top: int) -> VectorReading:
+    def reading(self, kind: str, vector: Tensor, top: int = 20) -> VectorReading:
+        """Any vector of the stream, (1, d_model), read as one of a kind of `models.weights`."""
         reads = kind not in ("ffn.value", "attn.o")
         space = self.space
         matrix = space.source if reads else space.target

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import layerleap
-from layerleap.show.cli import concepts, fit, look, tune
+from layerleap.show.cli import concepts, fit, look
 from layerleap.show.cli.compare.commands import align, diff
 from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
@@ -19,6 +19,8 @@ from layerleap.show.cli.options import grouped
 from layerleap.show.cli.study import StudyCommand, StudyGroup
 from layerleap.show.cli.suitability import suitability
 from layerleap.show.cli.terminal import out
+from layerleap.show.cli.training.finetune import finetune_command
+from layerleap.show.cli.training.tune import tune_command
 from layerleap.show.cli.weights import weights
 from layerleap.study import registry
 
@@ -66,14 +68,17 @@ def _top(
         raise typer.Exit
 
 
-LOOKING = (look.models, look.check, look.read, look.card, concepts.index, concepts.search)
+LOOKING = (
+    look.models, look.tasks, look.check, look.read, look.card, concepts.index, concepts.search,
+)  # fmt: skip
 for command in (*LOOKING, fit.fit, fit.merge, evaluate, look.saturation, suitability, generate):
     app.command()(grouped(command))
 app.command()(grouped(align))
 app.command()(grouped(diff))
 app.command()(grouped(debug))
 app.command()(grouped(weights))
-app.command("tune")(grouped(tune.tune_command))
+app.command("tune")(grouped(tune_command))
+app.command("finetune")(grouped(finetune_command))
 # The same as `layerleap study sparsity`.
 app.command("sparsity", cls=StudyCommand, help=registry.summary("sparsity"))(lambda: None)
 import_app.command("mat")(grouped(fit.import_mat))

@@ -1,4 +1,4 @@
-"""`layerleap models`, `check`, `read`, `saturation` and `card`: look at models and banks."""
+"""`layerleap models`, `tasks`, `check`, `read`, `saturation` and `card`: look at what there is."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +29,55 @@ def models(json: Json = False) -> None:
         from layerleap.show.cli.tables import inventory_table
 
         out.print(inventory_table(rows))
+
+
+def tasks(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Measure this model: a bundled or hub name, folder or GGUF file."),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A bundled task, or a .jsonl, .csv or .parquet file with the fields text and "
+            "label; repeat it. All bundled ones by default."
+        ),
+    ] = None,
+    queries: Annotated[int, typer.Option(help="Queries per seed, at most.")] = 100,
+    seeds: Annotated[int, typer.Option(help="How often demonstrations are drawn.")] = 3,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """List the bundled tasks, or measure which of them MODEL learns in context.
+
+    Accuracy without demonstrations, with more and more of them, and with their answers shuffled,
+    beside the commonest answer.
+
+    Example: layerleap tasks smollm2 --task plurals --task opposites
+    """
+    with clean_errors():
+        from layerleap.stream.tasks import load, names
+
+        chosen = [load(name) for name in task or names()]
+        if model is None:
+            rows = [one.to_dict() for one in chosen]
+        else:
+            from layerleap.act.learn.accuracy import in_context
+
+            transformer = loading.load(model)
+            with TerminalProgress() as progress:
+                rows = [
+                    in_context(
+                        transformer, one, queries=queries, seeds=range(seeds), progress=progress
+                    ).to_dict()
+                    for one in chosen
+                ]
+        if json:
+            print_json(rows)
+            return
+        from layerleap.show.cli.tables import accuracy_table, tasks_table
+
+        out.print(tasks_table(rows) if model is None else accuracy_table(rows))
 
 
 def check(

@@ -108,6 +108,37 @@ def inventory_table(rows: list[Row]) -> RenderableType:
     return Group(table, *_remarks(rows))
 
 
+def tasks_table(rows: list[Row]) -> RenderableType:
+    """The tasks that can be had by name."""
+    table = new_table()
+    for head in ("task", "from", "kind", "examples", "answers"):
+        is_number = head in ("examples", "answers")
+        table.add_column(head, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        counts = (Text(f"{row[key]:,}") for key in ("examples", "labels"))
+        table.add_row(*(_plain(row.get(key)) for key in ("task", "says", "kind")), *counts)
+    return table
+
+
+def accuracy_table(rows: list[Row]) -> RenderableType:
+    """Right answers in percent, by task and number of demonstrations."""
+    shots = sorted({cell["shots"] for row in rows for cell in row["accuracy"]} - {None})
+    table = new_table(Text("Right answers (%) by number of demonstrations"))
+    table.add_column("task", overflow="fold")
+    for head in (*map(str, shots), "shuffled", "commonest"):
+        table.add_column(head, justify="right")
+    table.add_column("learned?")
+    for row in rows:
+        values = {(cell["answers"], cell["shots"]): cell["value"] for cell in row["accuracy"]}
+        most = max(n for answers, n in values if answers == "true")
+        keys = [*(("true", n) for n in shots), ("shuffled", most), ("majority", None)]
+        cells = [Text(f"{100 * values[key]:.0f}" if key in values else "") for key in keys]
+        verdict = "yes" if row["works"] else "no"
+        style = COLOURS[GOOD_OR_BAD[verdict]]
+        table.add_row(_plain(row["task"]), *cells, Text(verdict, style=style))
+    return table
+
+
 def _remarks(rows: list[Row]) -> list[RenderableType]:
     """Notes and paths, one model per row, folded inside their own column."""
     noted = [row for row in rows if row.get("note") or row.get("path")]
@@ -262,6 +293,16 @@ def tuned_table(rows: list[Row]) -> RenderableType:
             *(f"{100 * row[f'agreement_{kind}']:.1f} %" for kind in ("closed", "tuned")),
             Text("never", style="yellow") if needed is None else f"{needed:,}",
         )  # fmt: skip
+    return table
+
+
+def finetune_table(rows: list[Row]) -> RenderableType:
+    """The losses of a fine-tuning, check by check."""
+    title = "mean loss per token in nats: of the steps since the last check, and on held-out text"
+    table = new_table(Text(title), "step", "trained on", "held out", "seconds")
+    for row in rows:
+        losses = ("" if row[k] is None else f"{row[k]:.3f}" for k in ("loss", "held_out"))
+        table.add_row(str(row["step"]), *losses, f"{row['seconds']:.0f}")
     return table
 
 

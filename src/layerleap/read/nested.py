@@ -1,0 +1,94 @@
+"""Means with intervals over queries and seeds.
+
+In: by seed, values of (query, column). Out: a `NestedEstimate` per column.
+
+A bootstrap sample draws seeds, and for each of them queries, both with replacement: an interval
+then covers other demonstrations as well as other queries. With one seed, it is over queries alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerleap.read.metrics import finite, percentiles
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class NestedEstimate:
+    """A mean with its interval, the number of queries of all seeds, and of seeds."""
+
+    value: float
+    low: float | None  # None with one query
+    high: float | None
+    rows: int
+    seeds: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; None for NaN."""
+        ends = {key: finite(getattr(self, key)) for key in ("value", "low", "high")}
+        return {**ends, "rows": self.rows, "seeds": self.seeds}
+
+
+def nested_means(
+    groups: Sequence[Tensor], *, resamples: int = RESAMPLES, seed: int = 0
+) -> list[NestedEstimate]:
+    """Column means over all seeds and queries; NaN counts as not measured."""
+    known = [group.isfinite() for group in groups]
+    values = [group.double().nan_to_num(0.0, 0.0, 0.0) for group in groups]
+    hits = [value * mask for value, mask in zip(values, known, strict=True)]
+    return nested_ratios(hits, known, resamples=resamples, seed=seed)
+
+
+def nested_ratios(
+    hits: Sequence[Tensor],
+    counted: Sequence[Tensor],
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> list[NestedEstimate]:
+    """Sums of hits over sums of what is counted, by column; NaN where nothing is counted.
+
+    Args:
+        hits: by seed, (query, column).
+        counted: like hits.
+        resamples: bootstrap samples.
+        seed: of the samples.
+    """
+    top, bottom = ([group.double() for group in side] for side in (hits, counted))
+    value = torch.cat(top).sum(0) / torch.cat(bottom).sum(0)
+    n_queries = sum(len(group) for group in top)
+    low = high = None
+    if n_queries > 1:
+        samples = _resampled(top, bottom, resamples, seed)
+        low, high = percentiles(samples, skip_nan=True)
+    return [
+        NestedEstimate(
+            float(value[column]),
+            None if low is None else float(low[column]),
+            None if high is None else float(high[column]),
+            n_queries,
+            len(top),
+        )
+        for column in range(len(value))
+    ]
+
+
+def _resampled(top: list[Tensor], bottom: list[Tensor], resamples: int, seed: int) -> Tensor:
+    """The ratio in every bootstrap sample: (sample, column)."""
+    generator = torch.Generator().manual_seed(seed)
+    sums = torch.zeros(2, resamples, top[0].shape[1], dtype=torch.float64)
+    for _ in top:  # as many seeds as there are
+        chosen = torch.randint(len(top), (resamples,), generator=generator)
+        for group, pair in enumerate(zip(top, bottom, strict=True)):
+            samples, n = (chosen == group).nonzero()[:, 0], len(pair[0])
+            drawn = torch.randint(n, (len(samples), n), generator=generator)
+            weights = torch.zeros(len(samples), n, dtype=torch.float64)
+            weights.scatter_add_(1, drawn, torch.ones_like(weights))
+            for side, values in enumerate(pair):
+                sums[side, samples] += weights @ values
+    return sums[0] / sums[1]

@@ -1,0 +1,85 @@
+"""`layerleap finetune`: train a copy of a model on a text, block by block or as a whole."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from layerleap.show.cli.options import Json, Loading, Model, Text, parse_words
+from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+
+
+def finetune_command(
+    model: Model,
+    out_folder: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the model; replaced when finished.")
+    ],
+    text: Text = None,
+    how: Annotated[
+        str, typer.Option(help="'layer-causal': each block by its own loss; 'full': plain.")
+    ] = "layer-causal",
+    parameters: Annotated[
+        str,
+        typer.Option(
+            help="What is trained: blocks, keys-values, queries, keys, values, outputs, all, or "
+            "patterns of names such as '*.mlp.*'; several separated by commas."
+        ),
+    ] = "blocks",
+    steps: Annotated[int, typer.Option(help="Steps of the optimizer.")] = 100,
+    learning_rate: Annotated[float, typer.Option(help="Its peak; it decays to 0.")] = 1e-4,
+    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
+    decay: Annotated[float, typer.Option(help="Weight decay of matrices.")] = 0.01,
+    batch: Annotated[int, typer.Option(help="Windows of text per step.")] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per window.")] = 128,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the positions that losses below the last layer are computed on; 1/16 "
+            "by default, 1 for the method of the paper."
+        ),
+    ] = None,
+    bank: Annotated[
+        str | None,
+        typer.Option(
+            "--bank", help="Read those losses through the shortcuts of a bank (folder or hub name)."
+        ),
+    ] = None,
+    check_every: Annotated[int, typer.Option(help="Steps between checks on held-out text.")] = 25,
+    held_out: Annotated[
+        float, typer.Option(help="Share of documents that is never trained on.")
+    ] = 0.25,
+    seed: Annotated[int, typer.Option(help="Decides which text is held out, and the order.")] = 0,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """Fine-tune a copy of MODEL on a text and save it in the hub's format.
+
+    With --how layer-causal each block learns from its own prediction, read through the model's
+    head, and is trained as soon as it has run: memory is that of one block. Interrupted or killed,
+    the same command continues where it stopped.
+
+    Example: layerleap finetune smollm2 --text news --steps 50 -o smollm2-news
+    """
+    with clean_errors(), TerminalProgress() as progress:
+        from layerleap import Lens, ShortcutBank, finetune
+
+        transformer = loading.load(model)
+        lens = None if bank is None else Lens(transformer, ShortcutBank.from_pretrained(bank))
+        if (work := out_folder.with_name(f".{out_folder.name}.finetuning")).exists():
+            tell(f"continuing from {work}")
+        tuned = finetune(
+            transformer, text,
+            how=how,  # type: ignore[arg-type]  # checked there
+            parameters=parse_words(parameters) or [], steps=steps, learning_rate=learning_rate,
+            optimizer=optimizer,  # type: ignore[arg-type]
+            decay=decay, batch=batch, max_tokens=max_tokens, share=share, lens=lens,
+            check_every=check_every, held_out=held_out, seed=seed, folder=out_folder,
+            progress=progress,
+        )  # fmt: skip
+    if json:
+        print_json({"folder": str(out_folder), **tuned.to_dict()})
+        return
+    from layerleap.show.cli.tables import finetune_table
+
+    out.print(finetune_table(tuned.record))
+    out.print(f"{model}, fine-tuned ({how}): {out_folder}", highlight=False, soft_wrap=True)

@@ -1,0 +1,128 @@
+"""Loading a task: a bundled one, or labelled examples of a file or of a data set of the hub.
+
+In: a name, a file (.jsonl, .csv, .tsv, .parquet, or .gz of one), "org/name:config:split", or pairs.
+Out: a `Task`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from layerleap.arguments import checked
+from layerleap.errors import BadText
+from layerleap.stream.records import (
+    RECORD_SUFFIXES,
+    Record,
+    kind_of,
+    may_be_hub_name,
+    opened,
+    records_of,
+    records_of_hub,
+)
+from layerleap.stream.tasks.bundled import bundled, bundled_names
+from layerleap.stream.tasks.task import Kind, Task, make_task
+
+MOST_EXAMPLES = 20_000  # read of a data set: far more than any draw needs
+
+
+def names() -> list[str]:
+    """The names of the bundled tasks."""
+    return bundled_names()
+
+
+@checked
+def load(
+    source: Task | str | Path | Iterable[tuple[str, str]],
+    *,
+    template: str | None = None,
+    separator: str | None = None,
+    field: str = "text",
+    label: str = "label",
+    labels: Mapping[str, str] | None = None,
+    kind: Kind | None = None,
+) -> Task:
+    """A task, ready to be encoded for a model.
+
+        ll.tasks.load("capitals")
+        ll.tasks.load("mine.csv", template="{text} Verdict:", labels={"0": "bad", "1": "good"})
+
+    Args:
+        source: a bundled name, a file, a data set of the hub, or (text, answer) pairs. A bundled
+            name wins over a file of that name: write ./capitals for the file.
+        template: how a text becomes a prompt, with {text} in it; it ends where the answer begins.
+        separator: what stands between demonstrations.
+        field: the column or key of the text.
+        label: the column or key of the answer.
+        labels: the words that stand for the values of that column, such as {"0": "Negative"}.
+        kind: "classes" compares the labels with each other, "mapping" all tokens. By default,
+            classes if there are few different answers.
+    """
+    if isinstance(source, Task):
+        return source
+    how = {"template": template, "separator": separator}
+    if not isinstance(source, str | Path):
+        return make_task("pairs", _checked(source), kind, **how)
+    if source in bundled_names():
+        task = bundled(str(source))
+        examples = ((e.text, e.answer) for e in task.examples)
+        own = {"template": task.template, "separator": task.separator, "says": task.says}
+        changes = {key: value for key, value in how.items() if value is not None}
+        return make_task(task.name, examples, kind or task.kind, **{**own, **changes})
+    pairs = (_pair(record, field, label, labels) for record in _records(source, label))
+    name = Path(source).stem if Path(source).expanduser().is_file() else str(source)
+    return make_task(name, (pair for pair in pairs if pair), kind, **how)
+
+
+def _checked(pairs: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    for number, pair in enumerate(pairs, start=1):
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not is_pair or not all(isinstance(part, str) and part.strip() for part in pair):
+            raise BadText(
+                f"item {number} is {pair!r:.60}; expected a text and its answer, both not empty"
+            )
+        yield pair[0].strip(), pair[1].strip()
+
+
+def _records(source: str | Path, label: str) -> Iterator[Record]:
+    path = Path(source).expanduser()
+    if path.is_file():
+        if kind_of(path) not in RECORD_SUFFIXES:
+            raise BadText(
+                f"{source} is not a file of labelled examples; expected "
+                f"{', '.join(RECORD_SUFFIXES[:2])}, .csv or .tsv with a text and a label each"
+            )
+        with opened(path) as stream:
+            yield from records_of(stream, path, path.name)
+        return
+    if isinstance(source, Path) or not may_be_hub_name(str(source)):
+        raise BadText(
+            f"there is no task or file {source}; bundled tasks are {', '.join(bundled_names())}"
+        )
+    for number, record in enumerate(records_of_hub(str(source), bundled_names())):
+        if number >= MOST_EXAMPLES:
+            return
+        yield record
+
+
+def _pair(
+    record: Record, field: str, label: str, labels: Mapping[str, str] | None
+) -> tuple[str, str] | None:
+    """The text and the answer of a record; None if its text is empty."""
+    text = record[field]
+    if label not in record.fields:
+        raise BadText(
+            f"{record.where} has no label: there is no field {label!r} among "
+            f"{', '.join(map(str, record.fields))}; name the one with the answer (label=...)"
+        )
+    value = record.fields[label]
+    answer = str(value).strip() if isinstance(value, str | int | float) else ""
+    if not answer:
+        raise BadText(f"{record.where} has no label ({label!r} is empty); expected an answer")
+    if labels is not None and answer not in labels:
+        raise BadText(
+            f"{record.where} has the label {answer!r}, for which labels= has no word; it has "
+            f"{', '.join(map(repr, labels))}"
+        )
+    if not isinstance(text, str) or not text.strip():
+        return None
+    return " ".join(text.split()), answer if labels is None else labels[answer]

@@ -1,0 +1,185 @@
+"""A task in the tokens of one model: prompts, answers, contexts, and what fits.
+
+In: a wrapped decoder and a `Task`. Out: an `EncodedTask`.
+
+Everything is tokenized piece by piece, so that a query has the same tokens alone and after
+demonstrations, and a demonstration the same in a context and when it is trained on. The last token
+of a prompt is the one that predicts the answer. A model whose tokenizer knows a first token (BOS)
+gets it in all conditions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from layerleap.brief import Brief
+from layerleap.errors import BadText, ModelRefused, check_choice
+from layerleap.models.inputs import encode as encode_text
+from layerleap.models.transformer import Transformer
+from layerleap.stream.examples import longest_input
+from layerleap.stream.tasks.task import Task
+
+Answers = Literal["token", "sequence"]
+FEWEST = 4  # examples that a task needs for a model
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One example in tokens."""
+
+    number: int  # of the example in its task
+    prompt: tuple[int, ...]  # its last token predicts the answer
+    answer: tuple[int, ...]
+    label: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EncodedTask(Brief):
+    """A task for one model."""
+
+    task: Task
+    model: str
+    start: tuple[int, ...]  # the first token of every input, or nothing
+    separator: tuple[int, ...]
+    pieces: tuple[Piece, ...]  # examples whose answers are as many tokens as wanted
+    labels: dict[str, tuple[int, ...]]  # tokens of every answer among the pieces
+    left_out: int  # examples whose answers are not
+    longest: int  # tokens that the model can read
+
+    def query(self, piece: Piece) -> tuple[int, ...]:
+        """The input without demonstrations."""
+        return self.start + piece.prompt
+
+    def demonstration(self, piece: Piece) -> tuple[int, ...]:
+        """An example with its answer, to be trained on; the answer is at the end."""
+        return self.start + piece.prompt + piece.answer
+
+    def context(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+        """Demonstrations that a query follows; without any, only the first token if there is one.
+
+        A query after it has the tokens `context(pieces) + piece.prompt`.
+        """
+        shown = (piece.prompt + piece.answer + self.separator for piece in pieces)
+        return self.start + tuple(token for one in shown for token in one)
+
+    def fitting(self, demonstrations: Sequence[Piece], queries: Sequence[Piece]) -> int:
+        """How many of the demonstrations, from the first on, fit before every query."""
+        room = self.longest - max(len(piece.prompt + piece.answer) for piece in queries)
+        for n in range(len(demonstrations), -1, -1):
+            if len(self.context(demonstrations[:n])) <= room:
+                return n
+        return 0
+
+    def require_fit(self, demonstrations: Sequence[Piece], queries: Sequence[Piece]) -> None:
+        """Refuse demonstrations that do not fit, and say how many would."""
+        if (fit := self.fitting(demonstrations, queries)) < len(demonstrations):
+            raise BadText(
+                f"{len(demonstrations)} demonstrations of task {self.task.name!r} and a query take "
+                f"more than the {self.longest:,} tokens that {self.model} reads; at most {fit} fit"
+            )
+
+
+def encode(
+    transformer: Transformer, task: Task, *, answers: Answers = "token", bos: bool | None = None
+) -> EncodedTask:
+    """The task in the tokens of a model.
+
+    Of a mapping, examples whose answers have several tokens are left out if one is wanted; of a
+    task with classes, such a label is an error.
+
+    Args:
+        transformer: a decoder with a tokenizer.
+        task: what to encode.
+        answers: "token" wants answers of one token, "sequence" takes any.
+        bos: whether inputs begin with the tokenizer's first token; by default, if it has one.
+    """
+    check_choice(answers, Answers, "answers")
+    require_decoder(transformer)
+    start = _start(transformer, bos)
+    pieces = _pieces(transformer, task)
+    several = [piece for piece in pieces if len(piece.answer) > 1]
+    if answers == "token" and several and task.kind == "classes":
+        worst = several[0]
+        raise BadText(
+            f"label {worst.label!r} of task {task.name!r} has {len(worst.answer)} tokens in "
+            f"{transformer.identity.name}; expected one: choose other words for its labels, or "
+            "score whole sequences (answers='sequence')"
+        )
+    kept = [piece for piece in pieces if len(piece.answer) == 1 or answers == "sequence"]
+    if len(kept) < FEWEST:
+        raise BadText(
+            f"{len(kept)} of {len(pieces)} answers of task {task.name!r} are one token in "
+            f"{transformer.identity.name}; expected at least {FEWEST}: score whole sequences "
+            "(answers='sequence'), or choose another task"
+        )
+    labels: dict[str, tuple[int, ...]] = {}
+    for piece in kept:
+        labels.setdefault(piece.label, piece.answer)
+    _require_different(task, labels)
+    return EncodedTask(
+        task, transformer.identity.name, start, _separator(transformer, task),
+        tuple(kept), labels, len(pieces) - len(kept), longest_input(transformer),
+    )  # fmt: skip
+
+
+def require_decoder(transformer: Transformer) -> None:
+    """Refuse models that cannot continue a text."""
+    is_pair = bool(transformer.model.config.is_encoder_decoder)
+    if transformer.kind != "next-token" or is_pair:
+        kind = {"masked-token": "a masked model"}.get(transformer.kind, "not a language model")
+        raise ModelRefused(
+            f"{transformer.identity.name} is {'an encoder-decoder' if is_pair else kind}; learning "
+            "in context needs a decoder that predicts the next token"
+        )
+
+
+def _start(transformer: Transformer, bos: bool | None) -> tuple[int, ...]:
+    first = transformer.need_tokenizer().bos_token_id
+    if bos and first is None:
+        raise BadText(f"the tokenizer of {transformer.identity.name} has no first token (BOS)")
+    return () if first is None or bos is False else (int(first),)
+
+
+def _tokens(transformer: Transformer, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """The tokens of each text alone, without first and last tokens."""
+    ids = transformer.need_tokenizer()(list(texts), add_special_tokens=False)["input_ids"]
+    return [tuple(encode_text(transformer, one)) for one in ids]
+
+
+def _pieces(transformer: Transformer, task: Task) -> list[Piece]:
+    texts = [task.prompt(example.text) for example in task.examples]
+    prompts = _tokens(transformer, texts)
+    wholes = _tokens(
+        transformer,
+        [f"{text} {one.answer}" for text, one in zip(texts, task.examples, strict=True)],
+    )
+    pieces = []
+    for number, (prompt, whole) in enumerate(zip(prompts, wholes, strict=True)):
+        answer = task.examples[number].answer
+        if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
+            raise BadText(
+                f"the answer {answer!r} of task {task.name!r} changes the tokens of its prompt in "
+                f"{transformer.identity.name}, so no token predicts it; end the template with "
+                "another character"
+            )
+        pieces.append(Piece(number, prompt, whole[len(prompt) :], answer))
+    return pieces
+
+
+def _separator(transformer: Transformer, task: Task) -> tuple[int, ...]:
+    try:
+        return _tokens(transformer, [task.separator])[0] if task.separator else ()
+    except BadText:  # a tokenizer that drops white space
+        return ()
+
+
+def _require_different(task: Task, labels: dict[str, tuple[int, ...]]) -> None:
+    known: dict[tuple[int, ...], str] = {}
+    for label, tokens in labels.items():
+        if (other := known.setdefault(tokens, label)) != label and task.kind == "classes":
+            raise BadText(
+                f"labels {other!r} and {label!r} of task {task.name!r} have the same tokens; "
+                "choose other words"
+            )
+    if len(known) < 2:
+        raise BadText(f"task {task.name!r} has one answer in the tokens of this model")

@@ -1,0 +1,227 @@
+"""Do context and training change the same answers?
+
+In: predictions zero-shot, in context and after training. Out: accuracy; of the changed
+predictions, the share that changed in the same way (change-Jaccard); and of the queries that
+training made right, the share that context made right (Rec2FTP), with how few that rests on.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from layerleap.act.learn.measures import Ratio, change_jaccard, recall_to_fine_tuned
+from layerleap.read.nested import nested_means, nested_ratios
+from layerleap.study.claims import Answer, Claim, Verdict, above, all_of, below, untested
+from layerleap.study.engine import Section
+from layerleap.study.figures import Axis, Figure
+from layerleap.study.icl.context import IclContext, merged
+from layerleap.study.icl.judged import interval, judged, not_learned
+from layerleap.study.icl.rates import LINES, NAMES
+from layerleap.study.icl.similarity import SAMPLE
+from layerleap.study.icl.works import names, panel, working
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.tables import Column, Table, estimate, percent
+
+FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little
+TITLES = {"jaccard": "change-Jaccard", "recall": "Rec2FTP"}
+
+
+def tables(context: IclContext) -> Tables:
+    """Accuracy after training, and both measures of changed predictions."""
+    accuracy: list[Row] = []
+    changes: list[Row] = []
+    for task, cells in context.cells():
+        for case in ("zero-shot", "in-context", *context.settings.ways,
+                     *(f"{way}/labels" for way in context.settings.ways)):  # fmt: skip
+            if groups := merged(cells, f"right/{case}"):
+                one = nested_means([group[:, None].double() for group in groups])[0]
+                accuracy.append({"task": task, "case": case, **one.to_dict()})
+        for way in context.settings.ways:
+            changes += _changes(cells, {"task": task, "way": way})
+    return {"trained_accuracy": accuracy, "changes": changes}
+
+
+def _changes(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
+    way = place["way"]
+    if not merged(cells, f"prediction/{way}"):
+        return
+    jaccards, recalls = [], []
+    for cell in cells:
+        cases = [cell[f"prediction/{case}"] for case in ("zero-shot", "in-context", way)]
+        jaccards.append(change_jaccard(*cases))
+        right = [cell[f"right/{case}"].bool() for case in ("zero-shot", "in-context", way)]
+        recalls.append(recall_to_fine_tuned(*right))
+    for measure, ratios in (("jaccard", jaccards), ("recall", recalls)):
+        yield {**place, "measure": measure, **_estimate(ratios)}
+
+
+def _estimate(ratios: list[Ratio]) -> Row:
+    """The share of all seeds, what it is a share of, and how large that is among all queries."""
+    hits, counted = (
+        [getattr(ratio, side)[:, None].double() for ratio in ratios] for side in ("hits", "counted")
+    )
+    value = nested_ratios(hits, counted)[0].to_dict()
+    size = nested_means(counted)[0].to_dict()
+    ends = {f"size_{key}": size[key] for key in ("value", "low", "high")}
+    return {**value, **ends, "counted": sum(ratio.denominator for ratio in ratios)}
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """Per task: what training makes right, and what both change alike."""
+    for task in names(result):
+        rows = {row["case"]: row for row in result.rows("trained_accuracy", task=task)}
+        known = [way for way in LINES if way in rows]
+        if not known:
+            continue
+        after = ", ".join(f"{percent(rows[w]['value'])} after {NAMES[w]}" for w in known)
+        yield Finding(
+            f"{panel(result, task)}: {percent(rows['zero-shot']['value'])} right zero-shot, "
+            f"{percent(rows['in-context']['value'])} in context, {after}.",
+            under="changes",
+        )
+        for way in known[:2]:
+            jaccard, recall = (
+                result.row("changes", task=task, way=way, measure=measure)
+                for measure in ("jaccard", "recall")
+            )
+            if jaccard is not None and recall is not None and recall["value"] is not None:
+                yield Finding(
+                    f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '{:.2f}')}"
+                    f" of {recall['counted']} queries that training made right, change-Jaccard "
+                    f"{interval(jaccard, '{:.2f}')} of {jaccard['counted']} changed predictions.",
+                    under="changes",
+                )
+
+
+def _ways(result: StudyResult, measure: str) -> list[tuple[str, Row]]:
+    """By task that works and way of the paper."""
+    return [
+        (f"{task}, {NAMES[way]}", row)
+        for task in working(result)
+        for way in ("gd", "lcgd-id")
+        if (row := result.row("changes", task=task, way=way, measure=measure)) is not None
+    ]
+
+
+def _few(result: StudyResult) -> Verdict:
+    if not working(result):
+        return not_learned(result)
+    rows = _ways(result, "recall")
+    if not rows:
+        return untested("it was not measured in this run")
+    sizes = [
+        (name, {key: row[f"size_{key}"] for key in ("value", "low", "high")}) for name, row in rows
+    ]
+    seen = "; ".join(f"{name} {row['counted']} of {row['rows']} queries" for name, row in rows)
+    return Verdict(
+        all_of(below(size, FEW) for _, size in sizes), seen,
+        "queries that training made right: yes if the interval of their share is below a tenth of "
+        "all queries for both ways, on all tasks that are learned in context",
+    )  # fmt: skip
+
+
+def _exposed(result: StudyResult) -> Verdict:
+    """Rec2FTP above change-Jaccard: intervals that do not meet."""
+    if not working(result):
+        return not_learned(result)
+    answers: list[Answer] = []
+    seen: list[str] = []
+    for name, recall in _ways(result, "recall"):
+        jaccard = dict(_ways(result, "jaccard"))[name]
+        if None in (recall["value"], recall["low"], jaccard["high"]):
+            answers.append("cannot tell")
+            seen.append(f"{name} rests on {recall['counted']} queries")
+            continue
+        gap = {"low": recall["low"] - jaccard["high"], "high": recall["high"] - jaccard["low"]}
+        answers.append(above(gap))
+        seen.append(f"{name} {recall['value']:.2f} against {jaccard['value']:.2f}")
+    if not answers:
+        return untested("it was not measured in this run")
+    return Verdict(
+        all_of(answers), "; ".join(seen),
+        "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "
+        "tasks that are learned in context",
+    )  # fmt: skip
+
+
+def _closer(result: StudyResult) -> Verdict:
+    rows: list[tuple[str, Row | None]] = []
+    for task in working(result):
+        a, b = (
+            result.row("changes", task=task, way=way, measure="jaccard")
+            for way in ("lcgd-id", "gd")
+        )
+        if a is None or b is None or None in (a["value"], b["value"], a["low"], b["low"]):
+            rows.append((task, None))
+            continue
+        ends = {"low": a["low"] - b["high"], "high": a["high"] - b["low"]}
+        rows.append((task, {"value": a["value"] - b["value"], **ends}))
+    return judged(
+        result, rows, lambda _, row: above(row),
+        "yes if the two intervals do not meet on all tasks that are learned in context", "{:+.2f}",
+    )  # fmt: skip
+
+
+CLAIMS = (
+    Claim("Rec2FTP says little, because training makes few queries right.", _few),
+    Claim("Rec2FTP is far above the share of predictions that change alike.", _exposed),
+    Claim("Layer-causal training changes more predictions as context does than plain gradient "
+          "descent (change-Jaccard).", _closer),
+)  # fmt: skip
+
+
+def _dots(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("changes"):
+        if row["value"] is not None:
+            note = f"of {row['counted']}"
+            yield {**row, "x": row["value"], "y": TITLES[row["measure"]], "line": row["way"],
+                   "panel": panel(result, row["task"]), "note": note}  # fmt: skip
+
+
+FIGURES = (
+    Figure(
+        "changes", "Predictions changed alike",
+        "Change-Jaccard: of all changes of predictions by context or training, the share that is "
+        "the same. Rec2FTP: of the queries that training made right, the share that context made "
+        "right. Beside each point: of how many.",
+        _dots, kind="dots", x=Axis("share", "share"), y=Axis("", "category"), lines=LINES,
+        dodge=True, unit="queries", sample=SAMPLE,
+    ),
+)  # fmt: skip
+
+TABLES = (
+    Table(
+        "trained-table", "Right answers (%)",
+        lambda result: (
+            {**row, "name": _case(row["case"])} for row in result.rows("trained_accuracy")
+        ),
+        (Column("task"),), across="name", cells=(estimate("value", "", "{:.0f}", 100),),
+        terminal=True,
+    ),
+    Table(
+        "changes-table", "Changed predictions",
+        lambda result: (
+            {**row, "title": TITLES[row["measure"]]} for row in result.rows("changes")
+        ),
+        (
+            Column("task"), Column("way", "trained by", words=NAMES), Column("title", "measure"),
+            estimate("value", "share"), Column("counted", "of", "{:,.0f}"),
+            Column("rows", "queries", "{:,.0f}"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def _case(case: str) -> str:
+    way, _, control = case.partition("/")
+    name = NAMES.get(way, way.replace("in-context", "in context"))
+    return f"{name}, shuffled answers" if control else name
+
+
+SECTION = Section(
+    key="changes", title="Does training change the same answers?", run=tables, needs=("rates",),
+    short="Answers", help="changed predictions, Rec2FTP",
+    lead="A prediction is the answer to a query. Context and training each change some of the "
+    "answers that the model gives without either. How many of these changes are the same?",
+    findings=findings, claims=CLAIMS, figures=FIGURES, tables=TABLES,
+)  # fmt: skip

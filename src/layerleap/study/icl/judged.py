@@ -1,0 +1,183 @@
+"""What the paper says about similarity, and what nobody has tried, tested on the tables.
+
+In: a study with similarities of all tasks. Out: claims. Only tasks that the model learns in context
+count; without one, a claim is not tested.
+"""
+
+from collections.abc import Callable
+
+from layerleap.study.claims import (
+    Answer,
+    Claim,
+    Verdict,
+    above,
+    all_of,
+    at_every,
+    share_of,
+    untested,
+)
+from layerleap.study.icl.rates import NAMES
+from layerleap.study.icl.works import names, working
+from layerleap.study.result import Row, StudyResult
+
+MEASURES = {"aou": "SimAOU", "amd": "SimAM delta", "am": "SimAM"}
+SAME = 0.2  # share of the trained model's value: a smaller lag counts as the same
+HIGH = 0.8  # a plain SimAM above this is high
+
+
+def mean(result: StudyResult, task: str, measure: str, way: str, control: str = "") -> Row | None:
+    """The mean over layers and seeds."""
+    where = {"task": task, "measure": measure, "way": way, "control": control}
+    return result.row("similarity", **where, seed=None, layer=None)
+
+
+def lead(result: StudyResult, task: str, measure: str, of: str, over: str) -> Row | None:
+    """A paired lead."""
+    return result.row("similarity_leads", task=task, measure=measure, of=of, over=over)
+
+
+def interval(row: Row, form: str = "{:.3f}") -> str:
+    """A value with its interval."""
+    if row["value"] is None:
+        return "not measured"
+    value = form.format(row["value"])
+    if row["low"] is None or row["high"] is None:
+        return value
+    return f"{value} ({form.format(row['low'])} to {form.format(row['high'])})"
+
+
+def judged(
+    result: StudyResult,
+    rows: list[tuple[str, Row | None]],
+    answer: Callable[[str, Row], Answer],
+    why: str,
+    form: str,
+) -> Verdict:
+    """One verdict for all tasks that work; `answer` maps a row to an answer."""
+    if not working(result):
+        return not_learned(result)
+    known = [(task, row) for task, row in rows if row is not None and row["value"] is not None]
+    if not known:
+        return untested("it was not measured in this run")
+    answers: list[Answer] = [answer(task, row) for task, row in known]
+    seen = "; ".join(f"{task} {interval(row, form)}" for task, row in known)
+    return Verdict(all_of(answers), seen, why)
+
+
+def not_learned(result: StudyResult) -> Verdict:
+    """The verdict where no task is learned in context."""
+    return untested(
+        f"{result.model['name']} does not clearly learn {' or '.join(names(result))} in "
+        "context, so there is nothing to compare with"
+    )
+
+
+def _lead_claim(text: str, measure: str, of: str, over: str) -> Claim:
+    def test(result: StudyResult) -> Verdict:
+        rows = [(task, lead(result, task, measure, of, over)) for task in working(result)]
+        return judged(
+            result, rows, lambda _, row: above(row),
+            "yes if the interval of the difference, query by query, is above 0 on all tasks that "
+            "are learned in context", "{:+.3f}",
+        )  # fmt: skip
+
+    return Claim(text, test)
+
+
+def _untrained(result: StudyResult) -> Verdict:
+    rows = []
+    for task in working(result):
+        gap = lead(result, task, "aou", "gd/", "gd/untrained")
+        rows.append((task, None if gap is None else _negative(gap)))
+
+    def answer(task: str, row: Row) -> Answer:
+        own = mean(result, task, "aou", "gd")
+        assert own is not None
+        return above(row, -SAME * abs(own["value"]))
+
+    return judged(
+        result, rows, answer,
+        "untrained minus trained: yes if its interval is above minus a fifth of the trained "
+        "model's SimAOU, on all tasks that are learned in context", "{:+.3f}",
+    )  # fmt: skip
+
+
+def _negative(row: Row) -> Row:
+    ends = {"low": row["high"], "high": row["low"], "value": row["value"]}
+    return {**row, **{key: None if end is None else -end for key, end in ends.items()}}
+
+
+def _high_before(result: StudyResult) -> Verdict:
+    rows = [(task, mean(result, task, "am", "zero-shot")) for task in working(result)]
+    return judged(
+        result, rows, lambda _, row: above(row, HIGH),
+        f"SimAM of context and zero-shot, with no training at all: yes if its interval is above "
+        f"{HIGH}", "{:.3f}",
+    )  # fmt: skip
+
+
+def _layers(measure: str) -> Claim:
+    def test(result: StudyResult) -> Verdict:
+        if not working(result):
+            return not_learned(result)
+        answers, seen = [], []
+        for task in working(result):
+            rows = [
+                row for row in result.rows("layer_leads", task=task, measure=measure)
+                if row["value"] is not None
+            ]  # fmt: skip
+            own: list[Answer] = [above(row) for row in rows]
+            answers.append(share_of(own, 0.5))
+            seen.append(f"{task} {own.count('yes')} of {len(rows)} layers, {own.count('no')} not")
+        return Verdict(
+            all_of(answers), "; ".join(seen),
+            "yes for a task if the interval of the difference is above 0 in half of the layers",
+        )  # fmt: skip
+
+    return Claim(f"Layer-causal training is closer in most layers ({MEASURES[measure]}).", test)
+
+
+def _above_control(control: str, text: str) -> Claim:
+    def test(result: StudyResult) -> Verdict:
+        if not working(result):
+            return not_learned(result)
+        answers, seen = [], []
+        for task in working(result):
+            for way in ("gd", "lcgd-id"):
+                over = control if control == "noise/" else f"{way}/{control}"
+                if (row := lead(result, task, "aou", f"{way}/", over)) is not None:
+                    answers.append(above(row))
+                    seen.append(f"{task}, {NAMES[way]} {interval(row, '{:+.3f}')}")
+        if not answers:
+            return untested("it was not measured in this run")
+        return Verdict(
+            at_every(answers), "; ".join(seen),
+            "yes if the interval of the difference is above 0 for both ways on all tasks, partly "
+            "if for more than half of them",
+        )  # fmt: skip
+
+    return Claim(text, test)
+
+
+CLAIMS = (
+    _lead_claim("Layer-causal gradient descent is closer to in-context learning than plain "
+                "gradient descent (SimAOU).", "aou", "lcgd-id/", "gd/"),
+    _lead_claim("Layer-causal gradient descent is closer to in-context learning than plain "
+                "gradient descent (SimAM delta).", "amd", "lcgd-id/", "gd/"),
+    _layers("aou"), _layers("amd"),
+    Claim("A model with untrained blocks reaches the SimAOU of the trained one.", _untrained),
+    Claim("Plain SimAM is high before any training.", _high_before),
+    _lead_claim("Through linear shortcuts, layer-causal training is closer than through the logit "
+                "lens (SimAOU; not in the paper).", "aou", "lcgd-mat/", "lcgd-id/"),
+    _lead_claim("Through linear shortcuts, layer-causal training is closer than through the logit "
+                "lens (SimAM delta; not in the paper).", "amd", "lcgd-mat/", "lcgd-id/"),
+    _lead_claim("Through tuned maps, layer-causal training is closer than through the logit lens "
+                "(SimAOU; not in the paper).", "aou", "lcgd-tuned/", "lcgd-id/"),
+    _lead_claim("Through tuned maps, layer-causal training is closer than through the logit lens "
+                "(SimAM delta; not in the paper).", "amd", "lcgd-tuned/", "lcgd-id/"),
+    _above_control("noise/", "SimAOU is higher than that of isotropic noise."),
+    _above_control("queries", "SimAOU is higher than with the training's change of another query "
+                   "(not in the paper)."),
+    _above_control("labels", "SimAOU is higher than after training on shuffled answers (not in the "
+                   "paper)."),
+)  # fmt: skip

@@ -1,0 +1,158 @@
+"""Do layers predict the same after training as in context?
+
+In: the token that every layer would predict, read through lenses, in every condition. Out: how
+often two conditions agree at each layer, and how far apart their saturation layers are.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from layerleap.act.learn.measures import saturation_layer
+from layerleap.read.nested import nested_means
+from layerleap.study.claims import Claim, Verdict, above
+from layerleap.study.engine import Section
+from layerleap.study.figures import Axis, Figure
+from layerleap.study.icl.conditions import READ_QUERIES
+from layerleap.study.icl.context import IclContext, merged
+from layerleap.study.icl.judged import interval, judged
+from layerleap.study.icl.rates import NAMES
+from layerleap.study.icl.similarity import ALL_LINES, SAMPLE
+from layerleap.study.icl.works import names, panel, working
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.tables import Column, Table, estimate
+
+LENSES = {"id": "the logit lens", "mat": "shortcuts", "tuned": "tuned maps"}
+
+
+def tables(context: IclContext) -> Tables:
+    """Agreement with the readings in context, by layer, and saturation layers."""
+    agreement: list[Row] = []
+    saturation: list[Row] = []
+    for task, cells in context.cells():
+        for lens in context.settings.lenses:
+            shown = merged(cells, f"tops/{lens}/in-context")
+            plain = merged(cells, f"tops/{lens}/zero-shot")
+            for case in ("zero-shot", *context.settings.ways):
+                own = merged(cells, f"tops/{lens}/{case}")
+                if own:
+                    place = {"task": task, "lens": lens, "case": case}
+                    agreement += _agreement(own, shown, plain, place)
+                    saturation.append({**place, **_saturation(own, shown)})
+    return {"readings": agreement, "saturation_gaps": saturation}
+
+
+def _agreement(
+    own: list[Tensor], shown: list[Tensor], plain: list[Tensor], place: Row
+) -> Iterator[Row]:
+    """By layer; the lead is over zero-shot, query by query."""
+    same = [(a == b).double() for a, b in zip(own, shown, strict=True)]
+    before = [(a == b).double() for a, b in zip(plain, shown, strict=True)]
+    columns = [torch.cat([one, one.mean(1, keepdim=True)], 1) for one in same]
+    gaps = [
+        torch.cat([a - b, (a - b).mean(1, keepdim=True)], 1)
+        for a, b in zip(same, before, strict=True)
+    ]
+    last = columns[0].shape[1] - 1
+    pairs = zip(nested_means(columns), nested_means(gaps), strict=True)
+    for column, (one, gap) in enumerate(pairs):
+        lead = {f"lead_{key}": getattr(gap, key) for key in ("value", "low", "high")}
+        yield {**place, "layer": None if column == last else column, **one.to_dict(), **lead}
+
+
+def _saturation(own: list[Tensor], shown: list[Tensor]) -> Row:
+    """The mean distance of saturation layers, in layers."""
+    gaps = [
+        torch.tensor([
+            [float(abs(saturation_layer(x) - saturation_layer(y)))]
+            for x, y in zip(a, b, strict=True)
+        ])
+        for a, b in zip(own, shown, strict=True)
+    ]  # fmt: skip
+    return nested_means(gaps)[0].to_dict()
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """Per task, through the logit lens."""
+    for task in names(result):
+        rows = {
+            row["case"]: row for row in result.rows("readings", task=task, lens="id", layer=None)
+        }
+        known = [case for case in ("zero-shot", *NAMES) if case in rows]
+        if known:
+            words = ", ".join(
+                f"{interval(rows[case], '{:.2f}')} {NAMES.get(case, 'without training')}"
+                for case in known
+            )
+            yield Finding(
+                f"{panel(result, task)}: share of layers whose prediction is that in context, "
+                f"through the logit lens: {words}.",
+                under="readings",
+            )
+
+
+def _claim(way: str) -> Claim:
+    def test(result: StudyResult) -> Verdict:
+        rows = []
+        for task in working(result):
+            row = result.row("readings", task=task, lens="id", case=way, layer=None)
+            lead = None if row is None else {k: row[f"lead_{k}"] for k in ("value", "low", "high")}
+            rows.append((task, lead))
+        return judged(
+            result, rows, lambda _, row: above(row),
+            "mean over layers, minus zero-shot: yes if the interval is above 0 on all tasks that "
+            "are learned in context", "{:+.3f}",
+        )  # fmt: skip
+
+    return Claim(
+        f"After training by {NAMES[way]}, layers predict more as they do in context than before "
+        "(not in the paper).",
+        test,
+    )
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("readings", lens="id"):
+        if row["layer"] is not None:
+            yield {**row, "x": row["layer"], "y": row["value"], "line": row["case"],
+                   "panel": panel(result, row["task"])}  # fmt: skip
+
+
+FIGURES = (
+    Figure(
+        "readings", "Layers that predict as in context",
+        "The share of queries for which a layer predicts the same token as that layer in context, "
+        f"read through the logit lens, for the first {READ_QUERIES} queries of every seed.",
+        _points, y=Axis("same prediction", "share"), lines=ALL_LINES, unit="queries", sample=SAMPLE,
+    ),
+)  # fmt: skip
+
+TABLES = (
+    Table(
+        "readings-table", "Layers that predict as in context (%), mean over layers",
+        lambda result: (
+            {**row, "name": NAMES.get(row["case"], "without training"), "lens": LENSES[row["lens"]]}
+            for row in result.rows("readings", layer=None)
+        ),
+        (Column("task"), Column("lens", "read through")), across="name",
+        cells=(estimate("value", "", "{:.0f}", 100),),
+    ),
+    Table(
+        "saturation-table", "Distance of saturation layers from those in context, in layers",
+        lambda result: (
+            {**row, "name": NAMES.get(row["case"], "without training"), "lens": LENSES[row["lens"]]}
+            for row in result.rows("saturation_gaps")
+        ),
+        (Column("task"), Column("lens", "read through")), across="name",
+        cells=(estimate("value", "", "{:.1f}"),),
+    ),
+)  # fmt: skip
+
+SECTION = Section(
+    key="layers", title="Do layers predict the same?", run=tables, needs=("rates",),
+    short="Layers", help="readings of layers and saturation",
+    lead="A lens reads what every layer would predict. After training, do layers predict what they "
+    "predict in context, and do predictions settle at the same layer?",
+    findings=findings, claims=(_claim("gd"), _claim("lcgd-id")), figures=FIGURES, tables=TABLES,
+)  # fmt: skip

@@ -1,0 +1,164 @@
+"""Learning rates: the same small search for every way of training, on separate queries.
+
+In: the demonstrations of the first seed, and queries that nothing else uses. Out: by way and rate,
+the log-probability of the right answer and the similarities; and the rate chosen.
+"""
+
+from collections.abc import Iterator
+
+from layerleap.errors import NotFinite
+from layerleap.read.metrics import finite
+from layerleap.read.nested import nested_means
+from layerleap.study.engine import Section
+from layerleap.study.figures import Axis, Figure, Line, Mark
+from layerleap.study.icl.conditions import Observed, Trial, lessons, train, truth
+from layerleap.study.icl.context import IclContext, layer_mean
+from layerleap.study.icl.works import names, panel
+from layerleap.study.result import Finding, Row, StudyResult, Tables
+from layerleap.study.tables import Column, Table, estimate
+
+LINES = {
+    "gd": Line("gradient descent", "orange", marker="s", style="dashed"),
+    "lcgd-id": Line("layer-causal (logit lens)", "blue"),
+    "lcgd-mat": Line("layer-causal (shortcuts)", "purple", marker="^"),
+    "lcgd-tuned": Line("layer-causal (tuned lens)", "green", marker="D"),
+}
+NAMES = {way: line.label for way, line in LINES.items()}
+
+
+def tables(context: IclContext) -> Tables:
+    """All ways and rates of all tasks, saved one by one."""
+    rows: list[Row] = []
+    references: list[Row] = []
+    for task in context.encoded:
+        found, base = _search(context, task)
+        for way in context.settings.ways:
+            own = [row for row in found if row["way"] == way]
+            known = [row for row in own if row["value"] is not None]
+            best = max(known, key=lambda row: row["value"], default=None)
+            rows += [{**row, "chosen": row is best} for row in own]
+            if best is None:
+                context.note(f"{task}: {NAMES[way]} diverges with every learning rate.")
+        references += base
+    return {"rates": rows, "rate_references": references}
+
+
+def _search(context: IclContext, task: str) -> tuple[list[Row], list[Row]]:
+    """Rows of all ways and rates, and those of zero-shot and in context."""
+    drawn, encoded = context.draw(task, context.settings.seed), context.encoded[task]
+    trial = Trial(context.model, encoded, drawn.demonstrations, drawn.search)
+    own, rows = lessons(encoded, drawn.demonstrations), []
+    cases = [(way, rate) for way in context.settings.ways for rate in context.settings.rates]
+    for number, (way, rate) in enumerate(cases):
+        path = context.path("rate", task, way, rate)
+        context.progress(f"learning rates on {task}", number, len(cases), "trainings")
+        row = context.saved_json(path)
+        if row is None:
+            try:
+                trained = trial.trained(train(context, context.model, way, rate, own))
+                row = _row(trial, trained, {"task": task, "way": way, "rate": rate})
+            except NotFinite:
+                row = {"task": task, "way": way, "rate": rate, "value": None}
+            context.save_json(path, row)
+        rows.append(row)
+    path = context.path("rate", task, "references")
+    base = context.saved_json(path)
+    if base is None:
+        cases_ = {"zero-shot": trial.zero_shot, "in context": trial.in_context}
+        base = context.save_json(
+            path,
+            [_answers(trial, one, {"task": task, "case": name}) for name, one in cases_.items()],
+        )
+    return rows, base
+
+
+def _answers(trial: Trial, observed: Observed, place: Row) -> Row:
+    log_p = observed.log_probs(trial.encoded, trial.queries)
+    value = nested_means([log_p[:, None]])[0].to_dict()
+    right = observed.predictions(trial.encoded) == truth(trial.encoded, trial.queries)
+    return {**place, **value, "accuracy": float(right.double().mean())}
+
+
+def _row(trial: Trial, trained: Observed, place: Row) -> Row:
+    row = _answers(trial, trained, place)
+    if row["value"] is None:
+        raise NotFinite("the log-probability of the answers is not a number")
+    for measure, values in trial.similarity(trained).items():
+        one = nested_means([layer_mean(values)])[0]
+        ends = {"value": one.value, "low": one.low, "high": one.high}
+        row |= {f"{measure}_{key}": finite(value) for key, value in ends.items()}
+    return row
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """The rates that were chosen, and whether the search ended at an edge."""
+    rates = sorted(result.settings["rates"])
+    for task in names(result):
+        rows = [row for row in result.rows("rates", task=task) if row["chosen"]]
+        if not rows:
+            continue
+        chosen = ", ".join(f"{row['rate']:g} for {NAMES[row['way']]}" for row in rows)
+        edge = [NAMES[r["way"]] for r in rows if r["rate"] in (rates[0], rates[-1])]
+        at = f" The search ended at its edge for {', '.join(edge)}." if edge and rates[1:] else ""
+        yield Finding(f"{task}: learning rate {chosen}.{at}", under="rates")
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("rates"):
+        if row["value"] is not None:
+            yield {**row, "x": row["rate"], "y": row["value"], "line": row["way"],
+                   "panel": panel(result, row["task"])}  # fmt: skip
+
+
+def _similarities(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("rates"):
+        if row.get("aou_value") is not None:
+            yield {"x": row["rate"], "y": row["aou_value"], "low": row["aou_low"],
+                   "high": row["aou_high"], "line": row["way"], "rows": row["rows"],
+                   "panel": panel(result, row["task"])}  # fmt: skip
+
+
+def _marks(result: StudyResult) -> Iterator[Mark]:
+    for row in result.rows("rate_references"):
+        yield Mark("y", row["value"], row["case"], panel=panel(result, row["task"]))
+
+
+FIGURES = (
+    Figure(
+        "rates", "The right answer by learning rate",
+        "The mean log-probability of the right answer, in nats, after one pass of training over "
+        "the demonstrations; among labels for classes, among all tokens for mappings. The best "
+        "rate of each way is used from here on. Rates that diverge are left out.",
+        _points, x=Axis("learning rate", "log"), y=Axis("log-probability"), lines=LINES,
+        marks=_marks, unit="queries", sample="bands: 95 %, bootstrap over queries", share_y=False,
+    ),
+    Figure(
+        "rates-aou", "SimAOU by learning rate",
+        "The similarity of what training and what context change in attention outputs, mean over "
+        "layers, on the same queries. It does not decide which rate is used.",
+        _similarities, x=Axis("learning rate", "log"), y=Axis("SimAOU"), lines=LINES,
+        unit="queries", sample="bands: 95 %, bootstrap over queries",
+    ),
+)  # fmt: skip
+
+TABLES = (
+    Table(
+        "rates-table", "Search of learning rates", lambda result: result.rows("rates"),
+        (
+            Column("task"), Column("way", words=NAMES), Column("rate", form="{:g}"),
+            estimate("value", "log-probability"), Column("accuracy", "right (%)", "{:.0f}", 100),
+            Column("aou_value", "SimAOU", "{:.3f}", low="aou_low", high="aou_high"),
+            Column("amd_value", "SimAM delta", "{:.3f}", low="amd_low", high="amd_high"),
+            Column("chosen", words={True: "chosen", False: ""}),
+        ),
+    ),
+)  # fmt: skip
+
+SECTION = Section(
+    key="rates", title="Learning rates", run=tables, required=True, short="Rates",
+    lead="Every way of training makes one pass over the demonstrations, one at a time, with plain "
+    "steps. The size of the steps is chosen by the same small search for all of them: the rate "
+    "that makes the right answers of separate queries most likely, with the demonstrations of the "
+    "first seed.",
+    findings=findings, figures=FIGURES, tables=TABLES,
+)  # fmt: skip

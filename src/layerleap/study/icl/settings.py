@@ -1,0 +1,132 @@
+"""Settings of the study of in-context learning.
+
+In: plain values. Out: `IclSettings`, checked.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from layerleap.act.learn.lessons import Tokens
+from layerleap.errors import BadSettings, check_choice
+from layerleap.maps.bank import ShortcutBank
+from layerleap.models.transformer import Transformer
+from layerleap.stream.tasks.prompts import require_decoder
+from layerleap.study.engine import Settings, option
+
+LENSES = ("id", "mat", "tuned")
+SHOTS = (1, 2, 4, 8, 16, 32)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in _words(text))
+    except ValueError as error:
+        raise BadSettings(f"rates are {text!r}; expected numbers separated by commas") from error
+
+
+@dataclass(frozen=True)
+class IclSettings(Settings):
+    """What the study of in-context learning does, and with how much data."""
+
+    tasks: tuple[str, ...] = option(
+        ("opposites", "kinds", "reviews"),
+        "Tasks, separated by commas: bundled ones (`layerleap tasks` lists them), or .jsonl, .csv "
+        "or .parquet files with the fields text and label.",
+        flags=("--task", "--tasks"), parse=_words,
+    )  # fmt: skip
+    seeds: int = option(3, "How often demonstrations and queries are drawn.")
+    demonstrations: int = option(16, "Demonstrations that are shown, and trained on.")
+    queries: int = option(100, "Queries per task and seed, at most.")
+    most: int = option(
+        32, "Demonstrations shown at most, to see whether in-context learning works."
+    )
+    search: int = option(24, "Other queries, on which learning rates are chosen.")
+    rates: tuple[float, ...] = option(
+        (0.0001, 0.0003, 0.001, 0.003, 0.01),
+        "Learning rates to choose from, the same for all ways of training; separated by commas.",
+        parse=_numbers,
+    )
+    lenses: tuple[str, ...] = option(
+        LENSES,
+        "What the layer-causal loss is read through: id (logit lens, as in the paper), mat (linear "
+        "shortcuts), tuned (tuned lens); separated by commas.",
+        parse=_words,
+    )
+    parameters: str = option(
+        "keys-values", "Which parameters learn: keys-values as in the paper, blocks, or a pattern."
+    )
+    tokens: str = option("all", "Which tokens are trained on: all as in the paper, or answer.")
+    bank: ShortcutBank | str | None = option(  # noqa: RUF009
+        None, "Folder or hub name of a bank of shortcuts; fitted and cached by default.", parse=str
+    )
+    tuned: ShortcutBank | str | None = option(  # noqa: RUF009
+        None, "Folder or hub name of a bank of tuned maps; trained a little by default.", parse=str
+    )
+    tuned_rows: int = option(2048, "Rows that tuned maps are trained on, if none are given.")
+    seed: int = option(0, "The first seed.")
+
+    def __post_init__(self) -> None:
+        if not self.tasks or len(set(self.tasks)) < len(self.tasks):
+            raise BadSettings(f"tasks are {', '.join(self.tasks) or 'none'}; expected each once")
+        least = {"seeds": 1, "demonstrations": 1, "queries": 4, "search": 2, "tuned_rows": 256}
+        for name, lowest in least.items():
+            if (value := getattr(self, name)) < lowest:
+                raise BadSettings(f"{name} is {value}; expected {lowest} or more")
+        if self.most < self.demonstrations:
+            raise BadSettings(
+                f"most is {self.most}; expected at least the {self.demonstrations} demonstrations "
+                "that are trained on"
+            )
+        if not self.rates or not all(0 < rate < math.inf for rate in self.rates):
+            raise BadSettings(f"rates are {list(self.rates)}; expected numbers above 0")
+        for lens in self.lenses:
+            check_choice(lens, LENSES, "lenses")
+        if "id" not in self.lenses:
+            raise BadSettings("lenses lack id, the paper's; expected id, alone or with mat, tuned")
+        check_choice(self.tokens, Tokens, "tokens")
+        unused = {"bank": {"mat", "tuned"}, "tuned": {"tuned"}}
+        for name, users in unused.items():
+            if getattr(self, name) is not None and not users & set(self.lenses):
+                raise BadSettings(f"a {name} bank was given, but lenses are {self.lenses}")
+
+    def quickened(self) -> "IclSettings":
+        """One seed, one task, few demonstrations and queries, and the logit lens alone."""
+        return replace(
+            self, tasks=self.tasks[:1], seeds=1, demonstrations=min(self.demonstrations, 4),
+            most=min(self.most, 8), queries=min(self.queries, 20), search=min(self.search, 10),
+            rates=self.rates[1::2] or self.rates,
+            lenses=("id",), bank=None, tuned=None,
+        )  # fmt: skip
+
+    def resolved(self, model: Transformer) -> Self:
+        """The settings with banks loaded."""
+        require_decoder(model)
+        return replace(self, bank=_bank(self.bank, model), tuned=_bank(self.tuned, model))
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Ways to train: plain gradient descent, and layer-causal through each lens."""
+        return ("gd", *(f"lcgd-{lens}" for lens in LENSES if lens in self.lenses))
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Numbers of demonstrations after which training is looked at; the last is all."""
+        some = [n for n in (1, 4) if n < self.demonstrations]
+        return (*some, self.demonstrations)
+
+    @property
+    def shots(self) -> list[int]:
+        """Numbers of demonstrations that are shown to see whether learning works."""
+        return sorted({0, *(n for n in SHOTS if n <= self.most), self.demonstrations})
+
+
+def _bank(bank: ShortcutBank | str | None, model: Transformer) -> Any:
+    found = ShortcutBank.from_pretrained(bank) if isinstance(bank, str) else bank
+    if found is not None:
+        found.check_model(model)
+    return found

@@ -1,0 +1,75 @@
+"""`layerleap study icl` and `layerleap tasks` through the runner."""
+
+import json
+from pathlib import Path
+
+import pytest
+from families import build
+from icl_studies import task_file
+from tiny_models import tiny
+from typer.testing import CliRunner, Result
+
+from layerleap.show.cli.app import app
+
+SMALL = ("--seeds", 1, "--demonstrations", 3, "--most", 4, "--queries", 6, "--search", 4,
+         "--rates", "0.01,0.1", "--lenses", "id")  # fmt: skip
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "120"})
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return task_file(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    build("llama", 1).save_pretrained(folder)
+    tiny("llama").tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
+    return folder
+
+
+def test_it_prints_claims_and_writes_a_report(task: Path, model: Path, tmp_path: Path) -> None:
+    result = run("study", "icl", model, "--task", task, "-o", tmp_path / "report", *SMALL)
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.stdout.split())
+    assert "Similarity to in-context learning, mean over layers" in printed
+    assert "claims of the paper, tested here" in printed
+    names = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {"report.html", "claims.csv", "findings.txt", "similarity.csv", "rates.csv"} <= names
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "Does in-context learning work here?" in page
+    assert "bootstrap over seeds and queries" in page
+
+
+def test_a_masked_model_is_refused_in_one_line(task: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    build("bert", 1).save_pretrained(folder)
+    tiny("bert").tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
+    result = run("study", "icl", folder, "--task", task, "-o", tmp_path / "report", *SMALL)
+    assert result.exit_code == 2
+    assert "is a masked model; learning in context needs a decoder" in " ".join(
+        result.output.split()
+    )
+
+
+def test_help_names_every_option() -> None:
+    printed = " ".join(run("study", "icl", "--help").output.split())
+    options = ("task", "seeds", "demonstrations", "queries", "rates", "lenses", "bank", "tuned")
+    assert all(f"--{name}" in printed for name in options)
+
+
+def test_tasks_are_listed_and_measured(task: Path, model: Path) -> None:
+    listed = run("tasks", "--task", "plurals", "--task", "kinds")
+    assert listed.exit_code == 0, listed.output
+    assert "a noun to its plural" in listed.stdout
+    words = ("tasks", model, "--task", task, "--queries", 6, "--seeds", 1)
+    measured = run(*words)
+    assert measured.exit_code == 0, measured.output
+    assert "Right answers (%) by number of demonstrations" in measured.stdout
+    rows = json.loads(run(*words, "--json").stdout)
+    assert rows[0]["task"] == "sizes"
+    assert {"works", "accuracy", "leads"} <= rows[0].keys()

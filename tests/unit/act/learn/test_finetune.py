@@ -1,0 +1,212 @@
+"""Fine-tuning: what it learns, leaves alone, saves and resumes."""
+
+import json
+
+import pytest
+import torch
+from families import build
+from tiny_models import sentences, tiny
+from transformers import AutoModelForCausalLM
+
+import layerleap as ll
+from layerleap.act.edits import ApplyDelta
+from layerleap.act.learn import trainer as module
+from layerleap.act.learn.optimizer import Optimizer
+from layerleap.errors import BadSettings, BadText, CannotWrite, ModelRefused, NotFinite, WrongModel
+from layerleap.models.transformer import Transformer
+from layerleap.stream.windows import token_stream, windows
+
+TEXT = sentences(60)
+QUICK = {"steps": 6, "batch": 2, "max_tokens": 12, "check_every": 3, "tested_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny("llama")
+
+
+def tuned(model, text=TEXT, **options):
+    return ll.finetune(model, text, **{**QUICK, "progress": False, **options})
+
+
+def same(first, second) -> bool:
+    return all(torch.equal(value, second.values[name]) for name, value in first.values.items())
+
+
+@pytest.mark.parametrize("how", ["full", "layer-causal"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_both_ways_learn_the_text_and_leave_the_model_alone(model, how, optimizer):
+    before = {n: p.detach().clone() for n, p in model.model.named_parameters()}
+    rate = 3e-3 if optimizer == "adamw" else 0.1
+    result = tuned(
+        model, how=how, optimizer=optimizer, learning_rate=rate, steps=40, check_every=20, share=1.0
+    )
+    first, middle, last = result.record
+    assert (first["step"], middle["step"], last["step"]) == (0, 20, 40)
+    assert first["loss"] is None
+    assert last["held_out"] < first["held_out"] - 0.1
+    assert last["tested_tokens"] == first["tested_tokens"] > 100
+    assert all(torch.equal(p, before[n]) for n, p in model.model.named_parameters())
+
+
+def test_parameters_that_were_not_chosen_do_not_change(model):
+    result = tuned(model, parameters="keys-values")
+    assert {name.split(".")[-2] for name in result.values} == {"k_proj", "v_proj"}
+    fused = Transformer.wrap(build("gpt2"), model.tokenizer)
+    delta = tuned(fused, parameters="keys-values", decay=0.0).delta
+    weight = delta.tensors["transformer.h.1.attn.c_attn.weight"]
+    assert not weight[:, :24].any()
+    assert weight[:, 24:].any(0).all()
+
+
+@pytest.mark.parametrize("how", ["full", "layer-causal"])
+def test_a_step_is_that_of_torch(model, how):
+    from learning_cases import values
+
+    from layerleap.act.learn.gradients import gradients
+    from layerleap.act.learn.lessons import Demonstration, lesson
+    from layerleap.act.learn.parameters import choose
+
+    chosen = choose(model, "blocks")
+    text = [Demonstration((7, 8, 9, 10, 11, 12))]
+    ours, theirs = values(model, chosen), values(model, chosen)
+    optimizer = Optimizer("adamw", decay=0.1)
+    matrices = [theirs[n].requires_grad_() for n in theirs if theirs[n].dim() > 1]
+    vectors = [theirs[n].requires_grad_() for n in theirs if theirs[n].dim() == 1]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95))
+    batch = lesson(model, text)
+    for step in (1, 2, 3):
+        found = gradients(model, chosen, dict(theirs), batch, how=how)
+        for name, value in theirs.items():
+            value.grad = found.tensors[name]
+        reference.step()
+        gradients(
+            model, chosen, ours, batch, how=how,
+            take=lambda name, g, step=step: optimizer.update(name, ours[name], g, 1e-2, step),
+        )  # fmt: skip
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name].detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_saved_folder_is_a_model_of_the_hub(model, tmp_path):
+    result = tuned(model, folder=tmp_path / "tuned")
+    assert not (tmp_path / ".tuned.finetuning").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
+    own = dict(loaded.named_parameters())
+    base = dict(model.model.named_parameters())
+    for name, value in own.items():
+        assert torch.equal(value, result.values.get(name, base[name])), name
+    inputs = torch.tensor([[7, 8, 9]])
+    with torch.no_grad(), model.edit(ApplyDelta(result.delta)):
+        applied = model.model(inputs).logits
+    torch.testing.assert_close(applied, loaded(inputs).logits, rtol=1e-4, atol=1e-5)
+    again = ll.load(str(tmp_path / "tuned"))
+    assert again.tokenizer is not None
+    written = json.loads((tmp_path / "tuned" / "layerleap.json").read_text())
+    assert written["settings"]["how"] == "layer-causal"
+    assert written["settings"]["share"] == 1 / 16
+    assert written["record"] == result.record
+    assert written["model"]["fingerprint"] == model.identity.fingerprint
+    assert list(result.to_pandas()["step"]) == [0, 3, 6]
+
+
+@pytest.mark.parametrize("how", ["full", "layer-causal"])
+def test_a_killed_run_continues_and_ends_with_the_same_bits(model, tmp_path, how, monkeypatch):
+    whole = tuned(model, how=how)
+
+    class EveryStep(module.Saver):
+        def save_if_due(self) -> None:
+            self.save()
+
+    monkeypatch.setattr(module, "Saver", EveryStep)
+
+    def stop(phase, done, total, unit="texts"):
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(model, how=how, folder=tmp_path / "tuned", progress=stop)
+    assert not (tmp_path / "tuned").exists()
+    with pytest.raises(WrongModel, match="different settings \\(settings\\)"):
+        tuned(model, how=how, folder=tmp_path / "tuned", learning_rate=5e-4)
+    seen = []
+    again = tuned(
+        model, how=how, folder=tmp_path / "tuned",
+        progress=lambda phase, done, total, unit="texts": seen.append(done),
+    )  # fmt: skip
+    assert seen == [5, 6]  # step 5 was not saved: it was reported first
+    assert same(whole, again)
+    for ours, theirs in zip(whole.record, again.record, strict=True):
+        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+def test_half_precision_keeps_small_steps():
+    model = Transformer.wrap(build("llama").to(torch.bfloat16), tiny("llama").tokenizer)
+    result = tuned(model, learning_rate=1e-5)
+    assert all(value.dtype == torch.float32 for value in result.values.values())
+    assert all(value.any() for value in result.delta.tensors.values())
+
+
+def test_the_order_of_windows_depends_on_the_seed_alone(model):
+    assert same(tuned(model, seed=1), tuned(model, seed=1))
+    assert not same(tuned(model, seed=1), tuned(model, seed=2))
+
+
+def test_losses_may_be_read_through_a_bank(model):
+    from contract_bank import bank_of
+
+    lens = ll.Lens(model, bank_of(model))
+    through = tuned(model, lens=lens, share=1.0)
+    assert through.settings["lens"] == "mat"
+    assert not same(through, tuned(model, share=1.0))
+    with pytest.raises(BadSettings, match="a lens is for how='layer-causal' alone"):
+        tuned(model, how="full", lens=lens)
+
+
+def test_held_out_documents_are_never_trained_on(model):
+    fitted, held_out = (
+        token_stream(model, TEXT, 10**6, side=side, held_out=0.5) for side in ("fit", "held-out")
+    )
+    both = token_stream(model, TEXT, 10**6, side="both")
+    assert len(fitted) + len(held_out) == len(both)
+    assert len(token_stream(model, TEXT, 33)) == 33
+    assert windows(both[:50], 12).shape == (4, 12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; expected a number above 0"),
+        ({"learning_rate": -1e-4}, "expected a number above 0"),
+        ({"steps": 0}, "steps is 0; expected 1 or more"),
+        ({"max_tokens": 1}, "max_tokens is 1; expected 2 or more"),
+        ({"max_tokens": 65}, "max_tokens is 65; this model reads at most 64"),
+        ({"decay": -1.0}, "decay is -1.0"),
+        ({"held_out": 1.0}, "held_out is 1.0"),
+        ({"how": "layercausal"}, "did you mean 'layer-causal'"),
+        ({"optimizer": "adam"}, "did you mean 'adamw'"),
+        ({"parameters": "*.nothing"}, "no parameter of tiny-llama matches"),
+        ({"how": "full", "share": 0.5}, "for how='layer-causal' alone"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_sentence(model, options, message):
+    with pytest.raises(BadSettings, match=message):
+        tuned(model, **options)
+
+
+def test_texts_and_models_that_cannot_be_trained_on_are_refused(model, tmp_path):
+    with pytest.raises(BadText, match="contains no text"):
+        tuned(model, [""])
+    with pytest.raises(BadText, match="fewer than one window of 12"):
+        tuned(model, ["the cat"], held_out=0.0)
+    with pytest.raises(ModelRefused, match="masked-token model"):
+        tuned(tiny("bert"))
+    bare = Transformer.wrap(build("llama"))
+    with pytest.raises(BadText, match="has no tokenizer"):
+        tuned(bare)
+    (tmp_path / "thesis.txt").write_text("years")
+    with pytest.raises(CannotWrite, match="holds other files than a fine-tuned model"):
+        tuned(model, folder=tmp_path)
+    with pytest.raises(NotFinite, match="lower the learning rate"):
+        tuned(model, learning_rate=1e30, optimizer="sgd", how="full")

@@ -1,0 +1,189 @@
+"""The study of in-context learning on a tiny model."""
+
+import copy
+from pathlib import Path
+
+import icl_studies
+import pytest
+import torch
+from contract_bank import bank_of
+from icl_studies import made, settings
+from tiny_models import tiny
+
+from layerleap.act.learn.descent import learn
+from layerleap.errors import BadSettings, BadText, ModelRefused
+from layerleap.study.icl import STUDY, IclSettings, conditions
+from layerleap.study.icl.conditions import Trial
+from layerleap.study.icl.context import IclContext
+from layerleap.study.result import StudyResult
+
+
+def test_every_section_runs_and_every_table_has_its_controls():
+    result = made()
+    assert not result.failed
+    rows = result.rows("similarity", task="sizes", measure="aou", seed=None, layer=None)
+    cases = {(row["way"], row["control"]) for row in rows}
+    assert {
+        ("gd", ""), ("gd", "queries"), ("gd", "labels"), ("gd", "untrained"), ("noise", ""),
+        ("lcgd-id", ""), ("lcgd-id", "queries"), ("lcgd-id", "labels"), ("lcgd-id", "untrained"),
+    } == cases  # fmt: skip
+    layers = {row["layer"] for row in result.rows("similarity", way="gd", measure="aou")}
+    assert layers == {None, 1, 2, 3}
+    assert {row["seed"] for row in result.rows("similarity")} == {None, 0, 1}
+    for row in result.rows("similarity"):
+        assert row["value"] is None or -1 <= row["low"] <= row["value"] <= row["high"] <= 1
+
+
+def test_a_model_that_does_not_learn_in_context_leaves_the_claims_untested():
+    result = made()
+    assert not any(row["works"] for row in result.rows("tasks"))
+    verdicts = {claim["claim"]: claim for claim in result.claims}
+    first = verdicts.pop("The model learns the tasks in context.")
+    assert first["agrees"] in ("no", "cannot tell")
+    assert {claim["agrees"] for claim in verdicts.values()} == {"not tested"}
+    assert "(not learned in context)" in " ".join(row["text"] for row in result.findings)
+
+
+def test_claims_are_decided_on_the_tasks_that_are_learned():
+    tables = copy.deepcopy(made().tables)
+    for row in tables["tasks"]:
+        row["works"] = row["task"] == "sizes"
+    for row in tables["similarity_leads"]:
+        if row["task"] == "sizes":
+            row.update(value=0.2, low=0.1, high=0.3)
+    learned = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
+    verdicts = {claim["claim"]: claim for claim in STUDY.conclude(learned).claims}
+    closer = verdicts[
+        "Layer-causal gradient descent is closer to in-context learning than plain gradient "
+        "descent (SimAOU)."
+    ]
+    assert closer["agrees"] == "yes"
+    assert closer["seen"] == "sizes +0.200 (+0.100 to +0.300)"
+    untrained = "A model with untrained blocks reaches the SimAOU of the trained one."
+    assert verdicts[untrained]["agrees"] == "no"
+    noise = verdicts["SimAOU is higher than that of isotropic noise."]
+    assert noise["agrees"] == "yes"
+
+
+def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):
+    context = IclContext(tiny("llama", seed=1), settings(), tmp_path, lambda *_, **__: None)
+    for task in context.encoded:
+        drawn = context.draw(task, 0)
+        roles = [drawn.demonstrations, drawn.queries, drawn.search]
+        numbers = [piece.number for role in roles for piece in role]
+        assert len(numbers) == len(set(numbers))
+    for way in ("gd", "lcgd-id"):
+        rows = made().rows("rates", task="sizes", way=way)
+        assert [row["rate"] for row in rows] == [0.01, 0.1]
+        best = max(rows, key=lambda row: row["value"])
+        assert [row["chosen"] for row in rows] == [row is best for row in rows]
+
+
+def test_demonstrations_have_the_same_order_in_all_conditions(monkeypatch, tmp_path):
+    """What is trained on, one by one, is what is shown, in that order."""
+    trained, shown = [], []
+
+    def spy(model, demonstrations, **how):
+        trained.append([one.ids for one in demonstrations])
+        return learn(model, demonstrations, **how)
+
+    original = Trial._observe
+
+    def watch(self, context):
+        shown.append((self.encoded, context))
+        return original(self, context)
+
+    monkeypatch.setattr(conditions, "learn", spy)
+    monkeypatch.setattr(Trial, "_observe", watch)
+    source = str(icl_studies.task_file(tmp_path))
+    STUDY(tiny("llama", seed=1), settings(tasks=(source,), seeds=1), sections=["similarity"])
+    encoded = shown[0][0]
+    context = IclContext(tiny("llama", seed=1), settings(tasks=(source,)), tmp_path, print)
+    drawn = context.draw("sizes", 0)
+    true = [encoded.demonstration(piece) for piece in drawn.demonstrations]
+    mixed = [encoded.demonstration(piece) for piece in drawn.shuffled]
+    contexts = {one for _, one in shown}
+    assert encoded.context(drawn.demonstrations) in contexts
+    assert {tuple(map(tuple, one)) for one in trained} == {
+        tuple(true), tuple(mixed), tuple(true[:1]), tuple(true[1:]),
+    }  # fmt: skip
+
+
+def test_the_model_is_the_same_to_the_bit_afterwards():
+    model = tiny("llama", seed=1)
+    before = {name: value.clone() for name, value in model.model.state_dict().items()}
+    STUDY(model, settings(seeds=1, tasks=settings().tasks[:1]), sections=["changes"])
+    for name, value in model.model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_stopped_run_continues_with_the_next_seed_and_ends_the_same(tmp_path, monkeypatch):
+    chosen = {"tasks": settings().tasks[1:], "seeds": 2}
+    whole = STUDY(tiny("llama", seed=1), settings(**chosen), sections=["similarity"])
+    measured: list[int] = []
+    measure = conditions.measure
+
+    def stop_at_second(context, task, seed):
+        if seed == 1 and len(measured) == 1:
+            measured.append(-1)
+            raise Stopped
+        measured.append(seed)
+        return measure(context, task, seed)
+
+    monkeypatch.setattr(conditions, "measure", stop_at_second)
+    for _ in range(2):
+        try:
+            result = STUDY(
+                tiny("llama", seed=1), settings(**chosen), sections=["similarity"], folder=tmp_path
+            )
+        except Stopped:
+            continue
+    assert measured == [0, -1, 1]  # the first seed is not measured again
+    assert result.tables == whole.tables
+
+
+def test_layer_causal_losses_can_be_read_through_a_bank():
+    model = tiny("llama", seed=1)
+    bank = bank_of(model)
+    chosen = settings(tasks=settings().tasks[:1], seeds=1, lenses=("id", "mat"), bank=bank)
+    result = STUDY(model, chosen, sections=["similarity", "layers"])
+    assert {row["way"] for row in result.rows("rates")} == {"gd", "lcgd-id", "lcgd-mat"}
+    assert result.row("similarity_leads", of="lcgd-mat/", over="lcgd-id/") is not None
+    assert {row["lens"] for row in result.rows("readings")} == {"id", "mat"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ()}, "tasks are none"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"most": 2}, "most is 2; expected at least the 4"),
+        ({"rates": (0.0,)}, "rates are"),
+        ({"lenses": ("mat",)}, "lenses lack id"),
+        ({"lenses": ("id", "max")}, "lenses is 'max'"),
+        ({"tokens": "some"}, "tokens is 'some'"),
+        ({"tuned": "folder"}, "a tuned bank was given, but lenses are"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes, message):
+    with pytest.raises(BadSettings, match=message):
+        settings(**changes)
+
+
+def test_bad_input_is_refused_in_one_sentence(tmp_path: Path):
+    with pytest.raises(ModelRefused, match="masked model"):
+        STUDY(tiny("bert"), settings())
+    with pytest.raises(BadText, match=r"demonstrations .* at most \d+ fit"):
+        STUDY(tiny("llama"), settings(demonstrations=16, most=16, tasks=settings().tasks[:1]))
+    with pytest.raises(BadText, match="there is no task or file"):
+        STUDY(tiny("llama"), settings(tasks=("./none.csv",)))
+
+
+def test_a_quick_run_is_small():
+    quick = IclSettings().quickened()
+    assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("id",))
+    assert quick.demonstrations <= 4
