@@ -288,7 +288,36 @@ def test_training_runs_are_paired_and_each_is_kept_as_soon_as_it_ends(
         assert gap["low"] <= gap["value"] <= gap["high"]
     verdicts = [row for row in result.claims if row["section"] == "training"]
     assert len(verdicts) == 3
-    assert all(row["agrees"] != "not tested" for row in verdicts)
+    assert all("nothing to compare" in row["seen"] for row in verdicts[:2])  # four steps
+
+
+def made_training(accuracy, gap, chance=0.1):
+    """A finished study with one task: ends and difference given as (value, low, high)."""
+
+    def row(values, **about):
+        names = ("value", "low", "high")
+        return {**dict(zip(names, values, strict=True)), "seeds": 4, "measure": "accuracy", **about}
+
+    task = training.LISTOPS
+    tables = {
+        "training": [row(accuracy, task=task, attention=runs.EXACT, step=9)],
+        "training_tasks": [{"task": task, "k": 8, "length": 64, "chance": chance}],
+        "training_ends": [
+            row(accuracy, task=task, attention=kind) for kind in (runs.EXACT, runs.TOP)
+        ],
+        "training_gaps": [row(gap, task=task, attention=runs.TOP)],
+    }
+    result = replace(small_study("llama"), tables=tables, findings=[], claims=[], sections=[
+        {"key": "training", "status": "done", "reason": ""}])  # fmt: skip
+    (first, *_) = [c for c in STUDY.conclude(result).claims if c["section"] == "training"]
+    return first["agrees"]
+
+
+def test_equal_accuracy_counts_only_if_something_was_learned():
+    assert made_training((0.4, 0.35, 0.45), (0.0, -0.01, 0.01)) == "yes"
+    assert made_training((0.4, 0.35, 0.45), (-0.1, -0.12, -0.08)) == "no"
+    assert made_training((0.4, 0.35, 0.45), (0.0, -0.1, 0.1)) == "cannot tell"
+    assert made_training((0.1, 0.05, 0.15), (0.0, 0.0, 0.0)) == "not tested"
 
 
 def test_fine_tuning_leaves_the_model_alone_and_lowers_the_loss(reviews):

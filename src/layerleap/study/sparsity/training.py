@@ -13,7 +13,7 @@ from layerleap.errors import BadSettings, LayerleapError
 from layerleap.extras import learn_library
 from layerleap.stream.batches import modality
 from layerleap.stream.examples import reads_pairs
-from layerleap.study.claims import Claim, Verdict, between, untested
+from layerleap.study.claims import Claim, Verdict, above, below, between, untested
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -194,6 +194,11 @@ def _same(result: StudyResult, task: str) -> Verdict:
         for attention in (EXACT, TOP)
     }
     about = result.rows("training_tasks", task=task)[0]
+    if not _has_learned(result, about, ends[EXACT]):
+        return untested(
+            f"with exact attention, {measure} is not clearly better than before training or than "
+            "chance, so there is nothing to compare; train longer"
+        )
     words = nats if measure == "loss" else shares
     return Verdict(
         between(row, -limit, limit),
@@ -202,6 +207,15 @@ def _same(result: StudyResult, task: str) -> Verdict:
         f"{row['seeds']} seeds",
         f"yes if the interval of the paired difference is within {limit:g} of 0",
     )
+
+
+def _has_learned(result: StudyResult, about: Row, end: Row | None) -> bool:
+    """True if exact attention clearly beats chance, or in fine-tuning the loss it began with."""
+    if about["chance"] is not None:
+        return above(end, about["chance"]) == "yes"
+    curve = result.rows("training", task=about["task"], attention=EXACT, measure="loss")
+    start = min(curve, key=lambda row: row["step"])
+    return below(end, start["value"]) == "yes"
 
 
 CLAIMS = (
