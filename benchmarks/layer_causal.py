@@ -9,8 +9,8 @@ Both compute the gradients of everything inside the blocks and take a plain step
     layer_causal_time       seconds of a step of `ll.finetune`, which reads the losses below the
                             last layer at one position in 16; the paper's own step, at every
                             position, is in the detail
-    layer_causal_loss       held-out loss after `ll.finetune` both ways; also after the same time, and
-                            with the same memory (plain training of the last blocks alone)
+    layer_causal_loss       held-out loss after `ll.finetune` both ways; also after the same time,
+                            and with the same memory (plain training of the last blocks alone)
 """
 
 import json
