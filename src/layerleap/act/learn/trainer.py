@@ -62,7 +62,7 @@ class FineTuning:
     how: How = "layer-causal"
     parameters: tuple[str, ...] = ("blocks",)
     steps: int = 100
-    learning_rate: float = 1e-4  # the peak: warmed up, then a cosine decay to 0
+    learning_rate: float = 1e-5  # the peak: warmed up, then a cosine decay to 0
     optimizer: Kind = "adamw"
     decay: float = 0.01
     batch: int = 4  # windows per step
@@ -144,7 +144,7 @@ def finetune(
     how: How = "layer-causal",
     parameters: str | Sequence[str] = "blocks",
     steps: int = 100,
-    learning_rate: float = 1e-4,
+    learning_rate: float = 1e-5,
     optimizer: Kind = "adamw",
     decay: float = 0.01,
     batch: int = 4,

@@ -26,7 +26,7 @@ def finetune_command(
         ),
     ] = "blocks",
     steps: Annotated[int, typer.Option(help="Steps of the optimizer.")] = 100,
-    learning_rate: Annotated[float, typer.Option(help="Its peak; it decays to 0.")] = 1e-4,
+    learning_rate: Annotated[float, typer.Option(help="Its peak; it decays to 0.")] = 1e-5,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     decay: Annotated[float, typer.Option(help="Weight decay of matrices.")] = 0.01,
     batch: Annotated[int, typer.Option(help="Windows of text per step.")] = 4,
