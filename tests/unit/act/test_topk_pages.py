@@ -204,6 +204,11 @@ def test_text_is_generated_with_pages(llama, options):
     )
 
 
+def test_pages_that_hold_fewer_keys_than_k_are_refused():
+    with pytest.raises(BadSettings, match="2 pages of 2 keys hold fewer than k, 5; keep more"):
+        TopKAttention(k={1: 3, 2: [5, 1]}, pages=SMALL)
+
+
 def test_padded_batches_give_no_weight_to_padding():
     """With one key per page bounds are exact, so that page selection is top-k itself.
 

@@ -183,6 +183,13 @@ def test_the_classifier_differs_from_the_model_in_its_last_blocks_and_head(
     assert all(name.startswith("model.layers.1.") for name in changed)
 
 
+@pytest.mark.parametrize("name", ["small-lm", "small-lm-2", "small-lm-relu"])
+def test_a_recipe_needs_no_more_than_the_catalog_gives_it(name, sources, tmp_path):
+    given = {source: sources[source] for source in CATALOG[name].trained_from}
+    card = RECIPES[name](given, tmp_path, lambda _: None)
+    assert card["held_out"]["tokens"] > 0
+
+
 def test_the_embeddings_of_the_classifier_are_trained_if_asked_for(sources, trained, tmp_path):
     given = {"small-lm": trained[0], "reviews": sources["reviews"]}
     settings = replace(TUNED, blocks=2, ends=True, epochs=1)

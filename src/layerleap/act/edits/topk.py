@@ -30,7 +30,7 @@ class TopKAttention(Edit):
     biases act as they do in the model. Where a query sees at most k keys, attention is exact.
 
     With `pages`, passes over one token per text score only the keys of some pages of the cache:
-    faster with a long cache, and approximate. Other passes score all keys.
+    faster with a long cache, and never exact. Other passes score all keys.
     """
 
     k: K = 64  # keys per query; or one number per query head; or either of them by block
@@ -42,6 +42,11 @@ class TopKAttention(Edit):
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "k", self.settings.k)
+        if self.pages is not None and self.pages.n_keys < (most := self.settings.most):
+            raise BadSettings(
+                f"{self.pages.keep} pages of {self.pages.size} keys hold fewer than k, {most}; "
+                "keep more pages"
+            )
         named = self.settings.blocks
         if named is None or self.blocks is None:
             return

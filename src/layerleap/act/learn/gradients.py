@@ -44,11 +44,6 @@ class Gradients:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
 
-    @property
-    def loss(self) -> float:
-        """The loss of the model's own output; NaN if no block needed it."""
-        return self.losses.get(max(self.losses, default=0), float("nan"))
-
 
 def gradients(
     transformer: Transformer,

@@ -26,11 +26,18 @@ class Optimizer:
     moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of AdamW, by name
 
     @torch.no_grad()
-    def update(self, name: str, value: Tensor, gradient: Tensor, rate: float, step: int) -> None:
-        """Change a parameter by one step; steps count from 1."""
+    def update(
+        self, name: str, value: Tensor, gradient: Tensor, rate: float, step: int,
+        mask: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Change a parameter by one step; steps count from 1.
+
+        `mask` is True where the parameter learns: the rest does not decay either.
+        """
         gradient = gradient.to(value.device, value.dtype)
         if self.decay and value.dim() > 1:
-            value.mul_(1 - rate * self.decay)
+            kept = 1 - rate * self.decay
+            value.mul_(kept if mask is None else torch.where(mask.to(value.device), kept, 1.0))
         if self.kind == "sgd":
             value.sub_(gradient, alpha=rate)
             return

@@ -269,7 +269,8 @@ class _Run:
         number = self.step + 1
 
         def take(name: str, gradient: Tensor) -> None:
-            self.optimizer.update(name, self.values[name], gradient, rate, number)
+            mask = self.chosen.masks[name]
+            self.optimizer.update(name, self.values[name], gradient, rate, number, mask)
 
         found = gradients(
             self.transformer, self.chosen, self._inputs(), lesson(self.transformer, texts),

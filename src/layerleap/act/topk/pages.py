@@ -32,6 +32,11 @@ class Pages:
     size: int = 32  # keys per page
     keep: int = 32  # pages that are scored, for each head of keys
 
+    @property
+    def n_keys(self) -> int:
+        """How many keys are scored, besides those after the last page."""
+        return self.size * self.keep
+
     def __post_init__(self) -> None:
         check_fields(self)
         for name in ("size", "keep"):

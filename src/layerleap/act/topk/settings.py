@@ -45,6 +45,12 @@ class TopKSettings:
         return self.k.get(block) if isinstance(self.k, Mapping) else self.k
 
     @property
+    def most(self) -> int:
+        """The largest k of any block and head."""
+        by_block = self.k.values() if isinstance(self.k, Mapping) else [self.k]
+        return max(max(ks) if isinstance(ks, Sequence) else ks for ks in by_block)
+
+    @property
     def name(self) -> str:
         """A name of its own for every setting; readable where k is one number."""
         k = str(self.k)

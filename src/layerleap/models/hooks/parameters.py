@@ -89,7 +89,10 @@ def _giving(own: Mapping[str, str], values: Mapping[str, Tensor]) -> Any:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Keep the model's own parameters out of gradients, which would hold activations for them."""
+    """Keep the model's own parameters out of gradients, which would hold activations for them.
+
+    Other threads that run this model get its values as ever, but no gradients meanwhile.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in trained:

@@ -54,6 +54,10 @@ def points(rows: Iterable[Row], x: str, line: str = "") -> Iterator[Row]:
 
 
 def nearest(result: StudyResult, table: str, key: str, wanted: float, **where: Any) -> float | None:
-    """The value of `key` in a table that is nearest to `wanted`; the lower of two."""
+    """The value of `key` in a table that is nearest to `wanted`; the lower of two.
+
+    None if all are more than twice, or less than half as much.
+    """
     known = sorted({row[key] for row in result.rows(table, **where)})
+    known = [value for value in known if wanted / 2 <= value <= 2 * wanted]
     return min(known, key=lambda value: abs(value - wanted), default=None)

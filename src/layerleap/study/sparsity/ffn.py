@@ -97,6 +97,9 @@ def _run(context: SparsityContext) -> Tables:
 # --- claims and findings -----------------------------------------------------------------------
 
 
+FAR = "no share of the neurons that was tried is near the one that the claim is about"
+
+
 def is_gated(result: StudyResult) -> bool:
     """True if the FFNs of this model have a gate."""
     row = result.row("ffn_kind")
@@ -105,8 +108,10 @@ def is_gated(result: StudyResult) -> bool:
 
 def _enough(result: StudyResult) -> Verdict:
     share = nearest(result, "ffn", "share", EIGHTH)
+    if share is None:
+        return untested(FAR)
     row = result.row("ffn", share=share, rule="size", measure="loss")
-    if row is None or share is None:
+    if row is None:
         return untested("the right outputs of this text are not known, so there is no loss")
     return Verdict(
         below(row, SAME_LOSS),
@@ -118,6 +123,8 @@ def _enough(result: StudyResult) -> Verdict:
 def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> Verdict:
     """Does the paper's rule do as well as selecting by size?"""
     own = nearest(result, table, "share", share, **where)
+    if own is None and result.rows(table, **where):
+        return untested(FAR)
     row = result.row(table, share=own, rule="pre-activation", measure="loss", **where)
     row = row or result.row(table, share=own, rule="pre-activation", measure="kl", **where)
     if row is None or own is None:

@@ -1,7 +1,8 @@
-"""ReLU against gated FFNs: two small models that differ in their FFNs alone.
+"""ReLU against gated FFNs: two small models, trained on the same text in the same way.
 
-In: the bundled `small-lm-relu` and `small-lm`, trained on the same text in the same way, and the
-study's text. Out: the sweep over shares and rules for both, and the section that shows it.
+In: the bundled `small-lm-relu` (GPT-NeoX: LayerNorm, biases) and `small-lm` (Llama: RMSNorm, none),
+about equally large, one seed each, so that a difference may have other reasons; and the study's
+text. Out: the sweep over shares and rules for both, and the section that shows it.
 """
 
 from collections.abc import Iterator
@@ -91,8 +92,8 @@ CLAIMS = (
           "as good as half chosen by size (small-lm-relu).", partial(_rule, kind=RELU)),
     Claim("With gates, the paper's rule is right as well (small-lm).",
           partial(_rule, kind=GATED)),
-    Claim("(ours) ReLU FFNs need fewer neurons than gated ones: an eighth of them costs less.",
-          _sparser),
+    Claim("(ours) small-lm-relu needs a smaller share of its neurons than small-lm: an eighth of "
+          "them costs less.", _sparser),
 )  # fmt: skip
 
 

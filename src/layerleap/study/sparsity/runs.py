@@ -6,6 +6,7 @@ as soon as the run ends, so that an interrupted study repeats none.
 
 import copy
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,9 +88,10 @@ def review_windows(model: Transformer, path: Path, settings: TuneSettings) -> Wi
     needed = {False: settings.steps, True: settings.tested}
     texts: dict[bool, list[str]] = {False: [], True: []}
     with path.open(encoding="utf8") as lines:
-        for line in lines:
-            text = json.loads(line)["text"]
-            texts[is_held_out(text)].append(text)
+        records = [json.loads(line) for line in lines]
+    random.Random(0).shuffle(records)  # the file has one source and verdict after the other
+    for record in records:
+        texts[is_held_out(record["text"])].append(record["text"])
     sides = {}
     for is_held, n in needed.items():
         characters, chosen = 0, []

@@ -89,6 +89,16 @@ def test_a_step_is_that_of_torch(model, how):
         torch.testing.assert_close(value, theirs[name].detach(), rtol=1e-4, atol=1e-6)
 
 
+def test_entries_that_do_not_learn_do_not_decay():
+    value, mask = torch.ones(4, 3), torch.zeros(4, 3, dtype=torch.bool)
+    mask[2:] = True
+    for kind in ("adamw", "sgd"):
+        own = value.clone()
+        Optimizer(kind, decay=0.1).update("w", own, torch.ones(4, 3) * mask, 0.5, 1, mask)
+        assert torch.equal(own[:2], value[:2])
+        assert (own[2:] < 1).all()
+
+
 def test_the_saved_folder_is_a_model_of_the_hub(model, tmp_path):
     result = tuned(model, folder=tmp_path / "tuned")
     assert not (tmp_path / ".tuned.finetuning").exists()
