@@ -244,7 +244,7 @@ def _ways(smoke: bool) -> dict[str, Any]:
         return {"sdpa": None, "top 8": TopKAttention(8), "pages 4x8 top 8": paged}
     ways: dict[str, Any] = {"sdpa": None}
     ways |= {f"top {k}": TopKAttention(k) for k in (64, 256, 1024)}
-    for size, keep, k in ((16, 64, 256), (16, 128, 512), (16, 256, 1024)):
+    for size, keep, k in ((16, 64, 256), (8, 256, 1024), (4, 512, 1024), (8, 512, 2048)):
         ways[f"pages {size}x{keep} top {k}"] = TopKAttention(k, pages=Pages(size, keep))
     return ways
 
