@@ -230,5 +230,7 @@ def test_results_tell_what_they_are():
     assert len(pairs.to_pandas()) == len(pairs.to_dict()["pairs"]) == 7
     reading = weights.read("L1.N3", top=4)
     assert repr(reading).startswith("ParameterReading(L1.N3: ffn.")
-    assert len(reading.to_pandas()) == 8 * len(reading.vectors)
+    table = reading.to_pandas()
+    assert len(table) == 8 * len(reading.vectors)
+    assert set(table["end"]) == {words for one in reading.vectors for words in one.words}
     assert reading.to_dict()["inverse"] == "pseudo"

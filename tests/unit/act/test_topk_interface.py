@@ -133,6 +133,13 @@ def test_k_by_block_needs_modules_that_know_their_block():
         model(torch.zeros(1, 3, 16, 16))
 
 
+def test_a_block_that_does_not_exist_is_refused_by_plain_models_too():
+    model = build("llama")
+    model.set_attn_implementation(ll.topk_attention({1: 3, 7: 3}))
+    with pytest.raises(BadSettings, match="block 7, which does not exist: this model has blocks"):
+        model(torch.tensor([[5, 9, 7]]))
+
+
 def test_quantised_caches_are_refused_by_name():
     model = build("llama").eval()
     transformer = ll.Transformer.wrap(model, check=False)

@@ -187,6 +187,13 @@ def _block_of(module: nn.Module, settings: TopKSettings) -> int:
             f"{type(module).__name__} does not know its block (layer_idx), so k by block cannot be "
             "used; give one k, or use ll.edits.TopKAttention"
         )
+    config: Any = getattr(module, "config", None)
+    n_layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(n_layers, int) and (wrong := [b for b in settings.blocks if b > n_layers]):
+        raise BadSettings(
+            f"k is given for block {wrong[0]}, which does not exist: this model has blocks 1 to "
+            f"{n_layers}"
+        )
     return int(layer) + 1
 
 

@@ -91,10 +91,10 @@ class ParameterReading:
 
         return pandas.DataFrame(
             [
-                {"kind": one.kind, "end": end, "rank": rank, "id": scored.token.id,
+                {"kind": one.kind, "end": words, "rank": rank, "id": scored.token.id,
                  "token": scored.token.label, "score": scored.score}
                 for one in self.vectors
-                for end in ("promotes", "suppresses")
+                for end, words in zip(("promotes", "suppresses"), one.words, strict=True)
                 for rank, scored in enumerate(getattr(one, end), 1)
             ]
         )  # fmt: skip
