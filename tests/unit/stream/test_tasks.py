@@ -167,6 +167,15 @@ def test_draws_are_disjoint_and_decided_by_the_seed(classes):
     assert len(set(numbers)) == len(numbers) == 21
 
 
+def test_no_seed_measures_queries_that_settings_were_chosen_on(classes):
+    encoded = encode(tiny("llama"), classes)
+    drawn = [draw(encoded, seed, demonstrations=6, queries=30, search=8) for seed in range(5)]
+    assert len({one.search for one in drawn}) == 1
+    chosen_on = {piece.number for piece in drawn[0].search}
+    for one in drawn:
+        assert chosen_on.isdisjoint(p.number for p in (*one.demonstrations, *one.queries))
+
+
 def test_fewer_demonstrations_are_the_first_of_more(classes):
     encoded = encode(tiny("llama"), classes)
     more, fewer = (draw(encoded, 1, demonstrations=n, queries=4) for n in (8, 3))
