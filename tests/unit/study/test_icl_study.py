@@ -65,13 +65,55 @@ def test_claims_are_decided_on_the_tasks_that_are_learned():
     assert noise["agrees"] == "yes"
 
 
+def learned(tables) -> dict[str, dict]:
+    """The claims of these tables if all tasks are learned in context."""
+    for row in tables["tasks"]:
+        row["works"] = True
+    result = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
+    return {claim["claim"]: claim for claim in STUDY.conclude(result).claims}
+
+
+def test_a_claim_cannot_be_told_if_a_task_was_not_measured():
+    tables = copy.deepcopy(made().tables)
+    for row in tables["similarity_leads"]:
+        row.update(value=0.2, low=0.1, high=0.3)
+    closer = (
+        "Layer-causal gradient descent is closer to in-context learning than plain gradient "
+        "descent (SimAOU)."
+    )
+    noise = "SimAOU is higher than that of isotropic noise."
+    whole = learned(tables)
+    assert (whole[closer]["agrees"], whole[noise]["agrees"]) == ("yes", "yes")
+    for name in ("similarity_leads", "changes"):  # as if gradient descent had diverged there
+        tables[name] = [
+            row for row in tables[name]
+            if row["task"] == "sizes" or "gd" not in (row.get("way"), *_ways_of(row))
+        ]  # fmt: skip
+    for row in tables["changes"]:
+        row.update(value=0.5, low=0.4, high=0.6, size_value=0.0, size_low=0.0, size_high=0.01)
+    some = learned(tables)
+    assert (some[closer]["agrees"], some[noise]["agrees"]) == ("cannot tell", "partly")
+    assert "reverse not measured" in some[closer]["seen"]
+    few = some["Rec2FTP says little, because training makes few queries right."]
+    assert few["agrees"] == "cannot tell"
+    assert "reverse, gradient descent not measured" in few["seen"]
+
+
+def _ways_of(row) -> list[str]:
+    return [row[side].split("/")[0] for side in ("of", "over") if side in row]
+
+
 def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):
     context = IclContext(tiny("llama", seed=1), settings(), tmp_path, lambda *_, **__: None)
     for task in context.encoded:
-        drawn = context.draw(task, 0)
-        roles = [drawn.demonstrations, drawn.queries, drawn.search]
-        numbers = [piece.number for role in roles for piece in role]
-        assert len(numbers) == len(set(numbers))
+        chosen_on = {piece.number for piece in context.draw(task, context.settings.seed).search}
+        assert chosen_on
+        for seed in context.seeds:
+            drawn = context.draw(task, seed)
+            roles = [drawn.demonstrations, drawn.queries]
+            numbers = [piece.number for role in roles for piece in role]
+            assert len(numbers) == len(set(numbers))
+            assert chosen_on.isdisjoint(numbers)
     for way in ("gd", "lcgd-id"):
         rows = made().rows("rates", task="sizes", way=way)
         assert [row["rate"] for row in rows] == [0.01, 0.1]

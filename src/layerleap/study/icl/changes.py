@@ -93,28 +93,32 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 )
 
 
-def _ways(result: StudyResult, measure: str) -> list[tuple[str, Row]]:
-    """By task that works and way of the paper."""
-    return [
-        (f"{task}, {NAMES[way]}", row)
+def _ways(result: StudyResult, measure: str) -> dict[str, Row | None]:
+    """By task that works and way of the paper; None if training diverged."""
+    return {
+        f"{task}, {NAMES[way]}": result.row("changes", task=task, way=way, measure=measure)
         for task in working(result)
         for way in ("gd", "lcgd-id")
-        if (row := result.row("changes", task=task, way=way, measure=measure)) is not None
-    ]
+    }
 
 
 def _few(result: StudyResult) -> Verdict:
     if not working(result):
         return not_learned(result)
+    answers: list[Answer] = []
+    seen: list[str] = []
     rows = _ways(result, "recall")
-    if not rows:
+    if not any(rows.values()):
         return untested("it was not measured in this run")
-    sizes = [
-        (name, {key: row[f"size_{key}"] for key in ("value", "low", "high")}) for name, row in rows
-    ]
-    seen = "; ".join(f"{name} {row['counted']} of {row['rows']} queries" for name, row in rows)
+    for name, row in rows.items():
+        if row is None:
+            answers.append("cannot tell")
+            seen.append(f"{name} not measured")
+            continue
+        answers.append(below({key: row[f"size_{key}"] for key in ("low", "high")}, FEW))
+        seen.append(f"{name} {row['counted']} of {row['rows']} queries")
     return Verdict(
-        all_of(below(size, FEW) for _, size in sizes), seen,
+        all_of(answers), "; ".join(seen),
         "queries that training made right: yes if the interval of their share is below a tenth of "
         "all queries for both ways, on all tasks that are learned in context",
     )  # fmt: skip
@@ -126,8 +130,15 @@ def _exposed(result: StudyResult) -> Verdict:
         return not_learned(result)
     answers: list[Answer] = []
     seen: list[str] = []
-    for name, recall in _ways(result, "recall"):
-        jaccard = dict(_ways(result, "jaccard"))[name]
+    recalls, jaccards = (_ways(result, measure) for measure in ("recall", "jaccard"))
+    if not any(recalls.values()):
+        return untested("it was not measured in this run")
+    for name, recall in recalls.items():
+        jaccard = jaccards[name]
+        if recall is None or jaccard is None:
+            answers.append("cannot tell")
+            seen.append(f"{name} not measured")
+            continue
         if None in (recall["value"], recall["low"], jaccard["high"]):
             answers.append("cannot tell")
             seen.append(f"{name} rests on {recall['counted']} queries")
@@ -135,8 +146,6 @@ def _exposed(result: StudyResult) -> Verdict:
         gap = {"low": recall["low"] - jaccard["high"], "high": recall["high"] - jaccard["low"]}
         answers.append(above(gap))
         seen.append(f"{name} {recall['value']:.2f} against {jaccard['value']:.2f}")
-    if not answers:
-        return untested("it was not measured in this run")
     return Verdict(
         all_of(answers), "; ".join(seen),
         "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "

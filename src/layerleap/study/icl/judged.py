@@ -36,9 +36,9 @@ def lead(result: StudyResult, task: str, measure: str, of: str, over: str) -> Ro
     return result.row("similarity_leads", task=task, measure=measure, of=of, over=over)
 
 
-def interval(row: Row, form: str = "{:.3f}") -> str:
+def interval(row: Row | None, form: str = "{:.3f}") -> str:
     """A value with its interval."""
-    if row["value"] is None:
+    if row is None or row["value"] is None:
         return "not measured"
     value = form.format(row["value"])
     if row["low"] is None or row["high"] is None:
@@ -53,15 +53,25 @@ def judged(
     why: str,
     form: str,
 ) -> Verdict:
-    """One verdict for all tasks that work; `answer` maps a row to an answer."""
+    """One verdict for all tasks that work; `answer` maps a row to an answer.
+
+    A task without a value, such as one where training diverged, cannot be told.
+    """
     if not working(result):
         return not_learned(result)
-    known = [(task, row) for task, row in rows if row is not None and row["value"] is not None]
-    if not known:
+    if not any(is_known(row) for _, row in rows):
         return untested("it was not measured in this run")
-    answers: list[Answer] = [answer(task, row) for task, row in known]
-    seen = "; ".join(f"{task} {interval(row, form)}" for task, row in known)
+    answers: list[Answer] = [
+        answer(task, row) if row is not None and is_known(row) else "cannot tell"
+        for task, row in rows
+    ]
+    seen = "; ".join(f"{task} {interval(row, form)}" for task, row in rows)
     return Verdict(all_of(answers), seen, why)
+
+
+def is_known(row: Row | None) -> bool:
+    """Whether there is a value."""
+    return row is not None and row["value"] is not None
 
 
 def not_learned(result: StudyResult) -> Verdict:
@@ -141,17 +151,16 @@ def _above_control(control: str, text: str) -> Claim:
     def test(result: StudyResult) -> Verdict:
         if not working(result):
             return not_learned(result)
-        answers, seen = [], []
+        rows = {}
         for task in working(result):
             for way in ("gd", "lcgd-id"):
                 over = control if control == "noise/" else f"{way}/{control}"
-                if (row := lead(result, task, "aou", f"{way}/", over)) is not None:
-                    answers.append(above(row))
-                    seen.append(f"{task}, {NAMES[way]} {interval(row, '{:+.3f}')}")
-        if not answers:
+                rows[f"{task}, {NAMES[way]}"] = lead(result, task, "aou", f"{way}/", over)
+        if not any(map(is_known, rows.values())):
             return untested("it was not measured in this run")
+        seen = "; ".join(f"{name} {interval(row, '{:+.3f}')}" for name, row in rows.items())
         return Verdict(
-            at_every(answers), "; ".join(seen),
+            at_every(map(above, rows.values())), seen,
             "yes if the interval of the difference is above 0 for both ways on all tasks, partly "
             "if for more than half of them",
         )  # fmt: skip
