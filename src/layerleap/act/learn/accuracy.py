@@ -93,10 +93,11 @@ class InContext:
     def works(self, shots: int | None = None) -> bool:
         """True if demonstrations clearly help: more than no demonstrations, majority and copying.
 
-        All three intervals of the difference have to be above 0.
+        All three intervals of the difference have to be above 0; what was not measured shows
+        nothing.
         """
         leads = [self.lead(over, shots) for over in BASELINES]
-        return all(lead is None or (lead["low"] or 0.0) > 0 for lead in leads)
+        return all(lead is not None and (lead["low"] or 0.0) > 0 for lead in leads)
 
     def to_dict(self) -> Row:
         """Plain JSON values."""
@@ -128,7 +129,8 @@ def in_context(
     Args:
         task: a bundled name, a file, a `Task`, or anything else that `ll.tasks.load` accepts.
         shots: numbers of demonstrations; by default 0 to 32, as far as they fit the context and the
-            task has as many other examples for queries.
+            task has as many other examples for queries. 0 is always among them, because learning
+            is a lead over no demonstrations.
         seeds: each draws demonstrations and queries; demonstrations of fewer shots are the first of
             those of more.
         queries: per seed, at most.
@@ -141,6 +143,7 @@ def in_context(
     wanted = usual_shots(encoded) if shots is None else sorted(set(shots))
     if not wanted or wanted[0] < 0:
         raise BadSettings(f"shots {list(shots or ())}; expected one or more numbers from 0 on")
+    wanted = sorted({0, *wanted})
     drawn = [draw(encoded, s, demonstrations=wanted[-1], queries=queries) for s in seeds]
     if shots is None:
         fit = min(encoded.fitting(one.demonstrations, one.queries) for one in drawn)
