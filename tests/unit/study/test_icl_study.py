@@ -1,6 +1,7 @@
 """The study of in-context learning on a tiny model."""
 
 import copy
+import math
 from pathlib import Path
 
 import icl_studies
@@ -15,6 +16,7 @@ from layerleap.errors import BadSettings, BadText, ModelRefused
 from layerleap.study.icl import STUDY, IclSettings, conditions
 from layerleap.study.icl.conditions import Trial
 from layerleap.study.icl.context import IclContext
+from layerleap.study.icl.similarity import paired_mean
 from layerleap.study.result import StudyResult
 
 
@@ -101,6 +103,12 @@ def test_a_claim_cannot_be_told_if_a_task_was_not_measured():
 
 def _ways_of(row) -> list[str]:
     return [row[side].split("/")[0] for side in ("of", "over") if side in row]
+
+
+def test_leads_are_means_over_the_layers_that_both_have():
+    x = torch.tensor([[math.nan, 0.5, 0.7], [0.1, 0.2, 0.3]])
+    y = torch.tensor([[0.9, 0.4, math.nan], [0.0, 0.2, 0.3]])
+    assert paired_mean(x, y)[:, 0].tolist() == pytest.approx([0.1, 0.1 / 3])
 
 
 def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):

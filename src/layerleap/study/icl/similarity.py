@@ -65,9 +65,14 @@ def _leads(cells: list[dict[str, Tensor]], place: Row, ways: tuple[str, ...]) ->
         for first, second in pairs:
             a, b = (merged(cells, f"{measure}/{one}") for one in (first, second))
             if a and b:
-                gaps = [layer_mean(x) - layer_mean(y) for x, y in zip(a, b, strict=True)]
+                gaps = [paired_mean(x, y) for x, y in zip(a, b, strict=True)]
                 estimate_ = nested_means(gaps)[0].to_dict()
                 yield {**place, "measure": measure, "of": first, "over": second, **estimate_}
+
+
+def paired_mean(x: Tensor, y: Tensor) -> Tensor:
+    """The mean difference over the layers that both have: (query, 1)."""
+    return layer_mean(x.double() - y.double())
 
 
 def _layer_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
