@@ -12,8 +12,9 @@ from icl_studies import made, settings
 from tiny_models import tiny
 
 from layerleap.act.learn.descent import learn
+from layerleap.act.learn.measures import Ratio
 from layerleap.errors import BadSettings, BadText, ModelRefused
-from layerleap.study.icl import STUDY, IclSettings, conditions
+from layerleap.study.icl import STUDY, IclSettings, changes, conditions
 from layerleap.study.icl.conditions import Trial
 from layerleap.study.icl.context import IclContext
 from layerleap.study.icl.similarity import paired_mean
@@ -109,6 +110,15 @@ def test_leads_are_means_over_the_layers_that_both_have():
     x = torch.tensor([[math.nan, 0.5, 0.7], [0.1, 0.2, 0.3]])
     y = torch.tensor([[0.9, 0.4, math.nan], [0.0, 0.2, 0.3]])
     assert paired_mean(x, y)[:, 0].tolist() == pytest.approx([0.1, 0.1 / 3])
+
+
+@pytest.mark.parametrize(("counted", "has_interval"), [(2, False), (9, False), (10, True)])
+def test_a_share_of_few_queries_has_no_interval(counted, has_interval):
+    mask = torch.arange(20) < counted
+    row = changes._estimate([Ratio(mask, mask)])
+    assert (row["value"], row["counted"]) == (1, counted)
+    assert (row["low"] is not None, row["high"] is not None) == (has_interval, has_interval)
+    assert row["size_low"] is not None
 
 
 def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):
@@ -207,7 +217,7 @@ def test_layer_causal_losses_can_be_read_through_a_bank():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changed", "message"),
     [
         ({"tasks": ()}, "tasks are none"),
         ({"seeds": 0}, "seeds is 0"),
@@ -219,9 +229,9 @@ def test_layer_causal_losses_can_be_read_through_a_bank():
         ({"tuned": "folder"}, "a tuned bank was given, but lenses are"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes, message):
+def test_settings_that_make_no_sense_are_refused(changed, message):
     with pytest.raises(BadSettings, match=message):
-        settings(**changes)
+        settings(**changed)
 
 
 def test_bad_input_is_refused_in_one_sentence(tmp_path: Path):
