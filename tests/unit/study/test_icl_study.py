@@ -14,9 +14,10 @@ from tiny_models import tiny
 from layerleap.act.learn.descent import learn
 from layerleap.act.learn.measures import Ratio
 from layerleap.errors import BadSettings, BadText, ModelRefused
-from layerleap.study.icl import STUDY, IclSettings, changes, conditions
+from layerleap.study.icl import STUDY, IclSettings, changes, conditions, similarity
 from layerleap.study.icl.conditions import Trial
 from layerleap.study.icl.context import IclContext
+from layerleap.study.icl.judged import more_than_half
 from layerleap.study.icl.similarity import paired_mean
 from layerleap.study.result import StudyResult
 
@@ -54,6 +55,8 @@ def test_claims_are_decided_on_the_tasks_that_are_learned():
     for row in tables["similarity_leads"]:
         if row["task"] == "sizes":
             row.update(value=0.2, low=0.1, high=0.3)
+    for row in tables["untrained_leads"]:
+        row.update(value=-0.2, low=-0.3, high=-0.1)
     learned = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
     verdicts = {claim["claim"]: claim for claim in STUDY.conclude(learned).claims}
     closer = verdicts[
@@ -119,6 +122,23 @@ def test_a_share_of_few_queries_has_no_interval(counted, has_interval):
     assert (row["value"], row["counted"]) == (1, counted)
     assert (row["low"] is not None, row["high"] is not None) == (has_interval, has_interval)
     assert row["size_low"] is not None
+
+
+def test_most_layers_are_more_than_half_of_them():
+    assert more_than_half(["yes", "yes", "no"]) == "yes"
+    assert more_than_half(["yes", "no"]) == "no"
+    assert more_than_half(["yes", "cannot tell", "no"]) == "cannot tell"
+    assert more_than_half(["yes", "yes", "cannot tell", "cannot tell"]) == "cannot tell"
+    assert more_than_half([]) == "cannot tell"
+
+
+def test_untrained_blocks_are_compared_with_most_of_the_trained_similarity_query_by_query():
+    trained = torch.linspace(0.1, 0.9, 30)[:, None].expand(30, 3)
+    cells = [{"aou/gd/": trained, "aou/gd/untrained": 0.85 * trained}]
+    (row,) = similarity._untrained_leads(cells, {"task": "sizes"})
+    assert row["value"] == pytest.approx(0.05 * 0.5)
+    assert 0 < row["low"] < row["high"] < 0.05
+    assert {row["task"] for row in made().rows("untrained_leads")} == {"sizes", "reverse"}
 
 
 def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):

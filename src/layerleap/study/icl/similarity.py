@@ -13,7 +13,7 @@ from layerleap.read.nested import nested_means
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.icl.context import IclContext, layer_mean, merged
-from layerleap.study.icl.judged import CLAIMS, MEASURES, interval, lead, mean
+from layerleap.study.icl.judged import CLAIMS, MEASURES, MOST, interval, lead, mean
 from layerleap.study.icl.rates import LINES, NAMES
 from layerleap.study.icl.works import names, panel, working
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -30,6 +30,7 @@ def tables(context: IclContext) -> Tables:
     rows: list[Row] = []
     leads: list[Row] = []
     layers: list[Row] = []
+    untrained: list[Row] = []
     for task, cells in context.cells():
         for measure in MEASURES:
             for way in (*context.settings.ways, "noise", "zero-shot"):
@@ -39,7 +40,11 @@ def tables(context: IclContext) -> Tables:
                         rows += _rows(groups, place, context.seeds)
         leads += _leads(cells, {"task": task}, context.settings.ways)
         layers += _layer_leads(cells, {"task": task})
-    return {"similarity": rows, "similarity_leads": leads, "layer_leads": layers}
+        untrained += _untrained_leads(cells, {"task": task})
+    return {
+        "similarity": rows, "similarity_leads": leads, "layer_leads": layers,
+        "untrained_leads": untrained,
+    }  # fmt: skip
 
 
 def _rows(groups: list[Tensor], place: Row, seeds: list[int]) -> Iterator[Row]:
@@ -83,6 +88,14 @@ def _layer_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
             gaps = [x.double() - y.double() for x, y in zip(a, b, strict=True)]
             for layer, one in enumerate(nested_means(gaps), start=1):
                 yield {**place, "measure": measure, "layer": layer, **one.to_dict()}
+
+
+def _untrained_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
+    """SimAOU with untrained blocks minus most of that of the trained model, query by query."""
+    a, b = (merged(cells, f"aou/gd/{control}") for control in ("untrained", ""))
+    if a and b:
+        gaps = [paired_mean(x, MOST * y.double()) for x, y in zip(a, b, strict=True)]
+        yield {**place, "share": MOST, **nested_means(gaps)[0].to_dict()}
 
 
 def findings(result: StudyResult) -> Iterator[Finding]:
