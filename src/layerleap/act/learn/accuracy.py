@@ -60,8 +60,9 @@ class InContext:
         """The share of queries answered correctly, with its interval over queries and seeds."""
         return self._row(self.right[answers, shots])
 
-    def _row(self, groups: list[Tensor]) -> Row:
-        return nested_means([group[:, None].double() for group in groups])[0].to_dict()
+    def _row(self, groups: list[Tensor], lowest: float = 0.0) -> Row:
+        columns = [group[:, None].double() for group in groups]
+        return nested_means(columns, bounds=(lowest, 1.0))[0].to_dict()
 
     @cached_property
     def table(self) -> list[Row]:
@@ -88,7 +89,8 @@ class InContext:
         if (theirs := others[over]) is None:
             return None
         own = self.right["true", shots]
-        return self._row([a.double() - b.double() for a, b in zip(own, theirs, strict=True)])
+        gaps = [a.double() - b.double() for a, b in zip(own, theirs, strict=True)]
+        return self._row(gaps, lowest=-1.0)
 
     def works(self, shots: int | None = None) -> bool:
         """True if demonstrations clearly help: more than no demonstrations, majority and copying.

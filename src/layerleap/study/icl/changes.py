@@ -44,7 +44,7 @@ def tables(context: IclContext) -> Tables:
         for case in ("zero-shot", "in-context", *context.settings.ways,
                      *(f"{way}/labels" for way in context.settings.ways)):  # fmt: skip
             if groups := merged(cells, f"right/{case}"):
-                one = nested_means([group[:, None].double() for group in groups])[0]
+                one = nested_means([g[:, None].double() for g in groups], bounds=(0, 1))[0]
                 accuracy.append({"task": task, "case": case, **one.to_dict()})
         for way in context.settings.ways:
             changes += _changes(cells, {"task": task, "way": way})
@@ -73,8 +73,8 @@ def _estimate(ratios: list[Ratio]) -> Row:
     hits, counted = (
         [getattr(ratio, side)[:, None].double() for ratio in ratios] for side in ("hits", "counted")
     )
-    value = nested_ratios(hits, counted)[0].to_dict()
-    size = nested_means(counted)[0].to_dict()
+    value = nested_ratios(hits, counted, bounds=(0, 1))[0].to_dict()
+    size = nested_means(counted, bounds=(0, 1))[0].to_dict()
     total = sum(ratio.denominator for ratio in ratios)
     if total < FEWEST:
         value |= {"low": None, "high": None}

@@ -54,7 +54,7 @@ def _rows(groups: list[Tensor], place: Row, seeds: list[int]) -> Iterator[Row]:
         choices += [(seed, [group]) for seed, group in zip(seeds, groups, strict=True)]
     for seed, chosen in choices:
         columns = [torch.cat([group.double(), layer_mean(group)], 1) for group in chosen]
-        for column, one in enumerate(nested_means(columns), start=1):
+        for column, one in enumerate(nested_means(columns, bounds=(-1, 1)), start=1):
             layer = column if column < columns[0].shape[1] else None
             yield {**place, "seed": seed, "layer": layer, **one.to_dict()}
 
