@@ -9,8 +9,9 @@ from tiny_models import WORDS, tiny
 
 import layerleap as ll
 from layerleap.errors import BadSettings, BadText, ModelRefused
-from layerleap.stream.tasks import draw, encode, load, names
+from layerleap.stream.tasks import bundled, draw, encode, load, names
 from layerleap.stream.tasks.task import Task, make_task
+from layerleap.zoo.reviews import is_held_out
 
 PAIRS = [(f"{a} {b}", "big" if n % 3 else "small") for n, (a, b) in enumerate(
     (a, b) for a in WORDS[:6] for b in WORDS[6:14]
@@ -41,6 +42,17 @@ def test_bundled_facts_are_right_where_a_rule_makes_them():
     assert {e.text: e.answer for e in load("first-letter").examples}["house"] == "h"
     assert {e.text: e.answer for e in load("upper-case").examples}["house"] == "HOUSE"
     assert {e.text: e.answer for e in load("capitals").examples}["South Korea"] == "Seoul"
+
+
+def test_bundled_reviews_are_short_ones_that_no_bundled_model_was_trained_on(tmp_path, monkeypatch):
+    texts = [f"film number {n} is {'good' if n % 2 else 'bad'}" for n in range(200)]
+    long = [f"{text} {'and so on ' * 20}" for text in texts]
+    rows = [{"text": text, "label": n % 2} for n, text in enumerate(texts + long)]
+    file = write(tmp_path / "reviews.jsonl", "\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(bundled, "fetch", lambda _: file)
+    found = [example.text for example in load("reviews").examples]
+    assert found == [text for text in texts if is_held_out(text)]
+    assert 20 < len(found) < 100
 
 
 def test_files_of_all_formats_give_the_same_task(tmp_path):
