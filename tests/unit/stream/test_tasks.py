@@ -96,12 +96,19 @@ def test_many_different_answers_make_a_mapping_unless_it_says_otherwise():
         ("text,label\n", "task 'a' has no labelled example"),
         ("text,label\na,b,c\n", "row 2 of .* has 3 fields; expected the 2"),
         ("label\nx\n", "row 2 of .* has no field 'text'"),
+        ("text,label,label\na,b,c\n", "a.csv has two columns of the name 'label'; expected each"),
     ],
 )
 def test_a_file_without_labels_or_with_one_class_is_refused(tmp_path, text, message):
     with pytest.raises(BadText, match=message) as caught:
         load(write(tmp_path / "a.csv", text))
     assert "\n" not in str(caught.value)
+
+
+def test_a_label_that_is_not_a_number_is_no_label(tmp_path):
+    file = write(tmp_path / "a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n')
+    with pytest.raises(BadText, match=r"line 2 of .* has no label .'label' is NaN"):
+        load(file)
 
 
 def test_what_is_no_task_says_what_there_is(tmp_path):
