@@ -4,10 +4,15 @@ In: by seed, values of (query, column). Out: a `NestedEstimate` per column.
 
 A bootstrap sample draws seeds, and for each of them queries, both with replacement: an interval
 then covers other demonstrations as well as other queries. With one seed, it is over queries alone.
+
+Few seeds resampled vary too little, and a query that several seeds draw counts as several. So an
+interval also spans Student's t-interval over the means of seeds, which is wide for few seeds.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +21,8 @@ from torch import Tensor
 from layerleap.read.metrics import finite, percentiles
 
 RESAMPLES = 1000
+LEVEL = 0.95  # of intervals
+ANY = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -35,19 +42,24 @@ class NestedEstimate:
 
 
 def nested_means(
-    groups: Sequence[Tensor], *, resamples: int = RESAMPLES, seed: int = 0
+    groups: Sequence[Tensor],
+    *,
+    bounds: tuple[float, float] = ANY,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> list[NestedEstimate]:
     """Column means over all seeds and queries; NaN counts as not measured."""
     known = [group.isfinite() for group in groups]
     values = [group.double().nan_to_num(0.0, 0.0, 0.0) for group in groups]
     hits = [value * mask for value, mask in zip(values, known, strict=True)]
-    return nested_ratios(hits, known, resamples=resamples, seed=seed)
+    return nested_ratios(hits, known, bounds=bounds, resamples=resamples, seed=seed)
 
 
 def nested_ratios(
     hits: Sequence[Tensor],
     counted: Sequence[Tensor],
     *,
+    bounds: tuple[float, float] = ANY,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> list[NestedEstimate]:
@@ -56,6 +68,7 @@ def nested_ratios(
     Args:
         hits: by seed, (query, column).
         counted: like hits.
+        bounds: values that are possible at all; intervals end there.
         resamples: bootstrap samples.
         seed: of the samples.
     """
@@ -66,6 +79,9 @@ def nested_ratios(
     if n_queries > 1:
         samples = _resampled(top, bottom, resamples, seed)
         low, high = percentiles(samples, skip_nan=True)
+        margin = _seed_margin(top, bottom)
+        low = torch.minimum(low, (value - margin).clamp(*bounds))
+        high = torch.maximum(high, (value + margin).clamp(*bounds))
     return [
         NestedEstimate(
             float(value[column]),
@@ -76,6 +92,39 @@ def nested_ratios(
         )
         for column in range(len(value))
     ]
+
+
+def _seed_margin(top: list[Tensor], bottom: list[Tensor]) -> Tensor:
+    """Half of the t-interval over the ratios of seeds, by column; 0 with fewer than two seeds."""
+    ratios = torch.stack([a.sum(0) / b.sum(0) for a, b in zip(top, bottom, strict=True)])
+    margins = torch.zeros(ratios.shape[1], dtype=torch.float64)
+    for column, own in enumerate(ratios.unbind(1)):
+        known = own[own.isfinite()]
+        if len(known) > 1:
+            margins[column] = t_quantile(len(known) - 1) * known.std() / math.sqrt(len(known))
+    return margins
+
+
+@cache
+def t_quantile(freedom: int, level: float = LEVEL) -> float:
+    """The t within which a share `level` of Student's distribution lies, on both sides of 0."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        low, high = (angle, high) if _t_within(angle, freedom) < level else (low, angle)
+    return math.sqrt(freedom) * math.tan((low + high) / 2)
+
+
+def _t_within(angle: float, freedom: int) -> float:
+    """The share within t = sqrt(freedom) tan(angle): a finite sum for whole degrees of freedom."""
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for power in range(odd, freedom - 1, 2):
+        total += term
+        term *= (power + 1) / (power + 2) * math.cos(angle) ** 2
+    share = math.sin(angle) * total
+    return 2 / math.pi * (angle + share) if odd else share
 
 
 def _resampled(top: list[Tensor], bottom: list[Tensor], resamples: int, seed: int) -> Tensor:

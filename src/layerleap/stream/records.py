@@ -10,6 +10,7 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -129,6 +130,11 @@ def _from_table(stream: IO[bytes], path: Path, label: str, delimiter: str) -> It
     rows = csv.reader(decoded(stream, str(path), newline=""), delimiter=delimiter)
     try:
         names = next(rows, [])
+        if twice := [name for name, times in Counter(names).items() if times > 1 and name]:
+            raise BadText(
+                f"{path} has two columns of the name {twice[0]!r}; expected each name once: rename "
+                "one"
+            )
         for number, row in enumerate(rows, start=2):
             if len(row) not in (0, len(names)):
                 raise BadText(

@@ -86,6 +86,18 @@ def test_learning_needs_a_lead_over_every_baseline():
     assert not result.works()
 
 
+def test_learning_is_not_shown_without_a_measurement_of_no_demonstrations():
+    result = in_context(tiny("llama"), CLASSES, shots=[2], seeds=[0], queries=20, progress=False)
+    assert result.shots == (0, 2)
+    assert result.lead("zero-shot") is not None
+    result.right["true", 2] = [torch.ones(20, dtype=torch.bool)]
+    never = [torch.zeros(20, dtype=torch.bool)]
+    result.right["true", 0] = result.baselines["majority"] = result.baselines["copy"] = never
+    assert result.works()
+    del result.right["true", 0]
+    assert not result.works()
+
+
 def test_it_uses_the_same_demonstrations_each_time():
     one, two = (in_context(tiny("llama"), MAPPING, shots=[3], progress=False) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one.right["true", 3], two.right["true", 3],

@@ -9,8 +9,9 @@ from tiny_models import WORDS, tiny
 
 import layerleap as ll
 from layerleap.errors import BadSettings, BadText, ModelRefused
-from layerleap.stream.tasks import draw, encode, load, names
+from layerleap.stream.tasks import bundled, draw, encode, load, names
 from layerleap.stream.tasks.task import Task, make_task
+from layerleap.zoo.reviews import is_held_out
 
 PAIRS = [(f"{a} {b}", "big" if n % 3 else "small") for n, (a, b) in enumerate(
     (a, b) for a in WORDS[:6] for b in WORDS[6:14]
@@ -41,6 +42,17 @@ def test_bundled_facts_are_right_where_a_rule_makes_them():
     assert {e.text: e.answer for e in load("first-letter").examples}["house"] == "h"
     assert {e.text: e.answer for e in load("upper-case").examples}["house"] == "HOUSE"
     assert {e.text: e.answer for e in load("capitals").examples}["South Korea"] == "Seoul"
+
+
+def test_bundled_reviews_are_short_ones_that_no_bundled_model_was_trained_on(tmp_path, monkeypatch):
+    texts = [f"film number {n} is {'good' if n % 2 else 'bad'}" for n in range(200)]
+    long = [f"{text} {'and so on ' * 20}" for text in texts]
+    rows = [{"text": text, "label": n % 2} for n, text in enumerate(texts + long)]
+    file = write(tmp_path / "reviews.jsonl", "\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(bundled, "fetch", lambda _: file)
+    found = [example.text for example in load("reviews").examples]
+    assert found == [text for text in texts if is_held_out(text)]
+    assert 20 < len(found) < 100
 
 
 def test_files_of_all_formats_give_the_same_task(tmp_path):
@@ -84,12 +96,19 @@ def test_many_different_answers_make_a_mapping_unless_it_says_otherwise():
         ("text,label\n", "task 'a' has no labelled example"),
         ("text,label\na,b,c\n", "row 2 of .* has 3 fields; expected the 2"),
         ("label\nx\n", "row 2 of .* has no field 'text'"),
+        ("text,label,label\na,b,c\n", "a.csv has two columns of the name 'label'; expected each"),
     ],
 )
 def test_a_file_without_labels_or_with_one_class_is_refused(tmp_path, text, message):
     with pytest.raises(BadText, match=message) as caught:
         load(write(tmp_path / "a.csv", text))
     assert "\n" not in str(caught.value)
+
+
+def test_a_label_that_is_not_a_number_is_no_label(tmp_path):
+    file = write(tmp_path / "a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n')
+    with pytest.raises(BadText, match=r"line 2 of .* has no label .'label' is NaN"):
+        load(file)
 
 
 def test_what_is_no_task_says_what_there_is(tmp_path):
@@ -165,6 +184,15 @@ def test_draws_are_disjoint_and_decided_by_the_seed(classes):
     assert one != draw(encoded, 4, demonstrations=6, queries=10, search=5)
     numbers = [p.number for role in (one.demonstrations, one.queries, one.search) for p in role]
     assert len(set(numbers)) == len(numbers) == 21
+
+
+def test_no_seed_measures_queries_that_settings_were_chosen_on(classes):
+    encoded = encode(tiny("llama"), classes)
+    drawn = [draw(encoded, seed, demonstrations=6, queries=30, search=8) for seed in range(5)]
+    assert len({one.search for one in drawn}) == 1
+    chosen_on = {piece.number for piece in drawn[0].search}
+    for one in drawn:
+        assert chosen_on.isdisjoint(p.number for p in (*one.demonstrations, *one.queries))
 
 
 def test_fewer_demonstrations_are_the_first_of_more(classes):

@@ -1,6 +1,7 @@
 """The study of in-context learning on a tiny model."""
 
 import copy
+import math
 from pathlib import Path
 
 import icl_studies
@@ -11,10 +12,13 @@ from icl_studies import made, settings
 from tiny_models import tiny
 
 from layerleap.act.learn.descent import learn
+from layerleap.act.learn.measures import Ratio
 from layerleap.errors import BadSettings, BadText, ModelRefused
-from layerleap.study.icl import STUDY, IclSettings, conditions
+from layerleap.study.icl import STUDY, IclSettings, changes, conditions, similarity
 from layerleap.study.icl.conditions import Trial
 from layerleap.study.icl.context import IclContext
+from layerleap.study.icl.judged import more_than_half
+from layerleap.study.icl.similarity import paired_mean
 from layerleap.study.result import StudyResult
 
 
@@ -51,6 +55,8 @@ def test_claims_are_decided_on_the_tasks_that_are_learned():
     for row in tables["similarity_leads"]:
         if row["task"] == "sizes":
             row.update(value=0.2, low=0.1, high=0.3)
+    for row in tables["untrained_leads"]:
+        row.update(value=-0.2, low=-0.3, high=-0.1)
     learned = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
     verdicts = {claim["claim"]: claim for claim in STUDY.conclude(learned).claims}
     closer = verdicts[
@@ -65,13 +71,87 @@ def test_claims_are_decided_on_the_tasks_that_are_learned():
     assert noise["agrees"] == "yes"
 
 
+def learned(tables) -> dict[str, dict]:
+    """The claims of these tables if all tasks are learned in context."""
+    for row in tables["tasks"]:
+        row["works"] = True
+    result = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
+    return {claim["claim"]: claim for claim in STUDY.conclude(result).claims}
+
+
+def test_a_claim_cannot_be_told_if_a_task_was_not_measured():
+    tables = copy.deepcopy(made().tables)
+    for row in tables["similarity_leads"]:
+        row.update(value=0.2, low=0.1, high=0.3)
+    closer = (
+        "Layer-causal gradient descent is closer to in-context learning than plain gradient "
+        "descent (SimAOU)."
+    )
+    noise = "SimAOU is higher than that of isotropic noise."
+    whole = learned(tables)
+    assert (whole[closer]["agrees"], whole[noise]["agrees"]) == ("yes", "yes")
+    for name in ("similarity_leads", "changes"):  # as if gradient descent had diverged there
+        tables[name] = [
+            row for row in tables[name]
+            if row["task"] == "sizes" or "gd" not in (row.get("way"), *_ways_of(row))
+        ]  # fmt: skip
+    for row in tables["changes"]:
+        row.update(value=0.5, low=0.4, high=0.6, size_value=0.0, size_low=0.0, size_high=0.01)
+    some = learned(tables)
+    assert (some[closer]["agrees"], some[noise]["agrees"]) == ("cannot tell", "partly")
+    assert "reverse not measured" in some[closer]["seen"]
+    few = some["Rec2FTP says little, because training makes few queries right."]
+    assert few["agrees"] == "cannot tell"
+    assert "reverse, gradient descent not measured" in few["seen"]
+
+
+def _ways_of(row) -> list[str]:
+    return [row[side].split("/")[0] for side in ("of", "over") if side in row]
+
+
+def test_leads_are_means_over_the_layers_that_both_have():
+    x = torch.tensor([[math.nan, 0.5, 0.7], [0.1, 0.2, 0.3]])
+    y = torch.tensor([[0.9, 0.4, math.nan], [0.0, 0.2, 0.3]])
+    assert paired_mean(x, y)[:, 0].tolist() == pytest.approx([0.1, 0.1 / 3])
+
+
+@pytest.mark.parametrize(("counted", "has_interval"), [(2, False), (9, False), (10, True)])
+def test_a_share_of_few_queries_has_no_interval(counted, has_interval):
+    mask = torch.arange(20) < counted
+    row = changes._estimate([Ratio(mask, mask)])
+    assert (row["value"], row["counted"]) == (1, counted)
+    assert (row["low"] is not None, row["high"] is not None) == (has_interval, has_interval)
+    assert row["size_low"] is not None
+
+
+def test_most_layers_are_more_than_half_of_them():
+    assert more_than_half(["yes", "yes", "no"]) == "yes"
+    assert more_than_half(["yes", "no"]) == "no"
+    assert more_than_half(["yes", "cannot tell", "no"]) == "cannot tell"
+    assert more_than_half(["yes", "yes", "cannot tell", "cannot tell"]) == "cannot tell"
+    assert more_than_half([]) == "cannot tell"
+
+
+def test_untrained_blocks_are_compared_with_most_of_the_trained_similarity_query_by_query():
+    trained = torch.linspace(0.1, 0.9, 30)[:, None].expand(30, 3)
+    cells = [{"aou/gd/": trained, "aou/gd/untrained": 0.85 * trained}]
+    (row,) = similarity._untrained_leads(cells, {"task": "sizes"})
+    assert row["value"] == pytest.approx(0.05 * 0.5)
+    assert 0 < row["low"] < row["high"] < 0.05
+    assert {row["task"] for row in made().rows("untrained_leads")} == {"sizes", "reverse"}
+
+
 def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):
     context = IclContext(tiny("llama", seed=1), settings(), tmp_path, lambda *_, **__: None)
     for task in context.encoded:
-        drawn = context.draw(task, 0)
-        roles = [drawn.demonstrations, drawn.queries, drawn.search]
-        numbers = [piece.number for role in roles for piece in role]
-        assert len(numbers) == len(set(numbers))
+        chosen_on = {piece.number for piece in context.draw(task, context.settings.seed).search}
+        assert chosen_on
+        for seed in context.seeds:
+            drawn = context.draw(task, seed)
+            roles = [drawn.demonstrations, drawn.queries]
+            numbers = [piece.number for role in roles for piece in role]
+            assert len(numbers) == len(set(numbers))
+            assert chosen_on.isdisjoint(numbers)
     for way in ("gd", "lcgd-id"):
         rows = made().rows("rates", task="sizes", way=way)
         assert [row["rate"] for row in rows] == [0.01, 0.1]
@@ -157,7 +237,7 @@ def test_layer_causal_losses_can_be_read_through_a_bank():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changed", "message"),
     [
         ({"tasks": ()}, "tasks are none"),
         ({"seeds": 0}, "seeds is 0"),
@@ -169,9 +249,9 @@ def test_layer_causal_losses_can_be_read_through_a_bank():
         ({"tuned": "folder"}, "a tuned bank was given, but lenses are"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes, message):
+def test_settings_that_make_no_sense_are_refused(changed, message):
     with pytest.raises(BadSettings, match=message):
-        settings(**changes)
+        settings(**changed)
 
 
 def test_bad_input_is_refused_in_one_sentence(tmp_path: Path):

@@ -60,8 +60,9 @@ class InContext:
         """The share of queries answered correctly, with its interval over queries and seeds."""
         return self._row(self.right[answers, shots])
 
-    def _row(self, groups: list[Tensor]) -> Row:
-        return nested_means([group[:, None].double() for group in groups])[0].to_dict()
+    def _row(self, groups: list[Tensor], lowest: float = 0.0) -> Row:
+        columns = [group[:, None].double() for group in groups]
+        return nested_means(columns, bounds=(lowest, 1.0))[0].to_dict()
 
     @cached_property
     def table(self) -> list[Row]:
@@ -88,15 +89,17 @@ class InContext:
         if (theirs := others[over]) is None:
             return None
         own = self.right["true", shots]
-        return self._row([a.double() - b.double() for a, b in zip(own, theirs, strict=True)])
+        gaps = [a.double() - b.double() for a, b in zip(own, theirs, strict=True)]
+        return self._row(gaps, lowest=-1.0)
 
     def works(self, shots: int | None = None) -> bool:
         """True if demonstrations clearly help: more than no demonstrations, majority and copying.
 
-        All three intervals of the difference have to be above 0.
+        All three intervals of the difference have to be above 0; what was not measured shows
+        nothing.
         """
         leads = [self.lead(over, shots) for over in BASELINES]
-        return all(lead is None or (lead["low"] or 0.0) > 0 for lead in leads)
+        return all(lead is not None and (lead["low"] or 0.0) > 0 for lead in leads)
 
     def to_dict(self) -> Row:
         """Plain JSON values."""
@@ -128,7 +131,8 @@ def in_context(
     Args:
         task: a bundled name, a file, a `Task`, or anything else that `ll.tasks.load` accepts.
         shots: numbers of demonstrations; by default 0 to 32, as far as they fit the context and the
-            task has as many other examples for queries.
+            task has as many other examples for queries. 0 is always among them, because learning
+            is a lead over no demonstrations.
         seeds: each draws demonstrations and queries; demonstrations of fewer shots are the first of
             those of more.
         queries: per seed, at most.
@@ -141,6 +145,7 @@ def in_context(
     wanted = usual_shots(encoded) if shots is None else sorted(set(shots))
     if not wanted or wanted[0] < 0:
         raise BadSettings(f"shots {list(shots or ())}; expected one or more numbers from 0 on")
+    wanted = sorted({0, *wanted})
     drawn = [draw(encoded, s, demonstrations=wanted[-1], queries=queries) for s in seeds]
     if shots is None:
         fit = min(encoded.fitting(one.demonstrations, one.queries) for one in drawn)

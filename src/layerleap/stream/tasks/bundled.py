@@ -12,6 +12,7 @@ from typing import Any
 
 from layerleap.stream.tasks.task import Task, make_task
 from layerleap.zoo.download import fetch
+from layerleap.zoo.reviews import is_held_out
 
 REVIEWS = "reviews"
 LONGEST_REVIEW = 100  # characters: demonstrations have to fit into a context
@@ -61,7 +62,9 @@ def _items(text: str) -> list[str]:
 
 
 def _reviews() -> Iterator[tuple[str, str]]:
+    """Short reviews that no bundled model was trained on."""
     with fetch(REVIEWS).open(encoding="utf8") as lines:
         for record in map(json.loads, lines):
-            if len(record["text"]) <= LONGEST_REVIEW and "\n" not in record["text"]:
-                yield record["text"], VERDICTS[record["label"]]
+            text = record["text"]
+            if len(text) <= LONGEST_REVIEW and "\n" not in text and is_held_out(text):
+                yield text, VERDICTS[record["label"]]

@@ -12,6 +12,7 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.stream.tasks.prompts import EncodedTask, Piece
 
 FEWEST_QUERIES = 2
+SEARCH_SEED = "search"  # the same whatever the seed of a draw
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,10 @@ def draw(
 ) -> Draw:
     """Demonstrations, queries for measurements, and queries for choosing settings.
 
-    No example has two roles. Of a task with classes, demonstrations are balanced as far as
-    possible. Fewer queries than asked for are drawn if the task has no more.
+    No example has two roles. Those for choosing settings are the same for all seeds, so that no
+    seed measures what another seed's settings were chosen on. Of a task with classes,
+    demonstrations are balanced as far as possible. Fewer queries than asked for are drawn if the
+    task has no more.
 
     Args:
         encoded: the task.
@@ -49,7 +52,6 @@ def draw(
         if value < 0:
             raise BadSettings(f"{name} is {value}; expected 0 or more")
     order = list(encoded.pieces)
-    random.Random(seed).shuffle(order)
     least = demonstrations + FEWEST_QUERIES * (1 + bool(search))
     if len(order) < least:
         raise BadText(
@@ -57,14 +59,19 @@ def draw(
             f"{encoded.model}; {demonstrations} demonstrations and queries need {least}: ask for "
             "fewer demonstrations, or give more examples"
         )
+    held_back: list[Piece] = []
+    if search:
+        free = len(order) - demonstrations
+        n_search = min(search, max(FEWEST_QUERIES, free * search // (queries + search)))
+        held_back = random.Random(SEARCH_SEED).sample(order, n_search)
+        numbers = {piece.number for piece in held_back}
+        order = [piece for piece in order if piece.number not in numbers]
+    random.Random(seed).shuffle(order)
     if encoded.task.kind == "classes":
         order = _balanced(order)
     shown, rest = order[:demonstrations], order[demonstrations:]
     random.Random(seed + 1).shuffle(rest)  # balancing put rare classes first
-    n_search = min(search, max(FEWEST_QUERIES, len(rest) * search // max(1, queries + search)))
-    n_search = n_search if search else 0
-    asked = rest[n_search : n_search + queries]
-    return Draw(seed, tuple(shown), shuffled(shown, seed), tuple(asked), tuple(rest[:n_search]))
+    return Draw(seed, tuple(shown), shuffled(shown, seed), tuple(rest[:queries]), tuple(held_back))
 
 
 def _balanced(pieces: Sequence[Piece]) -> list[Piece]:

@@ -116,8 +116,9 @@ def _pair(
         )
     value = record.fields[label]
     answer = str(value).strip() if isinstance(value, str | int | float) else ""
-    if not answer:
-        raise BadText(f"{record.where} has no label ({label!r} is empty); expected an answer")
+    if not answer or value != value:  # NaN is what tables have where nothing was written
+        what = "NaN" if answer else "empty"
+        raise BadText(f"{record.where} has no label ({label!r} is {what}); expected an answer")
     if labels is not None and answer not in labels:
         raise BadText(
             f"{record.where} has the label {answer!r}, for which labels= has no word; it has "

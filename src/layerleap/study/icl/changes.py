@@ -11,7 +11,16 @@ from torch import Tensor
 
 from layerleap.act.learn.measures import Ratio, change_jaccard, recall_to_fine_tuned
 from layerleap.read.nested import nested_means, nested_ratios
-from layerleap.study.claims import Answer, Claim, Verdict, above, all_of, below, untested
+from layerleap.study.claims import (
+    Answer,
+    Claim,
+    Verdict,
+    above,
+    all_of,
+    below,
+    difference,
+    untested,
+)
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure
 from layerleap.study.icl.context import IclContext, merged
@@ -22,6 +31,7 @@ from layerleap.study.icl.works import names, panel, working
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.tables import Column, Table, estimate, percent
 
+FEWEST = 10  # counted queries: resampling fewer says nothing about how sure a share is
 FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little
 TITLES = {"jaccard": "change-Jaccard", "recall": "Rec2FTP"}
 
@@ -34,7 +44,7 @@ def tables(context: IclContext) -> Tables:
         for case in ("zero-shot", "in-context", *context.settings.ways,
                      *(f"{way}/labels" for way in context.settings.ways)):  # fmt: skip
             if groups := merged(cells, f"right/{case}"):
-                one = nested_means([group[:, None].double() for group in groups])[0]
+                one = nested_means([g[:, None].double() for g in groups], bounds=(0, 1))[0]
                 accuracy.append({"task": task, "case": case, **one.to_dict()})
         for way in context.settings.ways:
             changes += _changes(cells, {"task": task, "way": way})
@@ -56,14 +66,22 @@ def _changes(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
 
 
 def _estimate(ratios: list[Ratio]) -> Row:
-    """The share of all seeds, what it is a share of, and how large that is among all queries."""
+    """The share of all seeds, what it is a share of, and how large that is among all queries.
+
+    A share of few queries has no interval: resampled, 2 of 2 would be certain.
+    """
     hits, counted = (
         [getattr(ratio, side)[:, None].double() for ratio in ratios] for side in ("hits", "counted")
     )
-    value = nested_ratios(hits, counted)[0].to_dict()
-    size = nested_means(counted)[0].to_dict()
+    value = nested_ratios(hits, counted, bounds=(0, 1))[0].to_dict()
+    size = nested_means(counted, bounds=(0, 1))[0].to_dict()
+    total = sum(ratio.denominator for ratio in ratios)
+    if total < FEWEST:
+        value |= {"low": None, "high": None}
+    if size["rows"] < FEWEST:
+        size |= {"low": None, "high": None}
     ends = {f"size_{key}": size[key] for key in ("value", "low", "high")}
-    return {**value, **ends, "counted": sum(ratio.denominator for ratio in ratios)}
+    return {**value, **ends, "counted": total}
 
 
 def findings(result: StudyResult) -> Iterator[Finding]:
@@ -93,28 +111,32 @@ def findings(result: StudyResult) -> Iterator[Finding]:
                 )
 
 
-def _ways(result: StudyResult, measure: str) -> list[tuple[str, Row]]:
-    """By task that works and way of the paper."""
-    return [
-        (f"{task}, {NAMES[way]}", row)
+def _ways(result: StudyResult, measure: str) -> dict[str, Row | None]:
+    """By task that works and way of the paper; None if training diverged."""
+    return {
+        f"{task}, {NAMES[way]}": result.row("changes", task=task, way=way, measure=measure)
         for task in working(result)
         for way in ("gd", "lcgd-id")
-        if (row := result.row("changes", task=task, way=way, measure=measure)) is not None
-    ]
+    }
 
 
 def _few(result: StudyResult) -> Verdict:
     if not working(result):
         return not_learned(result)
+    answers: list[Answer] = []
+    seen: list[str] = []
     rows = _ways(result, "recall")
-    if not rows:
+    if not any(rows.values()):
         return untested("it was not measured in this run")
-    sizes = [
-        (name, {key: row[f"size_{key}"] for key in ("value", "low", "high")}) for name, row in rows
-    ]
-    seen = "; ".join(f"{name} {row['counted']} of {row['rows']} queries" for name, row in rows)
+    for name, row in rows.items():
+        if row is None:
+            answers.append("cannot tell")
+            seen.append(f"{name} not measured")
+            continue
+        answers.append(below({key: row[f"size_{key}"] for key in ("low", "high")}, FEW))
+        seen.append(f"{name} {row['counted']} of {row['rows']} queries")
     return Verdict(
-        all_of(below(size, FEW) for _, size in sizes), seen,
+        all_of(answers), "; ".join(seen),
         "queries that training made right: yes if the interval of their share is below a tenth of "
         "all queries for both ways, on all tasks that are learned in context",
     )  # fmt: skip
@@ -126,17 +148,24 @@ def _exposed(result: StudyResult) -> Verdict:
         return not_learned(result)
     answers: list[Answer] = []
     seen: list[str] = []
-    for name, recall in _ways(result, "recall"):
-        jaccard = dict(_ways(result, "jaccard"))[name]
-        if None in (recall["value"], recall["low"], jaccard["high"]):
-            answers.append("cannot tell")
-            seen.append(f"{name} rests on {recall['counted']} queries")
-            continue
-        gap = {"low": recall["low"] - jaccard["high"], "high": recall["high"] - jaccard["low"]}
-        answers.append(above(gap))
-        seen.append(f"{name} {recall['value']:.2f} against {jaccard['value']:.2f}")
-    if not answers:
+    recalls, jaccards = (_ways(result, measure) for measure in ("recall", "jaccard"))
+    if not any(recalls.values()):
         return untested("it was not measured in this run")
+    for name, recall in recalls.items():
+        jaccard = jaccards[name]
+        if recall is None or jaccard is None:
+            answers.append("cannot tell")
+            seen.append(f"{name} not measured")
+            continue
+        if None in (recall["low"], recall["high"], jaccard["low"], jaccard["high"]):
+            answers.append("cannot tell")
+            seen.append(
+                f"{name} rests on {recall['counted']} queries and {jaccard['counted']} changed "
+                "predictions"
+            )
+            continue
+        answers.append(above(difference(recall, jaccard)))
+        seen.append(f"{name} {recall['value']:.2f} against {jaccard['value']:.2f}")
     return Verdict(
         all_of(answers), "; ".join(seen),
         "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "
@@ -151,11 +180,7 @@ def _closer(result: StudyResult) -> Verdict:
             result.row("changes", task=task, way=way, measure="jaccard")
             for way in ("lcgd-id", "gd")
         )
-        if a is None or b is None or None in (a["value"], b["value"], a["low"], b["low"]):
-            rows.append((task, None))
-            continue
-        ends = {"low": a["low"] - b["high"], "high": a["high"] - b["low"]}
-        rows.append((task, {"value": a["value"] - b["value"], **ends}))
+        rows.append((task, None if a is None or b is None else difference(a, b)))
     return judged(
         result, rows, lambda _, row: above(row),
         "yes if the two intervals do not meet on all tasks that are learned in context", "{:+.2f}",
@@ -183,7 +208,7 @@ FIGURES = (
         "changes", "Predictions changed alike",
         "Change-Jaccard: of all changes of predictions by context or training, the share that is "
         "the same. Rec2FTP: of the queries that training made right, the share that context made "
-        "right. Beside each point: of how many.",
+        "right. Beside each point: of how many; shares of fewer than 10 have no interval.",
         _dots, kind="dots", x=Axis("share", "share"), y=Axis("", "category"), lines=LINES,
         dodge=True, unit="queries", sample=SAMPLE,
     ),

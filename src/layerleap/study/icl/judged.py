@@ -13,7 +13,6 @@ from layerleap.study.claims import (
     above,
     all_of,
     at_every,
-    share_of,
     untested,
 )
 from layerleap.study.icl.rates import NAMES
@@ -21,7 +20,7 @@ from layerleap.study.icl.works import names, working
 from layerleap.study.result import Row, StudyResult
 
 MEASURES = {"aou": "SimAOU", "amd": "SimAM delta", "am": "SimAM"}
-SAME = 0.2  # share of the trained model's value: a smaller lag counts as the same
+MOST = 0.8  # share of the trained model's value: reaching that much counts as the same
 HIGH = 0.8  # a plain SimAM above this is high
 
 
@@ -36,9 +35,9 @@ def lead(result: StudyResult, task: str, measure: str, of: str, over: str) -> Ro
     return result.row("similarity_leads", task=task, measure=measure, of=of, over=over)
 
 
-def interval(row: Row, form: str = "{:.3f}") -> str:
+def interval(row: Row | None, form: str = "{:.3f}") -> str:
     """A value with its interval."""
-    if row["value"] is None:
+    if row is None or row["value"] is None:
         return "not measured"
     value = form.format(row["value"])
     if row["low"] is None or row["high"] is None:
@@ -53,15 +52,25 @@ def judged(
     why: str,
     form: str,
 ) -> Verdict:
-    """One verdict for all tasks that work; `answer` maps a row to an answer."""
+    """One verdict for all tasks that work; `answer` maps a row to an answer.
+
+    A task without a value, such as one where training diverged, cannot be told.
+    """
     if not working(result):
         return not_learned(result)
-    known = [(task, row) for task, row in rows if row is not None and row["value"] is not None]
-    if not known:
+    if not any(is_known(row) for _, row in rows):
         return untested("it was not measured in this run")
-    answers: list[Answer] = [answer(task, row) for task, row in known]
-    seen = "; ".join(f"{task} {interval(row, form)}" for task, row in known)
+    answers: list[Answer] = [
+        answer(task, row) if row is not None and is_known(row) else "cannot tell"
+        for task, row in rows
+    ]
+    seen = "; ".join(f"{task} {interval(row, form)}" for task, row in rows)
     return Verdict(all_of(answers), seen, why)
+
+
+def is_known(row: Row | None) -> bool:
+    """Whether there is a value."""
+    return row is not None and row["value"] is not None
 
 
 def not_learned(result: StudyResult) -> Verdict:
@@ -85,26 +94,12 @@ def _lead_claim(text: str, measure: str, of: str, over: str) -> Claim:
 
 
 def _untrained(result: StudyResult) -> Verdict:
-    rows = []
-    for task in working(result):
-        gap = lead(result, task, "aou", "gd/", "gd/untrained")
-        rows.append((task, None if gap is None else _negative(gap)))
-
-    def answer(task: str, row: Row) -> Answer:
-        own = mean(result, task, "aou", "gd")
-        assert own is not None
-        return above(row, -SAME * abs(own["value"]))
-
+    rows = [(task, result.row("untrained_leads", task=task)) for task in working(result)]
     return judged(
-        result, rows, answer,
-        "untrained minus trained: yes if its interval is above minus a fifth of the trained "
-        "model's SimAOU, on all tasks that are learned in context", "{:+.3f}",
+        result, rows, lambda _, row: above(row),
+        f"untrained minus {MOST} times trained, query by query: yes if its interval is above 0 on "
+        "all tasks that are learned in context", "{:+.3f}",
     )  # fmt: skip
-
-
-def _negative(row: Row) -> Row:
-    ends = {"low": row["high"], "high": row["low"], "value": row["value"]}
-    return {**row, **{key: None if end is None else -end for key, end in ends.items()}}
 
 
 def _high_before(result: StudyResult) -> Verdict:
@@ -127,31 +122,39 @@ def _layers(measure: str) -> Claim:
                 if row["value"] is not None
             ]  # fmt: skip
             own: list[Answer] = [above(row) for row in rows]
-            answers.append(share_of(own, 0.5))
+            answers.append(more_than_half(own))
             seen.append(f"{task} {own.count('yes')} of {len(rows)} layers, {own.count('no')} not")
         return Verdict(
             all_of(answers), "; ".join(seen),
-            "yes for a task if the interval of the difference is above 0 in half of the layers",
+            "yes for a task if the interval of the difference is above 0 in more than half of the "
+            "layers",
         )  # fmt: skip
 
     return Claim(f"Layer-causal training is closer in most layers ({MEASURES[measure]}).", test)
+
+
+def more_than_half(answers: list[Answer]) -> Answer:
+    """Do more than half of the answers say yes? Undecided ones may be either."""
+    yes, may_be = answers.count("yes"), len(answers) - answers.count("no")
+    if 2 * yes > len(answers):
+        return "yes"
+    return "no" if answers and 2 * may_be <= len(answers) else "cannot tell"
 
 
 def _above_control(control: str, text: str) -> Claim:
     def test(result: StudyResult) -> Verdict:
         if not working(result):
             return not_learned(result)
-        answers, seen = [], []
+        rows = {}
         for task in working(result):
             for way in ("gd", "lcgd-id"):
                 over = control if control == "noise/" else f"{way}/{control}"
-                if (row := lead(result, task, "aou", f"{way}/", over)) is not None:
-                    answers.append(above(row))
-                    seen.append(f"{task}, {NAMES[way]} {interval(row, '{:+.3f}')}")
-        if not answers:
+                rows[f"{task}, {NAMES[way]}"] = lead(result, task, "aou", f"{way}/", over)
+        if not any(map(is_known, rows.values())):
             return untested("it was not measured in this run")
+        seen = "; ".join(f"{name} {interval(row, '{:+.3f}')}" for name, row in rows.items())
         return Verdict(
-            at_every(answers), "; ".join(seen),
+            at_every(map(above, rows.values())), seen,
             "yes if the interval of the difference is above 0 for both ways on all tasks, partly "
             "if for more than half of them",
         )  # fmt: skip

@@ -4,6 +4,7 @@ In: the token that every layer would predict, read through lenses, in every cond
 often two conditions agree at each layer, and how far apart their saturation layers are.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -55,7 +56,9 @@ def _agreement(
         for a, b in zip(same, before, strict=True)
     ]
     last = columns[0].shape[1] - 1
-    pairs = zip(nested_means(columns), nested_means(gaps), strict=True)
+    pairs = zip(
+        nested_means(columns, bounds=(0, 1)), nested_means(gaps, bounds=(-1, 1)), strict=True
+    )
     for column, (one, gap) in enumerate(pairs):
         lead = {f"lead_{key}": getattr(gap, key) for key in ("value", "low", "high")}
         yield {**place, "layer": None if column == last else column, **one.to_dict(), **lead}
@@ -70,7 +73,7 @@ def _saturation(own: list[Tensor], shown: list[Tensor]) -> Row:
         ])
         for a, b in zip(own, shown, strict=True)
     ]  # fmt: skip
-    return nested_means(gaps)[0].to_dict()
+    return nested_means(gaps, bounds=(0, math.inf))[0].to_dict()
 
 
 def findings(result: StudyResult) -> Iterator[Finding]:

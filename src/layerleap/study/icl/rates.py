@@ -1,7 +1,8 @@
 """Learning rates: the same small search for every way of training, on separate queries.
 
-In: the demonstrations of the first seed, and queries that nothing else uses. Out: by way and rate,
-the log-probability of the right answer and the similarities; and the rate chosen.
+In: the demonstrations of the first seed, and queries that no seed uses for anything else.
+Out: by way and rate, the log-probability of the right answer and the similarities; and the rate
+chosen.
 """
 
 from collections.abc import Iterator
@@ -159,6 +160,6 @@ SECTION = Section(
     lead="Every way of training makes one pass over the demonstrations, one at a time, with plain "
     "steps. The size of the steps is chosen by the same small search for all of them: the rate "
     "that makes the right answers of separate queries most likely, with the demonstrations of the "
-    "first seed.",
+    "first seed. No seed measures these queries.",
     findings=findings, figures=FIGURES, tables=TABLES,
 )  # fmt: skip

@@ -32,7 +32,7 @@ def tables(context: IclContext) -> Tables:
                     own = merged(cells, f"shots/{stop}/{way}/{measure}")
                     if groups := last if stop == stops[-1] else own:
                         place = {"task": task, "way": way, "shots": stop, "measure": measure}
-                        rows.append({**place, **nested_means(groups)[0].to_dict()})
+                        rows.append({**place, **nested_means(groups, bounds=(-1, 1))[0].to_dict()})
     return {"shots": rows}
 
 

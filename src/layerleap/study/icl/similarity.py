@@ -13,7 +13,7 @@ from layerleap.read.nested import nested_means
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.icl.context import IclContext, layer_mean, merged
-from layerleap.study.icl.judged import CLAIMS, MEASURES, interval, lead, mean
+from layerleap.study.icl.judged import CLAIMS, MEASURES, MOST, interval, lead, mean
 from layerleap.study.icl.rates import LINES, NAMES
 from layerleap.study.icl.works import names, panel, working
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -30,6 +30,7 @@ def tables(context: IclContext) -> Tables:
     rows: list[Row] = []
     leads: list[Row] = []
     layers: list[Row] = []
+    untrained: list[Row] = []
     for task, cells in context.cells():
         for measure in MEASURES:
             for way in (*context.settings.ways, "noise", "zero-shot"):
@@ -39,7 +40,11 @@ def tables(context: IclContext) -> Tables:
                         rows += _rows(groups, place, context.seeds)
         leads += _leads(cells, {"task": task}, context.settings.ways)
         layers += _layer_leads(cells, {"task": task})
-    return {"similarity": rows, "similarity_leads": leads, "layer_leads": layers}
+        untrained += _untrained_leads(cells, {"task": task})
+    return {
+        "similarity": rows, "similarity_leads": leads, "layer_leads": layers,
+        "untrained_leads": untrained,
+    }  # fmt: skip
 
 
 def _rows(groups: list[Tensor], place: Row, seeds: list[int]) -> Iterator[Row]:
@@ -49,7 +54,7 @@ def _rows(groups: list[Tensor], place: Row, seeds: list[int]) -> Iterator[Row]:
         choices += [(seed, [group]) for seed, group in zip(seeds, groups, strict=True)]
     for seed, chosen in choices:
         columns = [torch.cat([group.double(), layer_mean(group)], 1) for group in chosen]
-        for column, one in enumerate(nested_means(columns), start=1):
+        for column, one in enumerate(nested_means(columns, bounds=(-1, 1)), start=1):
             layer = column if column < columns[0].shape[1] else None
             yield {**place, "seed": seed, "layer": layer, **one.to_dict()}
 
@@ -65,9 +70,14 @@ def _leads(cells: list[dict[str, Tensor]], place: Row, ways: tuple[str, ...]) ->
         for first, second in pairs:
             a, b = (merged(cells, f"{measure}/{one}") for one in (first, second))
             if a and b:
-                gaps = [layer_mean(x) - layer_mean(y) for x, y in zip(a, b, strict=True)]
+                gaps = [paired_mean(x, y) for x, y in zip(a, b, strict=True)]
                 estimate_ = nested_means(gaps)[0].to_dict()
                 yield {**place, "measure": measure, "of": first, "over": second, **estimate_}
+
+
+def paired_mean(x: Tensor, y: Tensor) -> Tensor:
+    """The mean difference over the layers that both have: (query, 1)."""
+    return layer_mean(x.double() - y.double())
 
 
 def _layer_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
@@ -78,6 +88,14 @@ def _layer_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
             gaps = [x.double() - y.double() for x, y in zip(a, b, strict=True)]
             for layer, one in enumerate(nested_means(gaps), start=1):
                 yield {**place, "measure": measure, "layer": layer, **one.to_dict()}
+
+
+def _untrained_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
+    """SimAOU with untrained blocks minus most of that of the trained model, query by query."""
+    a, b = (merged(cells, f"aou/gd/{control}") for control in ("untrained", ""))
+    if a and b:
+        gaps = [paired_mean(x, MOST * y.double()) for x, y in zip(a, b, strict=True)]
+        yield {**place, "share": MOST, **nested_means(gaps)[0].to_dict()}
 
 
 def findings(result: StudyResult) -> Iterator[Finding]:
@@ -171,8 +189,8 @@ FIGURES = (
     Figure(
         "controls", "SimAOU and its controls",
         "The mean over layers. Untrained blocks: the same with random weights inside the blocks. "
-        "Shuffled answers: trained on wrong answers. Other queries: the training's change of "
-        "another query.",
+        "Shuffled answers: trained on the same answers dealt out at random, some of which stay "
+        "right. Other queries: the training's change of another query.",
         _controls, kind="dots", x=Axis("SimAOU, mean over layers"), y=Axis("", "category"),
         lines=ALL_LINES, dodge=True, unit="queries", sample=SAMPLE,
     ),
