@@ -77,6 +77,7 @@ def test_the_embedding_has_no_block(tab):
     ran(page)
     page.wait_for_selector("#cell h2:text('before block 1')")
     page.wait_for_selector("#cell .guesses-list li")
+    assert page.locator("#cell .stages").count() == 0
 
 
 def test_a_look_at_a_cell_covers_nothing(tab):
@@ -204,3 +205,4 @@ def test_a_vector_shows_its_keys_too(tab):
     page.click("#cell .updates tbody button >> nth=0")
     for name in ("Value: what it writes", "Gate key: what it responds to", "Up key"):
         page.wait_for_selector(f"#vector .ends:has-text('{name}')")
+    assert page.locator("#vector .ends").count() >= 3
