@@ -14,7 +14,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.stream.examples import DENSEST_MASKS, Sampling, iter_examples
 from layerleap.stream.generated import NOTE, TextGeneration
 from layerleap.study.result import StudyResult
-from layerleap.study.shortcuts import STUDY, ShortcutSettings
+from layerleap.study.shortcuts import STUDY, ShortcutSettings, trained
 from layerleap.study.shortcuts.checks import laws
 from layerleap.study.shortcuts.context import ShortcutContext
 from layerleap.study.shortcuts.curves import half_layers, lasting
@@ -383,6 +383,26 @@ def test_a_study_interrupted_in_a_section_goes_on_with_it(case, settings, tmp_pa
     was_read = phase != "training from mat"
     assert bool(resumed.done(f"reading {settings.text}")) != was_read
     assert again.run["whole"] != was_read
+
+
+def test_training_goes_on_where_another_number_of_threads_rounds_the_maps_differently(
+    llama, settings, tmp_path, monkeypatch
+):
+    settings = replace(settings, other=None)
+    study = STUDY(llama, settings, sections=["tuned"])
+    run = partial(STUDY, llama, settings, folder=tmp_path, sections=["tuned"])
+    with pytest.raises(KeyboardInterrupt):
+        run(progress=Interrupter("training from mat", at=1))
+    bank_of = trained.bank_of
+
+    def rounded_differently(*args):
+        bank = bank_of(*args)
+        for shortcut in bank.maps.values():
+            shortcut.weight.mul_(1 + 1e-6)
+        return bank
+
+    monkeypatch.setattr(trained, "bank_of", rounded_differently)
+    assert without_times(run()) == without_times(study)
 
 
 def test_a_study_interrupted_while_reading_does_not_fit_again(case, settings, tmp_path):

@@ -1,11 +1,13 @@
 """Maps made from rows that a fit has saved, without another pass over the text."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
+from layerleap.errors import BadArtifact
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import solve
 from layerleap.maps.tuned import Tuning, tune_maps
@@ -51,6 +53,17 @@ def bank_of(rows: SavedStates, chosen: torch.Tensor, settings: FitSettings) -> S
     )  # fmt: skip
 
 
+def _start(rows: SavedStates, settings: FitSettings, folder: Path) -> ShortcutBank:
+    """The closed form, kept in `folder`: another number of threads would round it differently,
+    and a training is only resumed from the maps that it began with."""
+    if folder.exists():
+        with suppress(BadArtifact):  # damaged: fit it again
+            return ShortcutBank.from_pretrained(folder)
+    bank = bank_of(rows, torch.arange(len(rows)), settings)
+    bank.save_pretrained(folder)
+    return bank
+
+
 def train(
     model: Transformer,
     rows: SavedStates,
@@ -65,7 +78,7 @@ def train(
     Both trainings save their state beside `checkpoint`.
     """
     own, stopping = rows.split(STOPPING, settings.seed)
-    start = bank_of(own, torch.arange(len(own)), settings)
+    start = _start(own, settings, checkpoint.with_name(f"{checkpoint.name}-start"))
     tuning = Tuning(max_rows=settings.tuned_rows, seed=settings.seed)
     tuning = replace(tuning, check_every=max(1, min(tuning.check_every, tuning.steps // 4)))
     record: list[Row] = []
