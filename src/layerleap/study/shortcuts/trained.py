@@ -54,8 +54,10 @@ def bank_of(rows: SavedStates, chosen: torch.Tensor, settings: FitSettings) -> S
 
 
 def _start(rows: SavedStates, settings: FitSettings, folder: Path) -> ShortcutBank:
-    """The closed form, kept in `folder`: another number of threads would round it differently,
-    and a training is only resumed from the maps that it began with.
+    """The closed form, kept in `folder`.
+
+    Another number of threads would round it differently, and a training is only resumed from the
+    maps that it began with.
     """
     if folder.exists():
         with suppress(BadArtifact):  # damaged: fit it again
