@@ -143,6 +143,7 @@ def test_a_client_that_reads_nothing_does_not_hold_the_model(monkeypatch, leaves
 
     async def stall():
         worker = Worker(2)
+        worker.start()
         stalled = worker.submit(lambda emit, _: [emitted.append(emit({})) for _ in range(1000)])
         await asyncio.to_thread(until, lambda: len(emitted) == AHEAD)
         if leaves:
@@ -155,6 +156,35 @@ def test_a_client_that_reads_nothing_does_not_hold_the_model(monkeypatch, leaves
     emitted = []
     assert run_elsewhere(stall) == {"result": 1}
     assert len(emitted) == AHEAD
+
+
+def test_ctrl_c_in_a_job_of_this_thread_ends_its_stream_and_the_run():
+    worker, told = Worker(2), []
+
+    def press(emit, _):
+        emit({"frame": "first"})
+        raise KeyboardInterrupt
+
+    async def read():
+        told.extend([frame["frame"] async for frame in worker.submit(press).frames()])
+
+    reading, _ = in_thread(lambda: asyncio.run(read()))
+    with pytest.raises(KeyboardInterrupt):
+        worker.run()
+    reading.join(10)
+    assert not reading.is_alive()
+    assert told == ["first"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_work_beside_a_server_that_cannot_start_ends_with_an_error(make_app, slow):
+    from layerleap.show.web.serve import Server, listen
+
+    worker = Worker(2)
+    app, listening = make_app(slow, worker=worker), listen("127.0.0.1", 0)
+    listening.close()
+    with pytest.raises(RuntimeError, match="ended by itself"):
+        Server(app, listening).run_beside(worker.run)
 
 
 def test_a_client_that_leaves_frees_the_worker(serve, slow):

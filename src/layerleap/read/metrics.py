@@ -66,9 +66,12 @@ class Reference(Distribution):
         self.best = self.logits.topk(min(DEPTH + 1, logits.shape[-1])).values
 
     def compare(self, reading: Tensor) -> Comparison:
-        """How the logits `reading` (row, d_vocab) differ from the model's."""
+        """How the logits `reading` (row, d_vocab) differ from the model's.
+
+        A reference of one row is compared with each row of the reading.
+        """
         read = Distribution(reading)
-        chosen = self.logits.gather(-1, read.top[:, None])
+        chosen = self.logits.expand_as(reading).gather(-1, read.top[:, None])
         cross = read.log_norm - torch.linalg.vecdot(self.p, read.logits)
         # Clamped because rounding can push a divergence of zero slightly below zero.
         kl = (cross - self.entropy).clamp_min(0)
@@ -81,7 +84,8 @@ class Reference(Distribution):
         rank = (self.best > chosen).sum(-1).clamp_max(DEPTH)
         tied = ((self.best == chosen).sum(-1) > 1).nonzero()[:, 0]
         for row in tied.tolist():  # rare: equal logits are ordered by id, like the top token
-            before = self.logits[row, : int(top[row])] == chosen[row]
+            own = self.logits[row if len(self.logits) > 1 else 0]
+            before = own[: int(top[row])] == chosen[row]
             rank[row] = min(DEPTH, int(rank[row] + before.sum()))
         return rank
 

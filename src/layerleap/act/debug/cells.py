@@ -67,36 +67,36 @@ class CellReader:
         self.follow = follow
 
     @torch.no_grad()
-    def logits(self, rows: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+    def logits(self, rows: Sequence[tuple[int, Tensor]]) -> Tensor:
         """Logits of rows of several layers, each mapped by its own map, in one pass of the tail."""
         mapped = [self.lens.map(layer)(h) for layer, h in rows]
         device = mapped[-1].device
-        logits = self.lens.transformer.logits(torch.cat([h.to(device) for h in mapped]))
-        return list(logits.float().split([len(h) for h in mapped]))
+        return self.lens.transformer.logits(torch.cat([h.to(device) for h in mapped])).float()
 
     def cells(
         self,
-        layer: int,
-        positions: Sequence[int],
+        places: Sequence[tuple[int, int]],
         logits: Tensor,
         answer: Reference,
         finals: Tensor,
         before: Tensor | None = None,
     ) -> list[Cell]:
-        """The cells of one layer.
+        """The cells of one layer at several positions, or of several layers at one position.
 
         Args:
-            layer: whose logits they are.
-            positions: of the rows.
+            places: layer and position of each row.
             logits: (row, d_vocab).
-            answer: the final answer of the same run at these rows.
-            finals: (row,) the token that the unedited model predicts.
+            answer: the final answer of the same run, per position.
+            finals: the token that the unedited model predicts, per position.
             before: logits of the recorded run at these rows, if `logits` are of an edited one.
         """
+        finals = finals.expand(len(places))
         compared = answer.compare(logits.to(answer.p.device))
-        values, ids = top_k(logits, self.top)
+        agrees = (compared.top == answer.top).tolist()
+        kl, entropy = compared.kl.tolist(), compared.entropy.tolist()
+        values, best = top_k(logits, self.top)
         log_norm = logits.logsumexp(-1)
-        probs = (values - log_norm[:, None]).exp()
+        ids, probs = best.tolist(), (values - log_norm[:, None]).exp().tolist()
         final = self._followed(logits, log_norm, finals)
         watched = None
         if self.watch is not None:
@@ -105,17 +105,17 @@ class CellReader:
             index: self._followed(logits, log_norm, torch.full_like(finals, index))
             for index in self.follow
         }
-        change = None if before is None else _kl(before, logits)
+        change = None if before is None else _kl(before, logits).tolist()
         return [
             Cell(
-                layer, position,
-                tuple(zip(ids[row].tolist(), probs[row].tolist(), strict=True)),
+                *place,
+                tuple(zip(ids[row], probs[row], strict=True)),
                 final[row], None if watched is None else watched[row],
-                bool(compared.top[row] == answer.top[row]), float(compared.kl[row]),
-                float(compared.entropy[row]), {index: one[row] for index, one in more.items()},
-                None if change is None else float(change[row]),
+                agrees[row], kl[row], entropy[row],
+                {index: one[row] for index, one in more.items()},
+                None if change is None else change[row],
             )
-            for row, position in enumerate(positions)
+            for row, place in enumerate(places)
         ]  # fmt: skip
 
     @staticmethod

@@ -134,34 +134,31 @@ class Trace:
         self, layers: Sequence[int], positions: Sequence[int], answers: Answers
     ) -> Iterator[Frame]:
         finals = answers.before.top
+        places = [(layer, position) for layer in layers for position in positions]
         read = self.reader.logits([(layer, self._rows(layer, positions)) for layer in layers])
-        cells = [
-            cell
-            for layer, logits in zip(layers, read, strict=True)
-            for cell in self.reader.cells(layer, positions, logits, answers.before, finals)
-        ]
-        yield self._frame("before", cells)
+        yield self._frame("before", self.reader.cells(places, read, answers.before, finals))
         if self.rerun is None:
             return
         changed = self.rerun.changed[:, list(positions)]
         if not changed[self.n_layers].any() and not changed[list(layers)].any():
             return
-        moved = [layer for layer in layers if changed[layer].any()]
-        rows = [(layer, self._rows(layer, positions, self.rerun)) for layer in moved]
-        after = dict(zip(moved, self.reader.logits(rows) if rows else (), strict=True))
-        edited: list[Cell] = []
-        for layer, before in zip(layers, read, strict=True):
-            own = self.reader.cells(
-                layer, positions, after.get(layer, before), answers.after, finals, before=before
+        after, moved = read.clone(), [layer for layer in layers if changed[layer].any()]
+        if moved:
+            rows = [layer in moved for layer, _ in places]
+            after[rows] = self.reader.logits(
+                [(layer, self._rows(layer, positions, self.rerun)) for layer in moved]
             )
-            for cell, is_new, is_other in zip(
-                own, changed[layer], changed[self.n_layers], strict=True
-            ):
-                if is_new:
-                    edited.append(cell)
-                elif is_other:
-                    edited.append(replace(cell, change=None))
-        yield self._frame("after", edited)
+        own = self.reader.cells(places, after, answers.after, finals, before=read)
+        is_new = changed[list(layers)].flatten()
+        is_other = changed[self.n_layers].repeat(len(layers))  # compared with another answer
+        yield self._frame(
+            "after",
+            [
+                cell if new else replace(cell, change=None)
+                for cell, new, other in zip(own, is_new, is_other, strict=True)
+                if new or other
+            ],
+        )
 
     def _frame(self, side: Side, cells: Sequence[Cell]) -> Frame:
         for cell in cells:

@@ -63,7 +63,9 @@ def debug(
 
         listening = listen(host, port)  # before the model is loaded: a taken port is said at once
         with listening:
+            from layerleap.show.web.limits import Limits
             from layerleap.show.web.session import make_server, open_engine
+            from layerleap.show.web.worker import Worker
 
             transformer = loading.load(model)
             with TerminalProgress() as progress:
@@ -71,14 +73,18 @@ def debug(
                     transformer, bank, index_file or index, tell=tell, progress=progress
                 )
             access = Access(host, listening.getsockname()[1], tell=_show_next)
-            server = make_server(engine, access, listening)
+            worker = Worker(Limits().waiting)
+            server = make_server(engine, access, listening, worker=worker)
             if reason := engine.describe()["index"]["reason"]:
                 tell(reason)
             out.print(access.url, highlight=False, soft_wrap=True)
             tell("Ctrl-C stops the debugger")
             if not no_browser:
                 open_browser(access)
-            server.run_here()
+            # The model stays on the thread that loaded it, where a pass is fastest. On a second
+            # one, OpenMP counts more threads than cores and lets them sleep between two products,
+            # and the C library takes large tensors from the system anew each time.
+            server.run_beside(worker.run)
         tell("stopped; sessions and names are saved")
 
 

@@ -54,6 +54,7 @@ def create_app(
     limits: Limits | None = None,
     static: Path = STATIC,
     in_notebook: bool = False,
+    worker: Worker | None = None,
 ) -> Guard:
     """Build the app around an engine.
 
@@ -64,11 +65,15 @@ def create_app(
         limits: on requests.
         static: the folder of the page.
         in_notebook: let pages of this machine show ours in a frame.
+        worker: does the model's work; by default one with a thread of its own.
     """
     limits = limits or Limits()
+    if worker is None:
+        worker = Worker(limits.waiting)
+        worker.start()
     longest = engine.describe().get("longest") or limits.tokens
     limits = replace(limits, tokens=min(limits.tokens, longest))
-    served = Served(engine, store, Worker(limits.waiting), limits)
+    served = Served(engine, store, worker, limits)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

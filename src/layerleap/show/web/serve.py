@@ -1,13 +1,15 @@
 """Running the app: a port, a server, and a clean end.
 
-In: an app and an address. Out: a server that runs until Ctrl-C, or on a thread until it is closed.
+In: an app and an address. Out: a server on a thread, until it is closed or Ctrl-C is pressed.
 """
 
 import errno
 import os
+import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -81,17 +83,29 @@ class Server(uvicorn.Server):
         self.listening = listening
         self._thread: threading.Thread | None = None
 
-    def run_here(self) -> None:
-        """Serve until Ctrl-C."""
+    def run_beside(self, work: Callable[[], None]) -> None:
+        """Serve on a thread while `work` runs on this one; ends with it, or at Ctrl-C."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` is as good as Ctrl-C
         with suppress(KeyboardInterrupt):
-            self.run(sockets=[self.listening])
+            self.start()
+            try:
+                work()
+            finally:
+                has_failed = not self.should_exit
+                self.stop()
+            if has_failed:
+                raise RuntimeError("the server has ended by itself")
 
     def start(self) -> None:
         """Serve on a thread."""
-        self._thread = threading.Thread(
-            target=self.run, kwargs={"sockets": [self.listening]}, name="layerleap-web", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run_there, name="layerleap-web", daemon=True)
         self._thread.start()
+
+    def _run_there(self) -> None:
+        try:
+            self.run(sockets=[self.listening])
+        finally:  # even if it could not start: nobody will bring work any more
+            self.config.app.stop()  # type: ignore[union-attr]  # a Guard
 
     @property
     def is_running(self) -> bool:

@@ -21,6 +21,7 @@ from layerleap.show.web import need_web
 if TYPE_CHECKING:
     from layerleap.show.web.access import Access
     from layerleap.show.web.serve import Server
+    from layerleap.show.web.worker import Worker
 
 _RUNNING: list["DebugSession"] = []  # of this process
 REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_USER", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE")
@@ -28,9 +29,14 @@ HEIGHT = 900  # pixels of the page in a notebook
 
 
 def make_server(
-    engine: Any, access: "Access", listening: Any, *, in_notebook: bool = False
+    engine: Any,
+    access: "Access",
+    listening: Any,
+    *,
+    in_notebook: bool = False,
+    worker: "Worker | None" = None,
 ) -> "Server":
-    """The server of one engine."""
+    """The server of one engine; see `create_app`."""
     from layerleap.show.web.app import create_app
     from layerleap.show.web.limits import Limits
     from layerleap.show.web.serve import Server
@@ -38,9 +44,10 @@ def make_server(
 
     limits = Limits()
     store = Store(engine.describe()["fingerprint"], sessions=limits.sessions)
-    return Server(
-        create_app(engine, store, access=access, limits=limits, in_notebook=in_notebook), listening
+    app = create_app(
+        engine, store, access=access, limits=limits, in_notebook=in_notebook, worker=worker
     )
+    return Server(app, listening)
 
 
 class DebugSession:

@@ -1,4 +1,4 @@
-"""One thread that owns the model, and the short queue before it.
+"""The thread that works with the model, and the short queue before it.
 
 In: jobs, each a function that emits frames. Out: the frames, as they come, to whoever waits for
 them. A job whose client has gone, or reads nothing, is dropped from the queue or stopped.
@@ -42,14 +42,14 @@ class Job:
         self._room = threading.Semaphore(AHEAD)
         self._stop = threading.Event()
 
-    def run(self) -> BaseException | None:
+    def run(self) -> Exception | None:
         """Do the work on the calling thread; returns what the reader gets last."""
         try:
             if not self.is_cancelled():
                 self.work(self._emit, self.is_cancelled)
         except Stopped:
             pass
-        except BaseException as error:  # it is raised again where the frames are read
+        except Exception as error:  # it is raised again where the frames are read
             return error
         return None
 
@@ -91,7 +91,10 @@ class Job:
 
 
 class Worker:
-    """Runs jobs one after the other, in the order in which they came."""
+    """Runs jobs one after the other, in the order in which they came.
+
+    They run on the thread that calls `run`, or on one of its own after `start`.
+    """
 
     def __init__(self, waiting: int) -> None:
         """`waiting` jobs may stand in the queue beside the one that runs."""
@@ -100,7 +103,11 @@ class Worker:
         self._running: Job | None = None
         self._changed = threading.Condition()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._serve, name="layerleap-debug", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Run jobs on a thread."""
+        self._thread = threading.Thread(target=self.run, name="layerleap-debug", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work) -> Job:
@@ -137,23 +144,32 @@ class Worker:
     def close(self) -> None:
         """Stop, and wait for the thread to end."""
         self.stop()
-        self._thread.join(timeout=10)
+        if self._thread is not None:
+            self._thread.join(timeout=10)
 
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._is_closed)
-                if self._is_closed:
-                    return
-                self._running = job = self._queue.popleft()
-                self._tell_places()
-            last = job.run()
-            with self._changed:
-                self._running = None
-            job.put(
-                last
-            )  # not earlier: a client that gets the end may ask again, and must not wait
+    def run(self) -> None:
+        """Run jobs on the calling thread, until `stop`."""
+        while (job := self._next()) is not None:
+            last = None
+            try:
+                last = job.run()
+            finally:  # after Ctrl-C as well
+                with self._changed:
+                    self._running = None
+                # Not earlier: a client that gets the end may ask again, and must not wait.
+                job.put(last)
             del job, last  # with frames and states, before the next one comes
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            # With a limit: where nothing else ends a wait, Ctrl-C is heard after it.
+            while not self._changed.wait_for(lambda: self._queue or self._is_closed, timeout=1):
+                pass
+            if self._is_closed:
+                return None
+            self._running = self._queue.popleft()
+            self._tell_places()
+            return self._running
 
     def _tell_places(self) -> None:
         """Tell every job that waits how many are before it."""
