@@ -80,6 +80,11 @@ def check_choice(value: object, choices: Any, name: str) -> None:
     known: Iterable[object] = get_args(choices) or tuple(choices)
     if value in known:
         return
-    nearest = get_close_matches(str(value).lower(), map(str, known), n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    hint = did_you_mean(value, known)
     raise BadSettings(f"{name} is {value!r}; expected one of {', '.join(map(repr, known))}{hint}")
+
+
+def did_you_mean(value: object, known: Iterable[object]) -> str:
+    """The known name that a mistyped one resembles, as the end of a sentence; empty if none."""
+    nearest = get_close_matches(str(value).lower(), map(str, known), n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""

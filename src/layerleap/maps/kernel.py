@@ -15,7 +15,7 @@ scores (a classifier). "Analyzing Transformers in Embedding Space" (arXiv 2209.0
 E_A E_B^+, with E of (d, V).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -56,13 +56,20 @@ def shared_tokens(a: Transformer, b: Transformer) -> int:
         return rows[0]
     ours, theirs = a.tokenizer.get_vocab(), b.tokenizer.get_vocab()
     if ours != theirs:
-        tokens = ours.keys() | theirs.keys()
-        differ = [token for token in tokens if ours.get(token) != theirs.get(token)]
         raise BadSettings(
-            f"{names} have different vocabularies: {len(differ):,} tokens, such as "
-            f"{min(differ)!r}, have different ids; expected two models with one vocabulary"
+            f"{names} have different vocabularies: {_difference(ours, theirs)}; expected two "
+            "models with one vocabulary"
         )
     return min(*rows, max(ours.values()) + 1)  # tables are often padded
+
+
+def _difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
+    """How many tokens only one of two vocabularies has, or has with another id."""
+    moved = [token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]]
+    if moved:
+        return f"{len(moved):,} tokens, such as {min(moved)!r}, have different ids"
+    alone = ours.keys() ^ theirs.keys()
+    return f"only one of them has {len(alone):,} tokens, such as {min(alone)!r}"
 
 
 def embedding_kernel(a: Transformer, b: Transformer, *, folded: bool = False) -> Tensor:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from layerleap.errors import BadText, CannotFetch, first_line
+from layerleap.errors import BadText, CannotFetch, did_you_mean, first_line
 from layerleap.extras import library
 from layerleap.zoo.catalog import TEXT_NAMES
 
@@ -201,5 +201,5 @@ def records_of_hub(label: str, known: Sequence[str] = TEXT_NAMES) -> Iterator[Re
     except Exception as error:  # the library raises whatever its many back ends raise
         raise CannotFetch(
             f"{unknown}, and it could not be loaded as a data set ({type(error).__name__}: "
-            f"{first_line(error)}); check the spelling and the network"
+            f"{first_line(error)}); check the spelling and the network{did_you_mean(label, known)}"
         ) from error

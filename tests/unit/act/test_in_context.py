@@ -111,5 +111,7 @@ def test_what_cannot_be_asked_is_one_sentence():
         in_context(tiny("bert"), CLASSES, progress=False)
     with pytest.raises(BadSettings, match="expected one or more numbers from 0 on"):
         in_context(tiny("llama"), CLASSES, shots=[-1], progress=False)
-    with pytest.raises(BadSettings, match="0 seeds"):
+    with pytest.raises(BadSettings, match="no seeds given"):
         in_context(tiny("llama"), CLASSES, seeds=(), progress=False)
+    with pytest.raises(BadSettings, match="queries is 0; expected 2 or more"):
+        in_context(tiny("llama"), CLASSES, queries=0, progress=False)

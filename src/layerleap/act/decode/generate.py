@@ -19,6 +19,7 @@ from layerleap.act.decode.early import Policy
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
 from layerleap.arguments import checked
+from layerleap.brief import brief
 from layerleap.errors import BadSettings, BadText, check_choice, first_line
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.edit import Edit
@@ -34,7 +35,7 @@ OnId = Callable[[int, str], None]
 PROMPT_TOKENS = 8  # decoded before the first piece; enough for any character and its space
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Generation:
     """A generated text."""
 
@@ -45,6 +46,9 @@ class Generation:
     prompt_ids: list[int] = field(default_factory=list)
     how: dict[str, str] = field(default_factory=dict)  # rule, layers checked and bank, in words
     full_token: str | None = None  # what the full model writes where the text departs from its own
+
+    def __repr__(self) -> str:
+        return f"Generation({len(self.tokens)} tokens: {brief(self.continuation)})"
 
     @property
     def continuation(self) -> str:

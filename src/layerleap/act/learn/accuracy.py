@@ -140,8 +140,10 @@ def in_context(
         progress: a function to call, True for bars on a terminal or in a notebook, or False.
     """
     encoded = encode(transformer, load(task), answers=answers)
-    if not seeds or queries < 2:
-        raise BadSettings(f"{len(seeds)} seeds and {queries} queries; expected 1 and 2 or more")
+    if not seeds:
+        raise BadSettings("no seeds given; expected at least one")
+    if queries < 2:
+        raise BadSettings(f"queries is {queries}; expected 2 or more")
     wanted = usual_shots(encoded) if shots is None else sorted(set(shots))
     if not wanted or wanted[0] < 0:
         raise BadSettings(f"shots {list(shots or ())}; expected one or more numbers from 0 on")

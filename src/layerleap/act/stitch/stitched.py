@@ -149,11 +149,20 @@ def stitch(
     """
     for model in (a, b):
         require_text(model)
-    check_layer(a, layer_a)
-    check_layer(b, layer_b)
+    for side, model, layer in (("layer_a", a, layer_a), ("layer_b", b, layer_b)):
+        try:
+            check_layer(model, layer)
+        except BadSettings as error:
+            raise BadSettings(f"{side}: {error} ({model.identity.name})") from error
     name = kernel if isinstance(kernel, str) else "given"
     if isinstance(kernel, str):
         check_choice(kernel, Kernel, "kernel")
+    if name != "least-squares" and any(one is not None for one in (text, sampling, ridge)):
+        raise BadSettings(
+            f"text, sampling and ridge are for kernel='least-squares'; a kernel that is {name} is "
+            "not fitted"
+        )
+    if isinstance(kernel, str):
         if kernel == "least-squares":
             carry = _fitted(a, layer_a, b, layer_b, text, n_texts, sampling, ridge, progress)
         else:

@@ -99,7 +99,7 @@ class Difference:
     def __repr__(self) -> str:
         sizes = {one.block: one.relative for one in self.blocks if one.relative}
         most = max(sizes, key=lambda block: sizes[block], default=None)
-        end = "" if most is None else f", most block {most} ({100 * sizes[most]:.2g} %)"
+        end = "" if most is None else f", most block {most} ({_percent(sizes[most])})"
         moved = f"{len(self.blocks) - len(self.unmoved)} of {len(self.blocks)} blocks moved"
         return f"Difference({self.base} -> {self.tuned}: {moved}{end})"
 
@@ -149,6 +149,10 @@ class Difference:
         from layerleap.show.html.compare import difference_html
 
         return difference_html(self)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:,.0f} %" if share >= 1 else f"{100 * share:.2g} %"
 
 
 def _flat(change: HeadChange | NeuronChange) -> dict[str, Any]:

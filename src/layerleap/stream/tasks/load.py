@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from layerleap.arguments import checked
-from layerleap.errors import BadText
+from layerleap.errors import BadText, did_you_mean
 from layerleap.stream.records import (
     RECORD_SUFFIXES,
     Record,
@@ -97,6 +97,7 @@ def _records(source: str | Path, label: str) -> Iterator[Record]:
     if isinstance(source, Path) or not may_be_hub_name(str(source)):
         raise BadText(
             f"there is no task or file {source}; bundled tasks are {', '.join(bundled_names())}"
+            f"{did_you_mean(source, bundled_names())}"
         )
     for number, record in enumerate(records_of_hub(str(source), bundled_names())):
         if number >= MOST_EXAMPLES:

@@ -140,9 +140,11 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     top = heads[: max(1, len(heads) // 10)]
     kinds = {name: sum(row["does"] == name for row in top) for name in NAMES}
     listed = ", ".join(f"{NAMES[name]} {n}" for name, n in kinds.items() if n)
+    layers = sorted({row["layer"] for row in top})
+    numbers = ", ".join(map(str, layers))
     yield Finding(
-        f"Of the tenth of heads that need most keys: {listed}. They are in layers "
-        f"{', '.join(str(layer) for layer in sorted({row['layer'] for row in top}))}.",
+        f"Of the tenth of heads that need most keys: {listed}; in layer{'s'[: len(layers) - 1]} "
+        f"{numbers}.",
         under="kinds", headline=True,
     )  # fmt: skip
 
