@@ -1,13 +1,15 @@
 """Laws of sparse FFNs, on every family with neurons."""
 
+import numpy as np
 import pytest
 import torch
 from edit_cases import EXPERTS, inputs, logits, traces, wrapped
-from families import MASKED_TOKEN, NEXT_TOKEN, SEQ_TO_SEQ
+from families import MASKED_TOKEN, NEXT_TOKEN, SEQ_TO_SEQ, build
 
 from layerleap.act.edits import SetNeuron, TopKNeurons
 from layerleap.act.edits.top_neurons import By
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward, ffn_keys
 
 FAMILIES = [name for name in (*NEXT_TOKEN, *MASKED_TOKEN, *SEQ_TO_SEQ) if name not in EXPERTS]
@@ -172,11 +174,26 @@ def test_nothing_is_left_after_an_error():
         ({"k": {}}, "k is given by block"),
         ({"k": {1: 3}, "blocks": [2]}, "blocks left out"),
         ({"k": 3, "by": "sign"}, "by"),
+        ({"k": 3, "blocks": 3}, "blocks is 3; expected a list of"),
+        ({"k": 3, "gather": "yes"}, "gather is 'yes'; expected"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(BadSettings, match=message):
         TopKNeurons(**settings)
+
+
+@torch.no_grad()
+def test_gathered_rows_are_those_of_the_weights_as_they_are_now():
+    model = Transformer.wrap(build("llama").double(), check=False)
+    one = torch.tensor([[12]])
+    with model.edit(TopKNeurons(np.int64(6), gather=True)):
+        before = model.model(one).logits
+        model.model.get_submodule("model.layers.1.mlp.down_proj").weight.mul_(3)
+        after = model.model(one).logits
+    with model.edit(TopKNeurons(6, gather=True)):
+        torch.testing.assert_close(after, model.model(one).logits, rtol=0, atol=0)
+    assert not torch.allclose(before, after)
 
 
 def test_blocks_that_do_not_exist_and_experts_are_refused():

@@ -200,6 +200,47 @@ def test_exact_decoders_write_the_same_bits_in_bfloat16():
     assert torch.equal(written(transformer, custom_generate=custom), written(transformer))
 
 
+@pytest.mark.parametrize("how", ["in parts", "token by token", "padded on the left"])
+def test_equal_scores_of_bfloat16_are_selected_alike_in_any_layout(how):
+    """Products of half precision are often equal where the selection ends."""
+    model = build("llama", max_position_embeddings=512, initializer_range=0.15).bfloat16()
+    transformer = Transformer.wrap(model, check=False)
+    ids = torch.randint(3, 60, (1, 240), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), transformer.edit(TopKAttention(k=8, chunk=64)):
+        whole = model(ids, use_cache=False).logits
+        if how == "padded on the left":
+            padded = torch.cat([ids.new_zeros(1, 37), ids], 1)
+            mask = (torch.arange(277) >= 37).long()[None]
+            places = (mask.cumsum(1) - 1).clamp_min(0)
+            other = model(padded, attention_mask=mask, position_ids=places).logits[:, 37:]
+        else:
+            cache, size = DynamicCache(), 64 if how == "in parts" else 1
+            parts = [model(part, past_key_values=cache).logits for part in ids.split(size, 1)]
+            other = torch.cat(parts, 1)
+    assert (other - whole).abs().max() <= 0.02 * whole.abs().max()
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_training_in_mixed_precision_has_the_gradients_of_sdpa_at_large_k(
+    implementation, checkpointed
+):
+    model, ids = build("llama").train(), torch.tensor([PROMPT])
+    if checkpointed:
+        model.gradient_checkpointing_enable()
+    found = []
+    for name in ("sdpa", ll.topk_attention(99), ll.topk_attention(2)):
+        implementation(model, name)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(ids, labels=ids, use_cache=False).loss
+        model.zero_grad()
+        loss.backward()
+        found.append(model.model.layers[0].self_attn.q_proj.weight.grad.clone())
+    theirs, ours, few = found
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0.05 * float(theirs.abs().max()))
+    assert few.isfinite().all()
+    assert not torch.allclose(few, ours)
+
+
 @pytest.mark.parametrize("door", ["edit", "name"])
 def test_a_static_cache_gives_the_logits_of_one_pass(door, implementation):
     """Its prompt comes without a mask, but with empty keys behind it."""

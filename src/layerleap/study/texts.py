@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
 from layerleap.stream import espeak, generated
@@ -51,6 +52,7 @@ class TextSettings(Settings):
     seed: int = option(0, "Decides which documents, texts and positions are used.")
 
     def __post_init__(self) -> None:
+        check_fields(self)
         texts = (self.text or "generated", *self.other_texts)
         if "-" in (*texts, self.starts):
             raise BadSettings(

@@ -201,7 +201,7 @@ def test_a_classifier_can_be_at_the_end_but_has_no_loss(pair):
     [
         (lambda a, b: ll.stitch(a, 4, b, 0), "layer 4 does not exist: this model has"),
         (lambda a, b: ll.stitch(a, 0, b, 9), "layer_b: layer 9 does not exist"),
-        (lambda a, b: ll.stitch(a, 0, b, 0, text="a b"), "text, sampling and ridge are for kernel="),
+        (lambda a, b: ll.stitch(a, 0, b, 0, text="a b"), "text, sampling and ridge are for"),
         (lambda a, b: ll.stitch(a, -1, b, 0), "layer -1 does not exist"),
         (lambda a, b: ll.stitch(a, 0, b, 0, "embeding"), "did you mean 'embedding'"),
         (lambda a, b: ll.stitch(a, 0, b, 0, "identity"), "an identity kernel keeps states of"),

@@ -108,7 +108,22 @@ def test_a_window_in_the_mask_is_respected():
     assert_same_gradients(ours, dense_topk(*tensors, 2, mask=mask), tensors)
 
 
-def test_of_equal_scores_any_keys_may_be_selected_but_the_scores_are_the_highest():
+def test_of_equal_scores_the_first_keys_are_selected_whatever_comes_after_them():
+    """Values tell the keys apart; hidden keys, as in a padded batch, change nothing."""
+    scores = torch.tensor([3.0, 1, 3, 2, 2, 2, 2, 2, 2, 3], dtype=torch.float64)
+    value = torch.eye(10, dtype=torch.float64)[None, None]
+    query = torch.ones(1, 1, 1, 1).double()
+    for k in range(1, 10):
+        wanted = set(scores.sort(descending=True, stable=True).indices[:k].tolist())
+        for extra in (0, 1, 30, 300):
+            key = torch.cat([scores, torch.full((extra,), 9.0).double()])[None, None, :, None]
+            own = torch.cat([value, value.new_zeros(1, 1, extra, 10)], 2)
+            mask = (torch.arange(10 + extra) < 10)[None, None, None]
+            output = topk_attend(query, key, own, Visible(mask=mask), k)
+            assert set(output.flatten().nonzero().flatten().tolist()) == wanted
+
+
+def test_of_equal_scores_those_selected_are_the_highest():
     """The values are the scores themselves, so that the output shows what was selected."""
     scores = torch.tensor([3.0, 1, 3, 2, 2, 2, 0, 3], dtype=torch.float64)
     key = scores[None, None, :, None]
@@ -231,6 +246,17 @@ def test_what_is_kept_for_the_backward_pass_is_four_bytes_per_selected_key():
         assert eager > inputs + n_heads * length**2 * 4
 
 
+def test_a_head_that_keeps_all_keys_costs_the_others_nothing():
+    length, k = 128, (8, 8, 8, 10**9)
+    tensors = qkv(length, length, n_texts=1, dtype=torch.float32)
+    inputs = sum(tensor.numel() * 4 for tensor in tensors)
+    kept = saved_bytes(lambda: topk_attend(*tensors, Visible(True), k, chunk=16))
+    # The keys and values of one head are used twice: with k 8, and whole.
+    shared = sum(tensor[:, :1].numel() * 4 for tensor in tensors[1:])
+    more = kept - (inputs + shared + 3 * length * 8 * 4)
+    assert 0 <= more < 1024  # the numbers of the heads
+
+
 def test_only_one_block_of_scores_is_alive_at_a_time(monkeypatch):
     """No tensor of the size of all scores, or of the scores of a chunk for all heads, is made."""
     monkeypatch.setattr(blocks, "SCORES", 1)
@@ -270,12 +296,24 @@ def test_half_precision_is_computed_as_eager_attention_computes_it(way, dtype):
         torch.testing.assert_close(own, other, rtol=0, atol=16 * torch.finfo(dtype).eps)
 
 
-def test_autocast_does_not_change_what_is_computed():
-    tensors = qkv(dtype=torch.float32)
-    plain = topk_attend(*tensors, Visible(True), 3, chunk=2)
+def test_autocast_computes_in_its_dtype_whatever_the_dtypes_given():
+    """Models rotate queries and keys in float32, and leave values in half precision."""
+    query, key, value = qkv(dtype=torch.float32)
+    half = [tensor.bfloat16() for tensor in (query, key, value)]
+    plain = topk_attend(*half, Visible(True), 3, chunk=2)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = topk_attend(*tensors, Visible(True), 3, chunk=2)
+        inside = topk_attend(query, key, half[2], Visible(True), 3, chunk=2)
     assert torch.equal(plain, inside)
+    ours, theirs = (torch.autograd.grad(one.sum(), (query, key, value)) for one in (inside, plain))
+    for own, other in zip(ours, theirs, strict=True):
+        assert own.dtype == torch.float32
+        assert torch.equal(own, other)
+    with pytest.raises(BadSettings, match="float32, float32, bfloat16; expected one dtype"):
+        topk_attend(query, key, half[2], Visible(True), 3)
+
+
+def test_dropout_of_everything_gives_zero():
+    assert not topk_attend(*qkv(), Visible(True), 3, dropout=1.0).any()
 
 
 def test_what_does_not_fit_is_refused_in_one_line():

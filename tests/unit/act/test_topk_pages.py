@@ -42,6 +42,18 @@ def test_no_key_of_a_page_has_a_higher_product_than_the_bound():
     torch.testing.assert_close(_bounds(query, single), rows @ key.mT)
 
 
+def test_a_float_mask_of_hidden_keys_is_as_good_as_a_boolean_one():
+    query, key, value = drawn(24)
+    visible = torch.rand(2, 1, 1, 24, generator=torch.Generator().manual_seed(1)) < 0.8
+    floats = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+    ours = PagedKeys(SMALL).narrow(query, key, value, floats)
+    theirs = PagedKeys(SMALL).narrow(query, key, value, visible)
+    assert ours[0].shape[2] < 24
+    assert all(torch.equal(own, other) for own, other in zip(ours, theirs, strict=True))
+    with pytest.raises(BadSettings, match="adds biases to scores"):
+        PagedKeys(SMALL).narrow(query, key, value, floats - 0.5)
+
+
 def test_the_best_pages_and_the_keys_after_the_last_page_are_kept():
     query, key, value = drawn(23)
     query[:] = 0

@@ -24,6 +24,7 @@ from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.study.registry import find
 from layerleap.study.sparsity import STUDY, budget, memory, relu, runs, training
+from layerleap.study.sparsity.curves import kept_share
 from layerleap.study.sparsity.observed import observe, row_weights, statistics
 from layerleap.study.sparsity.passes import Rows
 from layerleap.study.sparsity.settings import SparsitySettings, numbers, shares
@@ -301,7 +302,7 @@ def made_training(accuracy, gap, chance=0.1):
     task = training.LISTOPS
     tables = {
         "training": [row(accuracy, task=task, attention=runs.EXACT, step=9)],
-        "training_tasks": [{"task": task, "k": 8, "length": 64, "chance": chance}],
+        "training_tasks": [{"task": task, "k": 8, "kept": 0.13, "length": 64, "chance": chance}],
         "training_ends": [
             row(accuracy, task=task, attention=kind) for kind in (runs.EXACT, runs.TOP)
         ],
@@ -318,6 +319,37 @@ def test_equal_accuracy_counts_only_if_something_was_learned():
     assert made_training((0.4, 0.35, 0.45), (-0.1, -0.12, -0.08)) == "no"
     assert made_training((0.4, 0.35, 0.45), (0.0, -0.1, 0.1)) == "cannot tell"
     assert made_training((0.1, 0.05, 0.15), (0.0, 0.0, 0.0)) == "not tested"
+    assert made_training((0.4, 0.35, 0.45), (0.05, 0.04, 0.06)) == "yes"  # better is not worse
+
+
+def test_k_keeps_an_eighth_of_the_keys_on_average_not_of_the_longest_row():
+    assert runs.keys_of(torch.full((5,), 64)) == 8
+    mostly_short = torch.tensor([64] + [20] * 40)
+    assert runs.keys_of(mostly_short) in (2, 3)
+    causal = torch.arange(1, 129)
+    k = runs.keys_of(causal)
+    assert k < 8
+    assert kept_share(causal, k) == pytest.approx(sum(min(1, k / n) for n in range(1, 129)) / 128)
+
+
+def test_budgets_of_texts_whose_rows_all_see_few_keys():
+    short = settings(keys=(4, 16), budget_tokens=20, positions="every:4")
+    result = STUDY(tiny("llama"), short, sections=["budget"])
+    assert {row["kind"] for row in result.rows("budget")} == set(budget.KINDS)
+
+
+def test_the_rule_for_relu_is_judged_where_fewer_neurons_are_kept_than_are_active():
+    result = replace(small_study("llama"), tables={
+        "relu_active": [{"ffn": "ReLU", "value": 0.3, "low": 0.29, "high": 0.31}],
+        "relu_paired": [
+            {"ffn": "ReLU", "share": share, "rule": "pre-activation", "measure": "loss",
+             "value": gap, "low": gap, "high": gap}
+            for share, gap in ((0.125, 0.3), (0.25, 0.2), (0.5, 0.0))
+        ],
+    })  # fmt: skip
+    verdict = relu._rule(result, "ReLU")
+    assert verdict.agrees == "no"  # at a quarter; at a half the rules cannot differ
+    assert "25" in verdict.seen
 
 
 def test_fine_tuning_leaves_the_model_alone_and_lowers_the_loss(reviews):
@@ -450,6 +482,11 @@ def test_slow_sections_run_only_when_named_or_in_full():
         ({"seeds": 1}, "seeds is 1; expected 2"),
         ({"lengths": (64, 128)}, "three or more"),
         ({"budget_tokens": 1}, "budget_tokens is 1"),
+        ({"keys": 8}, "keys is 8; expected a list of whole numbers"),
+        ({"keys": ("a",)}, "keys is"),
+        ({"kl": math.inf}, "kl is inf"),
+        ({"kl": "x"}, "kl is 'x'; expected a number"),
+        ({"lengths": (16, 32, 64)}, "each at least 128"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change, message):

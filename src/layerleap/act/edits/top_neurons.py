@@ -15,12 +15,14 @@ large coefficients are negative, and the two signed rules drop them.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, check_choice
+from layerleap.arguments import check_fields
+from layerleap.errors import BadSettings
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.hooks.edit import Change, Edit
 from layerleap.models.hooks.rows import Rows
@@ -52,7 +54,7 @@ class TopKNeurons(Edit):
     gather: bool = False
 
     def __post_init__(self) -> None:
-        check_choice(self.by, By, "by")
+        check_fields(self)
         given = self.k.values() if isinstance(self.k, Mapping) else [self.k]
         if isinstance(self.k, Mapping) and (self.blocks is not None or not self.k):
             raise BadSettings(
@@ -60,7 +62,7 @@ class TopKNeurons(Edit):
                 "or more blocks in k, and blocks left out"
             )
         for k in given:
-            if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
                 raise BadSettings(f"k is {k!r}; expected how many neurons to keep, 1 or more")
 
     def changes(self, transformer: Transformer) -> list[Change]:
@@ -88,9 +90,8 @@ class TopKNeurons(Edit):
         module = ffn.module(transformer)
         changes = [*before, Change(ffn.block, module, "in", partial(_keep, k, score))]
         if self.gather:
-            # Laid out row by row: a column of `nn.Linear` is scattered over all of its memory.
-            values, bias = ffn.values(transformer).contiguous(), ffn.bias(transformer)
-            changes.append(Change(ffn.block, module, "compute", partial(_gathered, values, bias)))
+            table = _RowMajor(transformer, ffn)
+            changes.append(Change(ffn.block, module, "compute", partial(_gathered, table)))
         return changes
 
     def _score(self, transformer: Transformer, ffn: FeedForward) -> tuple[list[Change], Score]:
@@ -127,9 +128,31 @@ def _keep(k: int, score: Score, values: Tensor, _: Callable[[], Rows]) -> tuple[
     return torch.zeros_like(values).scatter(1, kept, values.gather(1, kept)), len(values)
 
 
-def _gathered(
-    table: Tensor, bias: Tensor | None, forward: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+class _RowMajor:
+    """Value vectors laid out row by row, and copied again when the weights have changed.
+
+    A column of `nn.Linear` is scattered over all of its memory.
+    """
+
+    def __init__(self, transformer: Transformer, ffn: FeedForward) -> None:
+        self._transformer, self._ffn = transformer, ffn
+        self._copy: Tensor | None = None
+        self._stamp: tuple[int, int] | None = None
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._ffn.bias(self._transformer)
+
+    @property
+    def values(self) -> Tensor:
+        values = self._ffn.values(self._transformer)
+        stamp = values.data_ptr(), 0 if values.is_inference() else values._version
+        if self._copy is None or stamp != self._stamp:
+            self._copy, self._stamp = values.contiguous(), stamp
+        return self._copy
+
+
+def _gathered(table: _RowMajor, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The down-projection of one row from the value vectors of its active neurons alone."""
     values = args[0] if args else None
     is_one_row = isinstance(values, Tensor) and values.numel() == values.shape[-1]
@@ -138,5 +161,6 @@ def _gathered(
     assert isinstance(values, Tensor)
     row = values.reshape(-1)
     active = row.nonzero()[:, 0]
-    total = row[active] @ table.index_select(0, active)  # twice as fast as table[active]
+    total = row[active] @ table.values.index_select(0, active)  # twice as fast as values[active]
+    bias = table.bias
     return (total if bias is None else total + bias).reshape(*values.shape[:-1], -1)

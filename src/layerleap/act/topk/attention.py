@@ -29,7 +29,7 @@ from layerleap.errors import BadSettings
 class Call:
     """All of one call that is not differentiated."""
 
-    k: tuple[int, ...] | None  # by query head; None for all keys
+    k: int | None  # None for all keys
     chunk: int
     scaling: float
     softcap: float | None
@@ -54,9 +54,9 @@ def topk_attend(
 ) -> Tensor:
     """(text, query, head, width): attention of every query to its k highest-scoring visible keys.
 
-    As transformers' eager attention, products are computed in the dtype of the inputs, and scores
-    and softmax in float32 at least. A query that sees no key gives 0. Which of several keys with
-    the same score are selected is not specified.
+    As transformers' eager attention, products are computed in the dtype of the inputs, or that of
+    autocast, and scores and softmax in float32 at least. A query that sees no key gives 0. Of keys
+    with the same score, the first are selected.
 
     Args:
         query: (text, head, query, width).
@@ -75,21 +75,86 @@ def topk_attend(
         raise BadSettings(
             f"{query.shape[1]} query heads and {key.shape[1]} key heads; expected a multiple"
         )
-    n_heads = query.shape[1]
-    by_head = (k,) * n_heads if isinstance(k, int) else None if k is None else tuple(k)
-    if by_head is not None and len(by_head) != n_heads:
-        raise BadSettings(f"k for {len(by_head)} heads; this attention has {n_heads}")
-    # Drawn from torch's generator, so that checkpointing, which restores that, repeats it.
-    seed = int(torch.randint(2**62, ())) if dropout else 0
+    query, key, value = _in_one_dtype(query, key, value)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    call = Call(by_head, chunk, scaling, softcap, dropout, seed, recompute)
-    tensors = query, key, value, sinks, visible.mask, *visible.biases
+
+    def call(heads: _Heads) -> Tensor:
+        # Drawn from torch's generator, so that checkpointing, which restores that, repeats it.
+        seed = int(torch.randint(2**62, ())) if dropout else 0
+        return _attend(
+            Call(heads.k, chunk, scaling, softcap, dropout, seed, recompute),
+            heads.inputs(query, key, value, sinks, visible),
+        )
+
+    if k is None or isinstance(k, int):
+        return call(_Heads(k))
+    if len(k) != query.shape[1]:
+        raise BadSettings(f"k for {len(k)} heads; this attention has {query.shape[1]}")
+    alike = _alike(tuple(k), query.shape[1] // key.shape[1])
+    if len(alike) == 1:
+        return call(_Heads(k[0]))
+    order = torch.tensor([head for heads in alike for head in heads.queries or ()])
+    return torch.cat([call(heads) for heads in alike], 2)[:, :, order.argsort().to(query.device)]
+
+
+def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
+    """Queries, keys and values in the dtype of autocast, if it is on; it leaves float64 alone.
+
+    A model may pass float32 queries and keys, rotated, with values of half precision.
+    """
+    kind = tensors[0].device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        tensors = tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        given = ", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+        raise BadSettings(f"queries, keys and values are {given}; expected one dtype")
+    return list(tensors)
+
+
+def _attend(call: Call, inputs: "_Inputs") -> Tensor:
+    tensors = inputs.tensors
     wants_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    with torch.autocast(query.device.type, enabled=False):
+    with torch.autocast(inputs.query.device.type, enabled=False):
         if wants_grad:
-            output: Tensor = _TopKAttention.apply(call, visible.is_causal, *tensors)
+            output: Tensor = _TopKAttention.apply(call, inputs.visible.is_causal, *tensors)
             return output
-        return _forward(call, _Inputs(query, key, value, sinks, visible))[0]
+        return _forward(call, inputs)[0]
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Heads with the same k, which are computed together; all of them when None."""
+
+    k: int | None
+    queries: tuple[int, ...] | None = None
+    keys: tuple[int, ...] | None = None
+
+    def inputs(
+        self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, visible: Visible
+    ) -> "_Inputs":
+        if self.queries is None:
+            return _Inputs(query, key, value, sinks, visible)
+        own, keys = list(self.queries), list(self.keys or ())
+        sinks = None if sinks is None else sinks[own]
+        return _Inputs(query[:, own], key[:, keys], value[:, keys], sinks, visible.of_heads(own))
+
+
+def _alike(k: tuple[int, ...], group: int) -> list[_Heads]:
+    """Query heads by their k, and by how many with this k share a head of keys.
+
+    One selection for all of them would keep as many numbers for every head as for the largest k.
+    """
+    found: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
+    for first in range(0, len(k), group):
+        own = range(first, first + group)
+        for size in dict.fromkeys(k[first : first + group]):
+            heads = [head for head in own if k[head] == size]
+            found.setdefault((size, len(heads)), []).append((first // group, heads))
+    return [
+        _Heads(size, tuple(h for _, heads in of for h in heads), tuple(key for key, _ in of))
+        for (size, _), of in found.items()
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,22 +230,29 @@ def _select(call: Call, inputs: _Inputs, block: Block) -> tuple[Tensor, Tensor |
     """
     scores = _scores(call, block.rows_of(inputs.query), block.keys_of(inputs.key), None)
     scores = inputs.biased(scores, None, block)
-    if call.k is None or min(call.k) >= block.n_keys:
+    if call.k is None or call.k >= block.n_keys:
         return scores, None
-    k = min(max(call.k), block.n_keys)
-    differs = min(call.k) < k
-    scores, index = scores.topk(k, -1, sorted=differs)
-    if differs:
-        scores.masked_fill_(_beyond(call.k, scores, block), -torch.inf)
+    scores, index = _highest(scores, call.k)
     return scores, index.masked_fill_(scores == -torch.inf, -1).int()
 
 
-def _beyond(k: tuple[int, ...], scores: Tensor, block: Block) -> Tensor:
-    """(text x head, group x query, rank): True where a rank is beyond the k of its head."""
-    own = torch.tensor(k, device=scores.device).reshape(1, -1, block.group, 1, 1)[:, block.heads]
-    ranks = torch.arange(scores.shape[-1], device=scores.device)
-    shape = block.per_head(scores).shape
-    return (ranks >= own).expand(shape).flatten(2, 3).flatten(0, 1)
+def _highest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest scores of each row and their numbers; of equal ones the first.
+
+    Which of equal scores torch selects depends on the number of keys, so that padding, chunks and
+    caches would change the result. In half precision equal scores are frequent.
+    """
+    best, index = scores.topk(k, -1, sorted=False)
+    least = best.amin(-1, keepdim=True)
+    tied = scores == least
+    wanted = (best == least).sum(-1, keepdim=True)
+    is_open = ((tied.sum(-1, keepdim=True) > wanted) & (least > -torch.inf))[..., 0]
+    if is_open.any():
+        scores, least, tied = scores[is_open], least[is_open], tied[is_open]
+        first = tied & (tied.cumsum(-1, dtype=torch.int32) <= wanted[is_open])
+        chosen = (~(scores <= least) | first).nonzero()[:, 1].view(-1, k)  # NaN counts as high
+        index[is_open], best[is_open] = chosen, scores.gather(-1, chosen)
+    return best, index
 
 
 def _scores(call: Call, rows: Tensor, keys: Tensor, index: Tensor | None) -> Tensor:
@@ -226,7 +298,8 @@ def _kept(weights: Tensor, call: Call, block: Block) -> Tensor:
     """What dropout multiplies the weights of a block by: the same whenever it is asked."""
     generator = torch.Generator(weights.device).manual_seed(call.seed + block.number)
     draws = torch.rand(weights.shape, generator=generator, device=weights.device)
-    return (draws >= call.dropout).to(weights.dtype) / (1 - call.dropout)
+    kept = (draws >= call.dropout).to(weights.dtype)
+    return kept / (1 - call.dropout) if call.dropout < 1 else kept
 
 
 def _backward(

@@ -90,7 +90,12 @@ def attention_function(
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         k = settings.k_of(_block_of(module, settings) if block is None else block)
-        if paged is not None and kwargs.get("position_bias") is None and not _learns(query, key):
+        if paged is not None and not _learns(query, key):
+            if kwargs.get("position_bias") is not None:
+                raise BadSettings(
+                    f"{type(module).__name__} adds position biases to scores, which summaries of "
+                    "pages do not have; use TopKAttention without pages"
+                )
             key, value, attention_mask = paged.narrow(
                 query, key, value, attention_mask, kwargs.get("scaling")
             )

@@ -32,7 +32,7 @@ class Visible:
         by_head = block.per_head(scores)
         for bias in self.biases:
             part = block.part_of(bias)
-            by_head = by_head.add_(part).masked_fill_(_is_hidden(part), -torch.inf)
+            by_head = by_head.add_(part).masked_fill_(is_hidden(part), -torch.inf)
         if self.mask is not None:
             by_head = by_head.masked_fill_(~block.part_of(self.mask), -torch.inf)
         if self.is_causal:
@@ -41,6 +41,15 @@ class Visible:
             hidden = keys > (last + n_keys - n_queries)[:, None]
             by_head = by_head.masked_fill_(hidden, -torch.inf)
         return by_head.flatten(2, 3).flatten(0, 1)
+
+    def of_heads(self, heads: list[int]) -> "Visible":
+        """The same for some query heads."""
+
+        def own(shared: Tensor) -> Tensor:
+            return shared if shared.shape[1] == 1 else shared[:, heads]
+
+        mask = None if self.mask is None else own(self.mask)
+        return Visible(self.is_causal, mask, tuple(map(own, self.biases)))
 
     def biases_at(self, index: Tensor, block: Block) -> Tensor | None:
         """What the biases add to the selected keys (text x head, group x query, k)."""
@@ -56,6 +65,11 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor, name: str = "attention_
 
     In a cache of fixed size, a mask may be longer than the keys.
     """
+    if not isinstance(mask, Tensor):
+        raise BadSettings(
+            f"{name} is a {type(mask).__name__}; expected a tensor, as for attn_implementation="
+            "'sdpa' or 'eager'"
+        )
     n_texts, n_heads, n_queries = query.shape[:3]
     wanted = (n_texts, n_heads, n_queries)
     fits = mask.dim() == 4 and all(
@@ -81,6 +95,9 @@ def visible_from(
     return Visible(is_causal, together, tuple(m for m in checked if m.dtype != torch.bool))
 
 
-def _is_hidden(bias: Tensor) -> Tensor:
-    """Models mask with the lowest number of a dtype, or minus infinity; biases come on top."""
+def is_hidden(bias: Tensor) -> Tensor:
+    """Where a float mask hides keys.
+
+    Models mask with the lowest number of a dtype, or minus infinity; biases come on top.
+    """
     return bias <= torch.finfo(bias.dtype).min / 2

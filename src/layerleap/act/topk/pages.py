@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+from layerleap.act.topk.masks import is_hidden
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings
 
@@ -84,13 +85,14 @@ class PagedKeys:
             query: (text, query head, query, width).
             key: (text, head, key, width).
             value: likewise.
-            mask: boolean (text or 1, 1, query, key); None if all keys are visible.
+            mask: (text or 1, 1, query, key), boolean, or float with 0 where a key is visible; None
+                if all keys are.
             scaling: of the scores; one over the root of the width when None.
         """
         n_pages = key.shape[2] // self.pages.size
-        fits = mask is None or (mask.dtype == torch.bool and mask.shape[1] == 1)
-        if query.shape[2] > 1 or n_pages <= self.pages.keep or not fits:
+        if query.shape[2] > 1 or n_pages <= self.pages.keep:
             return key, value, mask
+        mask = None if mask is None else _boolean(mask)
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         numbers = self._numbers(query, key, mask, n_pages, scaling)
         if mask is not None:
@@ -129,6 +131,17 @@ class PagedKeys:
         # Tensors of inference mode have no version, so nobody can tell whether they have changed.
         self._seen = None if key.is_inference() else (ref(key), key._version)
         return known
+
+
+def _boolean(mask: Tensor) -> Tensor:
+    """A mask that says which keys are visible and nothing else."""
+    hidden = ~mask if mask.dtype == torch.bool else is_hidden(mask)
+    if mask.shape[1] > 1 or not (hidden | (mask == 0) | (mask.dtype == torch.bool)).all():
+        raise BadSettings(
+            "page selection needs a mask of visible keys that all heads share; this model adds "
+            "biases to scores, so use TopKAttention without pages"
+        )
+    return ~hidden
 
 
 def _bounds(query: Tensor, summary: Tensor) -> Tensor:

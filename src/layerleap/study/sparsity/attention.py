@@ -17,6 +17,7 @@ from layerleap.study.sparsity.curves import (
     PANELS,
     SAME_LOSS,
     SAME_TOP,
+    kept_share,
     nats,
     nearest,
     points,
@@ -27,81 +28,79 @@ from layerleap.study.tables import Column, Table, estimate, percent
 
 def _run(context: SparsityContext) -> Tables:
     rows = context.rows
-    known = [k for k in context.settings.keys if k < rows.longest]
+    seen = rows.visible
+    most = int(seen.max())
+    known = [k for k in context.settings.keys if k < most]
     if not known:
         raise BadText(
-            f"the longest text has {rows.longest} positions, and the fewest keys asked for are "
+            f"no row sees more than {most} keys, and the fewest keys asked for are "
             f"{context.settings.keys[0]}; give longer texts or a smaller k"
         )
     if left := [k for k in context.settings.keys if k not in known]:
         context.note(
-            f"Keeping {', '.join(map(str, left))} keys is left out: the longest text has "
-            f"{rows.longest} positions, so attention would be exact."
+            f"Keeping {', '.join(map(str, left))} keys is left out: no row sees more than {most}, "
+            "so attention would be exact."
         )
-    seen = rows.visible.double()
     table: list[Row] = []
     for number, k in enumerate(known):
         context.progress("attention with k keys", number, len(known), "runs")
         reached = float((seen > k).double().mean())
-        share = float((seen.clamp_max(k) / seen).mean())
+        share = kept_share(seen, k)
         measured = rows.measure(TopKAttention(k=k))
         table += rows.table(measured, k=k, affected=reached, keys_kept=share)
-    sizes = {"mean_keys": float(seen.mean()), "most_keys": int(seen.max())}
+    sizes = {"mean_keys": float(seen.double().mean()), "most_keys": most}
     return {"attention": table, "attention_sizes": [{**sizes, "rows": len(rows)}]}
 
 
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def eighth(
-    result: StudyResult, table: str = "attention", sizes_of: str = "attention_sizes"
-) -> int | None:
-    """The k measured that is nearest to an eighth of the keys that the longest row sees.
+def eighth(result: StudyResult, table: str = "attention") -> Row | None:
+    """The row of the k with which rows keep about an eighth of the keys that they see, on average.
 
-    None if it is more than a quarter of them: a few keys are not many times k.
+    Rows near the beginning of a text see few keys and keep all of them, so this k is far smaller
+    than an eighth of the longest text. None if no k comes near.
     """
-    sizes = result.row(sizes_of)
-    if sizes is None:
-        return None
-    k = nearest(result, table, "k", EIGHTH * sizes["most_keys"])
-    return None if k is None or k > 2 * EIGHTH * sizes["most_keys"] else int(k)
+    share = nearest(result, table, "keys_kept", EIGHTH)
+    return None if share is None else result.rows(table, keys_kept=share)[0]
 
 
 SHORT = "no k that was tried is near an eighth of the keys; give longer texts, or a smaller k"
 
 
 def _untrained(result: StudyResult) -> Verdict:
-    k = eighth(result)
-    if k is None:
+    own = eighth(result)
+    if own is None:
         return untested(SHORT)
-    row = result.row("attention", k=k, measure="loss")
+    row = result.row("attention", k=own["k"], measure="loss")
     if row is None:
         return untested("the right outputs of this text are not known, so there is no loss")
     return Verdict(
         below(row, SAME_LOSS),
-        f"with k = {k} of up to {result.rows('attention_sizes')[0]['most_keys']} keys the loss "
-        f"grows by {nats(row)}",
+        f"with k = {own['k']}, which is {percent(own['keys_kept'])} of the keys of a row on "
+        f"average, the loss grows by {nats(row)}",
         f"yes if the interval is below {SAME_LOSS} nats",
     )
 
 
 def _same_output(result: StudyResult) -> Verdict:
-    k = eighth(result)
-    if k is None:
+    own = eighth(result)
+    if own is None:
         return untested(SHORT)
-    row = result.row("attention", k=k, measure="agreement")
+    row = result.row("attention", k=own["k"], measure="agreement")
     if row is None:
         return untested("nothing was measured")
     return Verdict(
-        above(row, SAME_TOP), f"with k = {k} the top output is the same in {shares(row)} of rows",
+        above(row, SAME_TOP),
+        f"with k = {own['k']} the top output is the same in {shares(row)} of rows",
         f"yes if the interval is above {percent(SAME_TOP)}",
     )  # fmt: skip
 
 
 CLAIMS = (
-    Claim("Top-k attention needs no corrective training: with k an eighth of the length, the loss "
+    Claim("Top-k attention needs no corrective training: with an eighth of the keys, the loss "
           "hardly grows.", _untrained),
-    Claim("Zero-shot, the model's answers stay nearly identical with k an eighth of the length.",
+    Claim("Zero-shot, the model's answers stay nearly identical with an eighth of the keys.",
           _same_output),
 )  # fmt: skip
 

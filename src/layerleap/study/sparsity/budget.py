@@ -87,10 +87,11 @@ def _part(context: SparsityContext, kind: str) -> _Part:
         levels = [1.0, *sorted((s for s in context.settings.shares if s < 1), reverse=True)]
         return _Part(kind, list(context.ffns), levels, rows)
     list(TopKAttention(k=1).changes(context.model))  # refuses models whose attention is their own
-    known = sorted((k for k in context.settings.keys if k < rows.longest), reverse=True)
+    most = int(rows.visible.max())  # more keys keep nothing more
+    known = sorted((k for k in context.settings.keys if k < most), reverse=True)
     if not known:
-        raise BadText("the texts are shorter than the smallest number of keys")
-    return _Part(kind, every, [float(rows.longest), *map(float, known)], rows)
+        raise BadText("no row sees more keys than the smallest number of keys asked for")
+    return _Part(kind, every, [float(most), *map(float, known)], rows)
 
 
 def _share_out(context: SparsityContext, part: _Part, tables: Tables) -> None:

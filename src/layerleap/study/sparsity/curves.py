@@ -7,6 +7,8 @@ is about.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from layerleap.study.result import Row, StudyResult
 from layerleap.study.tables import percent
 
@@ -19,6 +21,11 @@ PANELS = {
 SAME_LOSS = 0.02  # nats: a loss that grows by less counts as nearly the same
 SAME_TOP = 0.95  # agreement above which outputs count as nearly the same
 EIGHTH = 1 / 8
+
+
+def kept_share(seen: Tensor, k: int) -> float:
+    """The share of its visible keys that a row keeps, as a mean over rows that see so many."""
+    return float((seen.double().clamp_max(k) / seen).mean())
 
 
 def nats(row: Mapping[str, Any] | None) -> str:

@@ -13,7 +13,7 @@ from layerleap.act.edits.top_neurons import By
 from layerleap.errors import ModelRefused
 from layerleap.models.weights import FeedForward, feed_forwards, ffn_keys
 from layerleap.progress import Progress
-from layerleap.study.claims import Claim, Verdict, above, below, between, untested
+from layerleap.study.claims import Claim, Verdict, above, below, untested
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -130,10 +130,10 @@ def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> 
     if row is None or own is None:
         return untested("the pre-activations of this model's FFNs are not known")
     return Verdict(
-        between(row, -SAME_LOSS, SAME_LOSS),
+        below(row, SAME_LOSS),
         f"with {percent(own, 1)} of the neurons its {row['measure']} minus that by size is "
         f"{nats(row)}",
-        f"yes if the interval is within {SAME_LOSS} nats of 0",
+        f"yes if the interval is below {SAME_LOSS} nats",
     )
 
 

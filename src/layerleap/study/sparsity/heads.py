@@ -15,7 +15,7 @@ from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.sparsity.attention import SHORT, eighth
 from layerleap.study.sparsity.context import SparsityContext
-from layerleap.study.sparsity.curves import interval, shares
+from layerleap.study.sparsity.curves import interval, kept_share, shares
 from layerleap.study.sparsity.observed import MASS, PLACES, Observed, observe
 from layerleap.study.tables import Column, Table, estimate, percent
 
@@ -32,7 +32,7 @@ ENOUGH = 0.9  # of the mass
 
 def _run(context: SparsityContext) -> Tables:
     rows, s = context.rows, context.settings
-    keys = [k for k in s.keys if k < rows.longest] or [s.keys[0]]
+    keys = [k for k in s.keys if k < int(rows.visible.max())] or [s.keys[0]]
     total = len(rows.batches)
     observed = observe(
         rows, keys, s.window, lambda n: context.progress("attention of heads", n, total, "batches")
@@ -40,7 +40,9 @@ def _run(context: SparsityContext) -> Tables:
     return {
         "heads": _head_rows(context, observed, keys),
         "layers_mass": [
-            {"k": k, **row} for k in keys for row in _layer_rows(context, observed, f"top {k}")
+            {"k": k, "keys_kept": kept_share(rows.visible, k), **row}
+            for k in keys
+            for row in _layer_rows(context, observed, f"top {k}")
         ],
         "layers_places": [
             {"name": name, **row} for name in PLACES for row in _layer_rows(context, observed, name)
@@ -96,9 +98,10 @@ def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iter
 
 
 def _most_mass(result: StudyResult) -> Verdict:
-    k = eighth(result, "layers_mass", "heads_sizes")
-    if k is None:
+    own = eighth(result, "layers_mass")
+    if own is None:
         return untested(SHORT)
+    k = own["k"]
     heads = result.rows("heads")
     answers = [
         above({"low": row[f"top_{k}_low"], "high": row[f"top_{k}_high"]}, ENOUGH) for row in heads

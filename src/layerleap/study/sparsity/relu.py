@@ -67,7 +67,13 @@ def _active(rows: Rows, ffns: dict[int, FeedForward]) -> Tensor:
 
 
 def _rule(result: StudyResult, kind: str) -> Verdict:
-    return papers_rule(result, "relu_paired", HALF, ffn=kind)
+    """Judged where the rules can differ: where fewer neurons are kept than are active."""
+    active = result.row("relu_active", ffn=kind)
+    known = sorted({row["share"] for row in result.rows("relu_paired", ffn=kind)})
+    below = [share for share in known if active is None or share < active["value"]]
+    if not below:
+        return untested("no share that was tried is smaller than that of the active neurons")
+    return papers_rule(result, "relu_paired", min(HALF, below[-1]), ffn=kind)
 
 
 def _sparser(result: StudyResult) -> Verdict:
@@ -88,8 +94,9 @@ def _sparser(result: StudyResult) -> Verdict:
 
 
 CLAIMS = (
-    Claim("With ReLU, the paper's rule is right: half of the neurons chosen by pre-activation are "
-          "as good as half chosen by size (small-lm-relu).", partial(_rule, kind=RELU)),
+    Claim("With ReLU, the paper's rule is right: neurons chosen by pre-activation, fewer than are "
+          "active, are as good as those chosen by size (small-lm-relu).",
+          partial(_rule, kind=RELU)),
     Claim("With gates, the paper's rule is right as well (small-lm).",
           partial(_rule, kind=GATED)),
     Claim("(ours) small-lm-relu needs a smaller share of its neurons than small-lm: an eighth of "

@@ -19,6 +19,7 @@ from layerleap.act.topk.interface import topk_attention
 from layerleap.errors import BadText
 from layerleap.files import whole_file
 from layerleap.models.transformer import Transformer
+from layerleap.study.sparsity.curves import EIGHTH, kept_share
 from layerleap.zoo.reviews import is_held_out
 from layerleap.zoo.small_lm import token_stream
 from layerleap.zoo.small_vit import learning_rate
@@ -26,18 +27,17 @@ from layerleap.zoo.tasks.encoder import EncoderSettings, Point, scores, train_en
 from layerleap.zoo.tasks.task import Task
 
 EXACT, TOP, SWAPPED = "exact", "top-k", "exact, read with top-k"
-PART = 8  # k is the length divided by this
 Tell = Callable[[int], None]
 
 
-def implementation(attention: str, longest: int) -> str:
+def implementation(attention: str, seen: Tensor) -> str:
     """The name of an attention function for transformers."""
-    return "sdpa" if attention == EXACT else topk_attention(k=keys_of(longest))
+    return "sdpa" if attention == EXACT else topk_attention(k=keys_of(seen))
 
 
-def keys_of(longest: int) -> int:
-    """The k of top-k attention for texts of some length."""
-    return max(1, -(-longest // PART))
+def keys_of(seen: Tensor) -> int:
+    """The k with which rows that see so many keys keep about an eighth of them, on average."""
+    return min(range(1, int(seen.max()) + 1), key=lambda k: abs(kept_share(seen, k) - EIGHTH))
 
 
 def saved(path: Path, run: Callable[[], list[Point]]) -> list[Point]:
@@ -55,11 +55,11 @@ def from_scratch(
     task: Task, attention: str, settings: EncoderSettings, seed: int, tell: Tell
 ) -> list[Point]:
     """The curve of a small encoder; the exact one is also read with top-k attention at its end."""
-    name = implementation(attention, task.longest)
+    name = implementation(attention, task.held_out.lengths)
     model, curve = train_encoder(task, name, settings, seed, tell)
     points = [{**point, "swapped": 0} for point in curve]
     if attention == EXACT:
-        model.set_attn_implementation(implementation(TOP, task.longest))
+        model.set_attn_implementation(implementation(TOP, task.held_out.lengths))
         points.append({"step": settings.steps, **scores(model, task.held_out), "swapped": 1})
     return points
 
@@ -73,6 +73,11 @@ class TuneSettings:
     rate: float = 5e-5  # peak learning rate; warmed up, then a cosine decay
     tested: int = 16  # windows that the loss is measured on
     points: int = 4
+
+    @property
+    def seen(self) -> Tensor:
+        """How many keys the rows of a window see."""
+        return torch.arange(1, self.window + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +119,7 @@ def fine_tuned(
 ) -> list[Point]:  # fmt: skip
     """The curve of a copy of the model, all of whose weights are trained."""
     tuned: Any = copy.deepcopy(model.model)
-    tuned.set_attn_implementation(implementation(attention, settings.window))
+    tuned.set_attn_implementation(implementation(attention, settings.seen))
     generator = torch.Generator().manual_seed(seed)
     order = torch.cat([torch.randperm(len(windows.fitted), generator=generator)
                        for _ in range(-(-settings.steps // len(windows.fitted)))])  # fmt: skip
@@ -138,7 +143,7 @@ def fine_tuned(
             now = lm_loss(tuned, windows.held_out)
             points.append({"step": step, "loss": now, "swapped": 0})
     if attention == EXACT:
-        tuned.set_attn_implementation(implementation(TOP, settings.window))
+        tuned.set_attn_implementation(implementation(TOP, settings.seen))
         now = lm_loss(tuned, windows.held_out)
         points.append({"step": settings.steps, "loss": now, "swapped": 1})
     return points

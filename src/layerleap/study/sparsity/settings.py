@@ -3,6 +3,7 @@
 In: plain values. Out: `SparsitySettings`, checked.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
@@ -13,6 +14,7 @@ from layerleap.study.engine import option
 from layerleap.study.texts import TextSettings
 
 T = TypeVar("T")
+SHORTEST = 128  # a length at which memory is measured: twice k, so that keys are selected
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -78,16 +80,16 @@ class SparsitySettings(TextSettings):
         for name, lowest in least.items():
             if (value := getattr(self, name)) < lowest:
                 raise BadSettings(f"{name} is {value}; expected {lowest} or more")
-        if not self.kl > 0:
+        if not 0 < self.kl < math.inf:
             raise BadSettings(f"kl is {self.kl}; expected a positive number of nats")
         if not self.keys or min(self.keys) < 1:
             raise BadSettings(f"keys are {list(self.keys)}; expected numbers from 1 on")
         if not self.shares or not all(0 < share <= 1 for share in self.shares):
             raise BadSettings(f"shares are {list(self.shares)}; expected numbers above 0, up to 1")
-        if len(set(self.lengths)) < 3 or min(self.lengths) < 16:
+        if len(set(self.lengths)) < 3 or min(self.lengths) < SHORTEST:
             raise BadSettings(
-                f"lengths are {list(self.lengths)}; expected three or more, each at least 16, to "
-                "fit how memory grows"
+                f"lengths are {list(self.lengths)}; expected three or more, each at least "
+                f"{SHORTEST}, to fit how memory grows"
             )
 
     def quickened(self) -> "SparsitySettings":

@@ -9,17 +9,19 @@ The two start from the same weights and see the same batches in the same order.
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from torch import Tensor
+
 from layerleap.errors import BadSettings, LayerleapError
 from layerleap.extras import learn_library
 from layerleap.stream.batches import modality
 from layerleap.stream.examples import reads_pairs
-from layerleap.study.claims import Claim, Verdict, between, untested
+from layerleap.study.claims import Claim, Verdict, above, below, untested
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.sparsity import runs
 from layerleap.study.sparsity.context import SparsityContext
-from layerleap.study.sparsity.curves import interval, nats, shares
+from layerleap.study.sparsity.curves import interval, kept_share, nats, shares
 from layerleap.study.sparsity.runs import EXACT, SWAPPED, TOP
 from layerleap.study.sparsity.settings import SparsitySettings
 from layerleap.study.tables import Column, Table, estimate, percent
@@ -54,13 +56,14 @@ def _run(context: SparsityContext) -> Tables:
     errors = []
     for name in TASKS:
         try:
-            longest, chance, run = _prepared(context, name)
+            seen, chance, run = _prepared(context, name)
         except LayerleapError as error:
             errors.append(str(error))
             context.leave_out(f"Training: {name}", error)
             continue
-        about = {"task": name, "k": runs.keys_of(longest), "length": longest, "chance": chance}
-        tables["training_tasks"].append(about)
+        k = runs.keys_of(seen)
+        sizes = {"k": k, "kept": kept_share(seen, k), "length": int(seen.max())}
+        tables["training_tasks"].append({"task": name, **sizes, "chance": chance})
         points = _points_of(context, name, run)
         tables["training"] += _curves(name, points)
         tables["training_ends"] += _ends(name, points)
@@ -70,8 +73,8 @@ def _run(context: SparsityContext) -> Tables:
     return tables
 
 
-def _prepared(context: SparsityContext, name: str) -> tuple[int, float | None, Run]:
-    """The length of a task, its chance level, and how to run it."""
+def _prepared(context: SparsityContext, name: str) -> tuple[Tensor, float | None, Run]:
+    """How many keys rows of a task see, its chance level, and how to run it."""
     s = context.settings
     if name == TUNING:
         return _tuning(context)
@@ -82,7 +85,7 @@ def _prepared(context: SparsityContext, name: str) -> tuple[int, float | None, R
     else:
         sizes = ByteReviewSettings(n_fitted=n, n_held_out=s.tested)
         task = byte_reviews(fetch("reviews"), sizes)
-    return task.longest, task.chance, partial(_scratch, context, task, training)
+    return task.held_out.lengths, task.chance, partial(_scratch, context, task, training)
 
 
 def _scratch(
@@ -92,7 +95,7 @@ def _scratch(
     return runs.from_scratch(task, attention, settings, seed, tell)
 
 
-def _tuning(context: SparsityContext) -> tuple[int, float | None, Run]:
+def _tuning(context: SparsityContext) -> tuple[Tensor, float | None, Run]:
     model = context.model
     is_text = modality(model) == "text" and not reads_pairs(model)
     if model.kind != "next-token" or not is_text:
@@ -104,7 +107,7 @@ def _tuning(context: SparsityContext) -> tuple[int, float | None, Run]:
         tell = _teller(context, TUNING, attention, seed, settings.steps)
         return runs.fine_tuned(model, windows, attention, settings, seed, tell)
 
-    return settings.window, None, run
+    return settings.seen, None, run
 
 
 def _teller(
@@ -204,12 +207,14 @@ def _same(result: StudyResult, task: str) -> Verdict:
     words = nats if measure == "loss" else shares
     limit = min(limit, gain / MARGIN)
     return Verdict(
-        between(row, -limit, limit),
-        f"{measure} {words(ends[TOP])} with k = {about['k']} of {about['length']}, "
+        below(row, limit) if measure == "loss" else above(row, -limit),
+        f"{measure} {words(ends[TOP])} with k = {about['k']}, {percent(about['kept'])} of the keys "
+        f"of a row on average, "
         f"{words(ends[EXACT])} with exact attention; difference {interval(row, '{:+.3f}')} over "
         f"{row['seeds']} seeds",
-        f"yes if the interval of the paired difference is within {limit:.2g} of 0, at most a "
-        f"{MARGIN:g}th of what was learned; all seeds are tested on the same held-out items",
+        f"yes if the interval of the paired difference is less than {limit:.2g} worse than 0, "
+        f"which is at most a {MARGIN:g}th of what was learned; all seeds are tested on the same "
+        "held-out items",
     )
 
 
@@ -245,7 +250,8 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         )  # fmt: skip
         yield Finding(
             f"{task}: held-out {measure} {words(get(attention=EXACT))} with exact attention and "
-            f"{words(get(attention=TOP))} with k = {about['k']} of {about['length']}{chance}; "
+            f"{words(get(attention=TOP))} with k = {about['k']}, {percent(about['kept'])} of the "
+            f"keys of a row on average{chance}; "
             f"paired difference {interval(gap, '{:+.3f}')}.", under="curves", headline=True,
         )  # fmt: skip
         yield Finding(

@@ -33,6 +33,11 @@ class Rows(Brief):
         padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=PAD)
         return cls(padded, torch.tensor(labels))
 
+    @property
+    def lengths(self) -> Tensor:
+        """How many positions each sequence has: (row,)."""
+        return (self.ids != PAD).sum(1)
+
     def inputs(self, rows: Tensor) -> dict[str, Tensor]:
         """What a model takes for some rows, without needless padding."""
         ids = self.ids[rows]
