@@ -82,6 +82,18 @@ def test_claims_are_each_answered_or_said_to_be_untested():
     assert not any("speech" in row["claim"] for row in rows)  # it does not hear
 
 
+def test_ranks_that_grow_where_both_saturate_but_not_on_the_whole_grow_partly():
+    def answer(means):
+        steps = [{"lens": "id", "filtered": False, "rank": rank, "value": 0.4, "low": 0.1,
+                  "high": 0.7} for rank in range(2, 6)]  # fmt: skip
+        places = [{"lens": "id", "filtered": False, "value": mean} for mean in means]
+        result = replace(made(), tables={"steps": steps, "places": places})
+        return order._growing(result).agrees
+
+    assert answer([1.0, 1.4, 1.8, 1.9, 2.0]) == "yes"
+    assert answer([1.0, 1.4, 1.9, 1.8, 2.0]) == "partly"
+
+
 def test_claims_of_speech_are_for_models_that_hear():
     claim = next(claim for claim in order.CLAIMS if "speech" in claim.text)
     hears = replace(made(), model={**made().model, "reads": "sound"})

@@ -324,11 +324,17 @@ def _growing(result: StudyResult) -> Verdict:
     places = [row["value"] for row in result.rows("places", lens="id", filtered=False)]
     if None in places or not places:
         return untested(TOO_FEW)
+    grows = all_of(above(step) for step in steps)
+    if grows == "yes" and places != sorted(places):
+        grows = "partly"
     return Verdict(
-        all_of(above(step) for step in steps),
-        "mean places " + ", ".join(f"{place:.2f}" for place in places),
-        f"Clearly growing up to rank {clear_ranks(steps)}: every step from one rank to the next "
-        "must have its interval above 0.",
+        grows,
+        "steps " + ", ".join(f"{step['value']:+.2f}" for step in steps) + " where both ranks "
+        "saturate; means over all positions where a rank does, "
+        + ", ".join(f"{place:.2f}" for place in places),
+        f"Steps are clearly above 0 up to rank {clear_ranks(steps)}. Yes if the interval of every "
+        "step is above 0 and the means grow as well; partly if only the steps do: the positions "
+        "behind two means are not the same.",
     )
 
 
