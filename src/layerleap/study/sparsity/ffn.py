@@ -138,11 +138,17 @@ def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> 
 
 
 HALF = 0.5
+UNSAVED = (
+    "TopKNeurons sets coefficients of whole tensors to 0, which saves nothing in training; what "
+    "reading few rows saves in decoding is measured by make bench (ffn_gather, ffn_decoding)"
+)
 CLAIMS = (
     Claim("An eighth of the neurons of each position is enough, with no training.", _enough),
     Claim("The paper's rule, the largest signed pre-activations, keeps what matters: half of the "
           "neurons chosen so are as good as half chosen by size.",
           partial(papers_rule, table="ffn_paired", share=HALF)),
+    Claim("Keeping few neurons saves memory in training, as keeping few keys does.",
+          lambda result: untested(UNSAVED)),
 )  # fmt: skip
 
 
