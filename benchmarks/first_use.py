@@ -12,14 +12,19 @@ from layerleap.files import cache_root
 
 FIRST_READ = 90.0
 QUICK_STUDY = 120.0
+QUICK = {
+    "shortcuts": (MODEL,), "saturation": (MODEL,), "embedding": (MODEL,), "sparsity": (MODEL,),
+    "icl": (MODEL,), "stitching": ("small-lm", "--other", "small-lm-2"),
+}  # fmt: skip
+SMOKE = ("shortcuts", "saturation")
 
 
 def run(*, smoke: bool) -> list[Row]:
     """One row for the first `read`, one for each quick study."""
-    for name in (MODEL, "wikipedia", "news"):
+    for name in (MODEL, "wikipedia", "news", *(() if smoke else ("small-lm", "small-lm-2"))):
         zoo.fetch(name)
     rows = [] if smoke else [_first_read()]  # its size is fixed, so there is no small version
-    return rows + [_quick(study, smoke) for study in ("shortcuts", "saturation")]
+    return rows + [_quick(study, smoke) for study in (SMOKE if smoke else QUICK)]
 
 
 def _first_read() -> Row:
@@ -36,9 +41,10 @@ def _quick(study: str, smoke: bool) -> Row:
     out = BUILD / f"bench-quick-{study}"
     shutil.rmtree(out, ignore_errors=True)  # a finished study would be taken up again
     few = ("--fit-texts", "60", "--read-texts", "30") if smoke else ()
-    command = ("study", study, MODEL, "--quick", *few, "--out", str(out))
+    asked = ("study", study, *QUICK[study], "--quick")
+    command = (*asked, *few, "--out", str(out))
     seconds = timed(lambda: layerleap(*command, fine=(0, SOME_SECTIONS_FAILED)))
-    return _row(f"quick_{study}", seconds, QUICK_STUDY, f"layerleap study {study} {MODEL} --quick")
+    return _row(f"quick_{study}", seconds, QUICK_STUDY, f"layerleap {' '.join(asked)}")
 
 
 def _row(name: str, seconds: float, bar: float, note: str) -> Row:
