@@ -13,11 +13,12 @@ from tiny_models import tiny
 
 from layerleap.act.learn.descent import learn
 from layerleap.act.learn.measures import Ratio
-from layerleap.errors import BadSettings, BadText, ModelRefused
-from layerleap.study.icl import STUDY, IclSettings, changes, conditions, similarity
+from layerleap.errors import BadSettings, BadText, ModelRefused, NotFinite
+from layerleap.study.icl import STUDY, IclSettings, changes, conditions, layers, learns, similarity
 from layerleap.study.icl.conditions import Trial
 from layerleap.study.icl.context import IclContext
 from layerleap.study.icl.judged import more_than_half
+from layerleap.study.icl.rates import next_rate
 from layerleap.study.icl.similarity import paired_mean
 from layerleap.study.result import StudyResult
 
@@ -52,6 +53,8 @@ def test_claims_are_decided_on_the_tasks_that_are_learned():
     tables = copy.deepcopy(made().tables)
     for row in tables["tasks"]:
         row["works"] = row["task"] == "sizes"
+    for row in tables["learns"]:
+        row["learns"] = True
     for row in tables["similarity_leads"]:
         if row["task"] == "sizes":
             row.update(value=0.2, low=0.1, high=0.3)
@@ -71,10 +74,12 @@ def test_claims_are_decided_on_the_tasks_that_are_learned():
     assert noise["agrees"] == "yes"
 
 
-def learned(tables) -> dict[str, dict]:
-    """The claims of these tables if all tasks are learned in context."""
+def learned(tables, idle: tuple[str, ...] = ()) -> dict[str, dict]:
+    """The claims of these tables if all tasks are learned in context, and by all but idle ways."""
     for row in tables["tasks"]:
         row["works"] = True
+    for row in tables["learns"]:
+        row["learns"] = row["way"] not in idle
     result = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
     return {claim["claim"]: claim for claim in STUDY.conclude(result).claims}
 
@@ -105,6 +110,99 @@ def test_a_claim_cannot_be_told_if_a_task_was_not_measured():
     assert "reverse, gradient descent not measured" in few["seen"]
 
 
+def test_no_claim_rests_on_a_way_of_training_that_does_not_learn():
+    tables = copy.deepcopy(made().tables)
+    for name in ("similarity_leads", "layer_leads", "changes", "untrained_leads"):
+        for row in tables[name]:
+            row.update(value=0.2, low=0.1, high=0.3, size_value=0.0, size_low=0.0, size_high=0.01)
+    for row in tables["readings"]:
+        row.update(lead_value=0.2, lead_low=0.1, lead_high=0.3)
+    known = learned(copy.deepcopy(tables))
+    idle = learned(tables, idle=("gd",))
+    needs = [
+        text for text in known
+        if "than plain gradient descent" in text or "by gradient descent" in text
+        or "closer in most layers" in text or "untrained" in text or "Rec2FTP says" in text
+    ]  # fmt: skip
+    assert len(needs) == 8
+    assert {known[text]["agrees"] for text in needs} >= {"yes"}
+    for text in needs:
+        assert idle[text]["agrees"] == "cannot tell"
+        assert "this way of training does not learn here" in idle[text]["seen"]
+    free = "Through linear shortcuts, layer-causal training is closer than through the logit lens "
+    for text in known:
+        if text.startswith(free):
+            assert idle[text] == known[text]
+
+
+def test_a_way_learns_if_right_answers_are_clearly_more_likely_than_without_training(tmp_path):
+    context = IclContext(tiny("llama", seed=1), settings(), tmp_path, lambda *_, **__: None)
+    gains = {
+        "gain/gd": torch.tensor([0.3, 0.2, 0.4]),
+        "gain/lcgd-id": torch.tensor([-0.3, 0.2, -1]),
+    }
+    context.cells = lambda: iter([("sizes", [gains, gains])])
+    rows = {row["way"]: row for row in learns.tables(context)["learns"]}
+    assert (rows["gd"]["learns"], rows["lcgd-id"]["learns"]) == (True, False)
+    assert rows["gd"]["value"] == pytest.approx(0.3)
+    assert (rows["gd"]["rows"], rows["gd"]["seeds"]) == (6, 2)
+    tables = copy.deepcopy(made().tables) | {"learns": list(rows.values())}
+    result = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
+    told = [row["text"] for row in STUDY.conclude(result).findings]
+    assert any("this way of training does not learn here: layer-causal" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("rates", "values", "wanted"),
+    [
+        ((0.1, 0.2, 0.4), (1, 2, 3), 0.8),
+        ((0.4, 0.1, 0.2), (1, 3, 2), 0.05),
+        ((0.1, 0.2, 0.4), (1, 3, 2), None),
+        ((0.1, 0.2, 0.4), (1, 3, None), None),
+        ((0.1, 0.2), (None, None), 0.05),
+        ((0.1,), (1,), None),
+    ],
+)
+def test_the_search_goes_on_beyond_the_edge_where_the_best_rate_is(rates, values, wanted):
+    rows = [{"rate": rate, "value": v} for rate, v in zip(rates, values, strict=True)]
+    assert next_rate(rows) == wanted
+
+
+def test_a_best_rate_at_the_edge_extends_the_search_three_times_at_most():
+    chosen = settings(tasks=settings().tasks[:1], seeds=1, rates=(1e-9, 1e-8))
+    result = STUDY(tiny("llama", seed=1), chosen, sections=[])
+    for way in ("gd", "lcgd-id"):
+        rows = result.rows("rates", way=way)
+        assert 3 <= len(rows) <= 5
+        if len(rows) == 5:  # as far as it goes
+            told = next(row["text"] for row in result.findings if row["section"] == "rates")
+            is_edge = next(i for i, row in enumerate(rows) if row["chosen"]) in (0, 4)
+            assert is_edge == ("at the edge of the search for" in told)
+        else:
+            assert not any(row["chosen"] for row in (rows[0], rows[-1]))
+
+
+def test_a_training_that_ends_in_nan_is_reported_with_its_seed(monkeypatch):
+    original = conditions.train
+
+    def diverging(context, model, way, rate, demonstrations, start=None):
+        drawn = context.draw("sizes", 1).demonstrations
+        encoded = context.encoded["sizes"]
+        if way == "gd" and demonstrations[0].ids == encoded.demonstration(drawn[0]):
+            raise NotFinite("what was learned is NaN")
+        return original(context, model, way, rate, demonstrations, start)
+
+    monkeypatch.setattr(conditions, "train", diverging)
+    chosen = settings(tasks=settings().tasks[:1])
+    result = STUDY(tiny("llama", seed=1), chosen, sections=["similarity"])
+    failed = {"task": "sizes", "seed": 1, "way": "gd", "control": ""}
+    assert failed in result.rows("failed_trainings")
+    told = " ".join(row["text"] for row in result.findings)
+    assert "training by gradient descent diverged to NaN or infinity with seed 1" in told
+    assert not result.rows("similarity", way="gd", control="")
+    assert result.rows("similarity", way="lcgd-id", control="")
+
+
 def _ways_of(row) -> list[str]:
     return [row[side].split("/")[0] for side in ("of", "over") if side in row]
 
@@ -122,6 +220,17 @@ def test_a_share_of_few_queries_has_no_interval(counted, has_interval):
     assert (row["value"], row["counted"]) == (1, counted)
     assert (row["low"] is not None, row["high"] is not None) == (has_interval, has_interval)
     assert row["size_low"] is not None
+
+
+def test_the_mean_over_layers_leaves_out_the_embedding_which_always_agrees():
+    shown = torch.tensor([[1, 2, 3], [1, 2, 3]])
+    own = torch.tensor([[1, 0, 3], [1, 0, 0]])
+    rows = list(layers._agreement([own], [shown], [shown], {}))
+    assert [row["value"] for row in rows] == [1, 0, 0.5, 0.25]
+    assert [row["lead_value"] for row in rows] == [0, -1, -0.5, -0.75]
+    assert rows[-1]["layer"] is None
+    for row in made().rows("readings", layer=0):
+        assert row["value"] == 1
 
 
 def test_most_layers_are_more_than_half_of_them():
@@ -154,7 +263,7 @@ def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):
             assert chosen_on.isdisjoint(numbers)
     for way in ("gd", "lcgd-id"):
         rows = made().rows("rates", task="sizes", way=way)
-        assert [row["rate"] for row in rows] == [0.01, 0.1]
+        assert {0.01, 0.1} <= {row["rate"] for row in rows}
         best = max(rows, key=lambda row: row["value"])
         assert [row["chosen"] for row in rows] == [row is best for row in rows]
 
@@ -267,3 +376,5 @@ def test_a_quick_run_is_small():
     quick = IclSettings().quickened()
     assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("id",))
     assert quick.demonstrations <= 4
+    assert quick.rates == (0.0001, 0.001, 0.01)
+    assert IclSettings(rates=(0.1, 0.2)).quickened().rates == (0.1, 0.2)

@@ -9,12 +9,12 @@ One pass over the demonstrations in the order given, one at a time, each a plain
 as in "In-context Learning and Gradient Descent Revisited" (arXiv 2311.07772).
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from layerleap.act.learn.delta import Delta, changed
 from layerleap.act.learn.gradients import How, gradients, zeros_like
@@ -28,7 +28,7 @@ from layerleap.act.learn.lessons import (
 from layerleap.act.learn.parameters import choose
 from layerleap.arguments import checked
 from layerleap.brief import Brief
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, NotFinite
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
@@ -75,7 +75,7 @@ def learn(
         share: of the rows that the losses below the last layer are computed on; 1 is the paper's.
         seed: of the share.
     """
-    if not 0 < learning_rate < math.inf:
+    if not 0 < learning_rate <= torch.finfo(torch.float32).max:
         raise BadSettings(f"learning_rate is {learning_rate}; expected a number above 0")
     require_learner(transformer)
     require_fitting(transformer, [len(one.ids) for one in demonstrations], "demonstration")
@@ -97,9 +97,19 @@ def learn(
             delta[name].sub_(gradient.to(delta[name].dtype), alpha=learning_rate)
         losses.append(found.losses)
         progress("learning", step + 1, len(lessons), "demonstrations")
+    _require_finite(delta)
     settings = {
         "how": how, "learning_rate": learning_rate, "parameters": list(chosen.words),
         "tokens": tokens, "lens": (lens or Lens(transformer)).name if how != "full" else None,
         "share": share, "seed": seed, "demonstrations": len(lessons),
     }  # fmt: skip
     return Learned(Delta.of(transformer, delta, **settings), losses)
+
+
+def _require_finite(delta: Mapping[str, Tensor]) -> None:
+    """Refuse what the last step made infinite; earlier steps show in the next one's loss."""
+    if bad := [name for name, value in delta.items() if not value.isfinite().all()]:
+        raise NotFinite(
+            f"what was learned is NaN or infinite in {bad[0]} after the last step; lower the "
+            "learning rate, or use a wider dtype"
+        )

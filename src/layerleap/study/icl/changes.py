@@ -24,7 +24,7 @@ from layerleap.study.claims import (
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure
 from layerleap.study.icl.context import IclContext, merged
-from layerleap.study.icl.judged import interval, judged, not_learned
+from layerleap.study.icl.judged import IDLE, interval, judged, learns, not_learned
 from layerleap.study.icl.rates import LINES, NAMES
 from layerleap.study.icl.similarity import SAMPLE
 from layerleap.study.icl.works import names, panel, working
@@ -129,9 +129,9 @@ def _few(result: StudyResult) -> Verdict:
     if not any(rows.values()):
         return untested("it was not measured in this run")
     for name, row in rows.items():
-        if row is None:
+        if row is None or not learns(result, row):
             answers.append("cannot tell")
-            seen.append(f"{name} not measured")
+            seen.append(f"{name} not measured" if row is None else f"{name} {IDLE}")
             continue
         answers.append(below({key: row[f"size_{key}"] for key in ("low", "high")}, FEW))
         seen.append(f"{name} {row['counted']} of {row['rows']} queries")
@@ -156,6 +156,10 @@ def _exposed(result: StudyResult) -> Verdict:
         if recall is None or jaccard is None:
             answers.append("cannot tell")
             seen.append(f"{name} not measured")
+            continue
+        if not learns(result, recall):
+            answers.append("cannot tell")
+            seen.append(f"{name} {IDLE}")
             continue
         if None in (recall["low"], recall["high"], jaccard["low"], jaccard["high"]):
             answers.append("cannot tell")
@@ -184,6 +188,7 @@ def _closer(result: StudyResult) -> Verdict:
     return judged(
         result, rows, lambda _, row: above(row),
         "yes if the two intervals do not meet on all tasks that are learned in context", "{:+.2f}",
+        ("lcgd-id", "gd"),
     )  # fmt: skip
 
 
@@ -244,7 +249,7 @@ def _case(case: str) -> str:
 
 
 SECTION = Section(
-    key="changes", title="Does training change the same answers?", run=tables, needs=("rates",),
+    key="changes", title="Does training change the same answers?", run=tables, needs=("learns",),
     short="Answers", help="changed predictions, Rec2FTP",
     lead="A prediction is the answer to a query. Context and training each change some of the "
     "answers that the model gives without either. How many of these changes are the same?",

@@ -29,6 +29,13 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise BadSettings(f"rates are {text!r}; expected numbers separated by commas") from error
 
 
+def _few(rates: tuple[float, ...]) -> tuple[float, ...]:
+    """Three of the rates at most: the lowest, a middle one and the highest."""
+    ordered = sorted(rates)
+    places = {0, len(ordered) // 2, len(ordered) - 1}
+    return tuple(ordered[place] for place in sorted(places))
+
+
 @dataclass(frozen=True)
 class IclSettings(Settings):
     """What the study of in-context learning does, and with how much data."""
@@ -99,7 +106,7 @@ class IclSettings(Settings):
         return replace(
             self, tasks=self.tasks[:1], seeds=1, demonstrations=min(self.demonstrations, 4),
             most=min(self.most, 8), queries=min(self.queries, 20), search=min(self.search, 10),
-            rates=self.rates[1::2] or self.rates,
+            rates=_few(self.rates),
             lenses=("id",), bank=None, tuned=None,
         )  # fmt: skip
 

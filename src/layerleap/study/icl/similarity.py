@@ -242,7 +242,7 @@ def _named(key: str) -> str:
 
 SECTION = Section(
     key="similarity", title="Does training change what context changes?", run=tables,
-    needs=("rates",), short="Similarity", help="SimAOU and SimAM delta by layer",
+    needs=("learns",), short="Similarity", help="SimAOU and SimAM delta by layer",
     lead="Each query runs without demonstrations, after demonstrations in its context, and without "
     "them after training on the same demonstrations in the same order. What context changes is "
     "compared with what training changes, at the token that predicts the answer.",
