@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from layerleap.act.learn.delta import Delta
-from layerleap.act.learn.gradients import How, gradients
+from layerleap.act.learn.gradients import How, check_lens, gradients
 from layerleap.act.learn.lessons import Demonstration, lesson, require_learner
 from layerleap.act.learn.optimizer import Kind, Optimizer
 from layerleap.act.learn.parameters import Chosen, choose
@@ -228,6 +228,7 @@ class _Run:
         self.transformer, self.settings, self.lens = transformer, settings, lens
         if settings.how == "full" and lens is not None:
             raise BadSettings("a lens is for how='layer-causal' alone")
+        check_lens(transformer, lens)
         self.chosen: Chosen = choose(transformer, settings.parameters)
         needed = settings.steps * settings.batch * settings.max_tokens
         read = partial(
