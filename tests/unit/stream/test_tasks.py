@@ -172,6 +172,17 @@ def test_demonstrations_that_do_not_fit_say_how_many_do(classes):
     encoded.require_fit(drawn.demonstrations[:fit], drawn.queries)
 
 
+def test_the_longest_label_has_to_fit_after_every_query():
+    """All labels of a class are scored, also those that are not the answer."""
+    words = [f"{a} {b}" for a in WORDS[:6] for b in WORDS[6:10]]
+    pairs = [(text, "big" if n % 2 else "big " * 20) for n, text in enumerate(words)]
+    encoded = encode(tiny("llama"), load(pairs, kind="classes"), answers="sequence")
+    short = [piece for piece in encoded.pieces if len(piece.answer) == 1]
+    room = 64 - len(short[0].prompt) - 20
+    fit = encoded.fitting(short[:12], short[:1])
+    assert len(encoded.context(short[:fit])) <= room < len(encoded.context(short[: fit + 1]))
+
+
 def test_a_masked_model_is_refused(classes):
     with pytest.raises(ModelRefused, match="is a masked model; learning in context needs a dec"):
         encode(tiny("bert"), classes)

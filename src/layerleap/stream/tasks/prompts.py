@@ -64,7 +64,10 @@ class EncodedTask(Brief):
 
     def fitting(self, demonstrations: Sequence[Piece], queries: Sequence[Piece]) -> int:
         """How many of the demonstrations, from the first on, fit before every query."""
-        room = self.longest - max(len(piece.prompt + piece.answer) for piece in queries)
+        # Every label of a class is scored after every query, so the longest one has to fit.
+        most = max(map(len, self.labels.values())) if self.task.kind == "classes" else 0
+        longest = max(len(piece.prompt) + max(most, len(piece.answer)) for piece in queries)
+        room = self.longest - longest
         for n in range(len(demonstrations), -1, -1):
             if len(self.context(demonstrations[:n])) <= room:
                 return n
