@@ -14,7 +14,9 @@ from tiny_models import tiny
 from layerleap.act.learn.descent import learn
 from layerleap.act.learn.measures import Ratio
 from layerleap.errors import BadSettings, BadText, ModelRefused, NotFinite
+from layerleap.stream.tasks import draw
 from layerleap.study.icl import STUDY, IclSettings, changes, conditions, layers, learns, similarity
+from layerleap.study.icl import context as context_module
 from layerleap.study.icl.conditions import Trial
 from layerleap.study.icl.context import IclContext
 from layerleap.study.icl.judged import more_than_half
@@ -268,6 +270,34 @@ def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):
         assert [row["chosen"] for row in rows] == [row is best for row in rows]
 
 
+def test_whether_a_task_is_learned_is_decided_on_the_demonstrations_of_the_study(
+    monkeypatch, tmp_path
+):
+    asked = []
+    monkeypatch.setattr(context_module, "answered", lambda *given: asked.append(given))
+    chosen = settings(tasks=settings().tasks[:1])
+    context = IclContext(tiny("llama", seed=1), chosen, tmp_path, lambda *_, **__: None)
+    context.in_context("sizes")
+    ((_, _, draws, shots, _),) = asked
+    assert shots == [0, 1, 2, 4]
+    for seed, own in zip(context.seeds, draws, strict=True):
+        drawn = context.draw("sizes", seed)
+        assert own.demonstrations[: chosen.demonstrations] == drawn.demonstrations
+        assert own.queries == drawn.queries
+
+
+def test_as_many_demonstrations_are_shown_as_fit_before_the_queries_of_every_seed(tmp_path):
+    """The texts of one seed are longer than those of the others."""
+    chosen = settings(tasks=settings().tasks[:1], seeds=4, demonstrations=2, most=32)
+    context = IclContext(tiny("llama", seed=1), chosen, tmp_path, lambda *_, **__: None)
+    encoded = context.encoded["sizes"]
+    fits = iter([9, 9, 3, 9])
+    object.__setattr__(encoded, "fitting", lambda *_: next(fits, 9))
+    drawn = {seed: draw(encoded, seed, demonstrations=2, queries=8, search=4) for seed in range(4)}
+    context.draw = lambda task, seed: drawn[seed]
+    assert context.in_context("sizes").shots == (0, 1, 2)
+
+
 def test_demonstrations_have_the_same_order_in_all_conditions(monkeypatch, tmp_path):
     """What is trained on, one by one, is what is shown, in that order."""
     trained, shown = [], []
@@ -290,7 +320,7 @@ def test_demonstrations_have_the_same_order_in_all_conditions(monkeypatch, tmp_p
     context = IclContext(tiny("llama", seed=1), settings(tasks=(source,)), tmp_path, print)
     drawn = context.draw("sizes", 0)
     true = [encoded.demonstration(piece) for piece in drawn.demonstrations]
-    mixed = [encoded.demonstration(piece) for piece in drawn.shuffled]
+    mixed = [encoded.demonstration(piece) for piece in drawn.shuffled()]
     contexts = {one for _, one in shown}
     assert encoded.context(drawn.demonstrations) in contexts
     assert {tuple(map(tuple, one)) for one in trained} == {

@@ -232,7 +232,7 @@ class _Cell:
 
     def _labels(self, way: str, rate: float) -> None:
         """The same training on demonstrations with shuffled answers."""
-        others = lessons(self.encoded, self.drawn.shuffled)
+        others = lessons(self.encoded, self.drawn.shuffled())
         try:
             delta = train(self.context, self.context.model, way, rate, others)
             trained = self.trial.trained(delta)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.act.learn.accuracy import InContext, in_context
+from layerleap.act.learn.accuracy import InContext, answered
 from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank
@@ -74,22 +74,22 @@ class IclContext(Context[IclSettings]):
         return drawn
 
     def in_context(self, task: str) -> InContext:
-        """Accuracy in context, with as many of the demonstrations asked for as fit."""
+        """Accuracy in context, with the demonstrations and queries of the rest of the study.
+
+        More demonstrations than that follow the same ones. They are examples that no query of this
+        measurement is, as many as there are and as fit before the queries of every seed.
+        """
         s, encoded = self.settings, self.encoded[task]
-        room = len(encoded.pieces) - max(4, s.demonstrations)
-        shots = [n for n in s.shots if n <= max(room, s.demonstrations)]
-        drawn = draw(encoded, s.seed, demonstrations=shots[-1], queries=s.queries)
-        fit = encoded.fitting(drawn.demonstrations, drawn.queries)
-        encoded.require_fit(drawn.demonstrations[: s.demonstrations], drawn.queries)
-        if left := [n for n in s.shots if n not in shots or n > fit]:
+        own = [self.draw(task, seed).extended(FIRST_QUERIES, s.shots[-1]) for seed in self.seeds]
+        room = min(len(one.demonstrations) for one in own)
+        fit = min(encoded.fitting(one.demonstrations[:room], one.queries) for one in own)
+        if left := [n for n in s.shots if n > fit]:
             self.note(
                 f"{task}: {', '.join(map(str, left))} demonstrations are left out, because the "
                 "context or the task is too small for them."
             )
-        return in_context(
-            self.model, encoded.task, shots=[n for n in shots if n <= fit], seeds=self.seeds,
-            queries=min(s.queries, FIRST_QUERIES), progress=self.progress,
-        )  # fmt: skip
+        shots = [n for n in s.shots if n <= fit]
+        return answered(self.model, encoded, own, shots, self.progress)
 
     @cached_property
     def lenses(self) -> dict[str, Lens]:
