@@ -14,7 +14,7 @@ from tiny_models import tiny
 from layerleap.act.learn.descent import learn
 from layerleap.act.learn.measures import Ratio
 from layerleap.errors import BadSettings, BadText, ModelRefused, NotFinite
-from layerleap.stream.tasks import draw
+from layerleap.stream.tasks import draw, load
 from layerleap.study.icl import STUDY, IclSettings, changes, conditions, layers, learns, similarity
 from layerleap.study.icl import context as context_module
 from layerleap.study.icl.conditions import Trial
@@ -408,3 +408,14 @@ def test_a_quick_run_is_small():
     assert quick.demonstrations <= 4
     assert quick.rates == (0.0001, 0.001, 0.01)
     assert IclSettings(rates=(0.1, 0.2)).quickened().rates == (0.1, 0.2)
+
+
+def test_a_task_made_in_python_is_studied(tmp_path):
+    task = load(icl_studies.task_file(tmp_path), template="{text} is")
+    chosen = {**icl_studies.SMALL, "seeds": 1}
+    result = STUDY(tiny("llama", seed=1), tasks=[task], sections=[], **chosen)
+    (row,) = result.rows("tasks")
+    assert (row["task"], row["template"]) == ("sizes", "{text} is")
+    assert result.settings["tasks"] == [f"sizes ({task.digest})"]
+    assert IclSettings(tasks=task).tasks == (task,)
+    assert IclSettings(tasks="plurals, kinds").tasks == ("plurals", "kinds")

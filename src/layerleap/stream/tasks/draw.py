@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.stream.tasks.prompts import EncodedTask, Piece
-from layerleap.stream.tasks.task import Kind
 
 FEWEST_QUERIES = 2
 TRIES = 64  # permutations from which one with as many right answers as by chance is taken
@@ -23,7 +22,7 @@ class Draw:
     """What one seed chose."""
 
     seed: int
-    kind: Kind
+    kind: str  # of the task
     demonstrations: tuple[Piece, ...]
     queries: tuple[Piece, ...]
     search: tuple[Piece, ...]  # other queries, for learning rates and the like
@@ -106,7 +105,7 @@ def _balanced(pieces: Sequence[Piece]) -> list[Piece]:
     return [piece for _, _, piece in sorted(keyed, key=lambda one: one[:2])]
 
 
-def shuffled(pieces: Sequence[Piece], seed: int, kind: Kind) -> tuple[Piece, ...]:
+def shuffled(pieces: Sequence[Piece], seed: int, kind: str) -> tuple[Piece, ...]:
     """The pieces with their answers dealt out anew: each occurs as often as before.
 
     Of a mapping no piece keeps its answer, if that is possible at all. Of classes as many keep it

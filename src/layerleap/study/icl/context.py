@@ -40,13 +40,14 @@ class IclContext(Context[IclSettings]):
     @cached_property
     def encoded(self) -> dict[str, EncodedTask]:
         """Every task in tokens, by name."""
-        encoded = [encode(self.model, load(source)) for source in self.settings.tasks]
+        s = self.settings
+        how = {"template": s.template, "field": s.field, "label": s.label, "labels": s.labels}
+        tasks = [load(source, **how) for source in s.tasks]  # type: ignore[arg-type]
+        encoded = [encode(self.model, task, can_score=False) for task in tasks]
         by_name = {one.task.name: one for one in encoded}
         if len(by_name) < len(encoded):
-            raise BadSettings(
-                f"two of the tasks {', '.join(self.settings.tasks)} have the same name; rename a "
-                "file"
-            )
+            names = ", ".join(task.name for task in tasks)
+            raise BadSettings(f"two of the tasks {names} have the same name; rename one")
         return by_name
 
     def fingerprint(self) -> Any:

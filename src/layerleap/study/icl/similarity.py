@@ -189,8 +189,9 @@ FIGURES = (
     Figure(
         "controls", "SimAOU and its controls",
         "The mean over layers. Untrained blocks: the same with random weights inside the blocks. "
-        "Shuffled answers: trained on the same answers dealt out anew, with none right if possible, "
-        "or of classes as many as by chance. Other queries: the training's change of another query.",
+        "Shuffled answers: trained on the same answers dealt out anew, none of them right if "
+        "possible, or of classes as many as by chance. Other queries: the training's change of "
+        "another query.",
         _controls, kind="dots", x=Axis("SimAOU, mean over layers"), y=Axis("", "category"),
         lines=ALL_LINES, dodge=True, unit="queries", sample=SAMPLE,
     ),
