@@ -61,7 +61,7 @@ def test_claims_are_decided_on_the_tasks_that_are_learned():
         if row["task"] == "sizes":
             row.update(value=0.2, low=0.1, high=0.3)
     for row in tables["untrained_leads"]:
-        row.update(value=-0.2, low=-0.3, high=-0.1)
+        row.update(value=-0.2, low=-0.3, high=-0.1, trained=0.1)
     learned = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
     verdicts = {claim["claim"]: claim for claim in STUDY.conclude(learned).claims}
     closer = verdicts[
@@ -243,13 +243,41 @@ def test_most_layers_are_more_than_half_of_them():
     assert more_than_half([]) == "cannot tell"
 
 
-def test_untrained_blocks_are_compared_with_most_of_the_trained_similarity_query_by_query():
+def test_untrained_blocks_are_compared_with_trained_ones_query_by_query():
     trained = torch.linspace(0.1, 0.9, 30)[:, None].expand(30, 3)
     cells = [{"aou/gd/": trained, "aou/gd/untrained": 0.85 * trained}]
     (row,) = similarity._untrained_leads(cells, {"task": "sizes"})
-    assert row["value"] == pytest.approx(0.05 * 0.5)
-    assert 0 < row["low"] < row["high"] < 0.05
+    assert row["value"] == pytest.approx(-0.15 * 0.5)
+    assert row["trained"] == pytest.approx(0.5)
+    assert -0.12 < row["low"] < row["high"] < 0
     assert {row["task"] for row in made().rows("untrained_leads")} == {"sizes", "reverse"}
+
+
+@pytest.mark.parametrize(
+    ("trained", "gap", "noise", "agrees"),
+    [
+        (0.5, (-0.09, -0.07, -0.05), 0.1, "yes"),  # lower by less than a fifth
+        (0.5, (-0.3, -0.2, -0.15), 0.1, "no"),
+        (0.5, (-0.3, -0.09, 0.1), 0.1, "cannot tell"),
+        (0.01, (0.1, 0.2, 0.3), -0.1, "cannot tell"),  # no similarity to reach
+        (-0.1, (0.01, 0.02, 0.03), -0.1, "cannot tell"),
+    ],
+)
+def test_untrained_blocks_reach_a_similarity_only_if_there_is_one(trained, gap, noise, agrees):
+    tables = copy.deepcopy(made().tables)
+    for row in tables["untrained_leads"]:
+        row |= dict(zip(("low", "value", "high"), gap, strict=True)) | {"trained": trained}
+    for row in tables["similarity_leads"]:
+        row.update(value=noise, low=noise - 0.05, high=noise + 0.05)
+    claim = learned(tables)["A model with untrained blocks reaches the SimAOU of the trained one."]
+    assert claim["agrees"] == agrees
+
+
+def test_every_seed_has_its_own_untrained_blocks(tmp_path):
+    context = IclContext(tiny("llama", seed=1), settings(), tmp_path, lambda *_, **__: None)
+    first, second = (context.twin(seed) for seed in (0, 1))
+    assert context.twin(1) is second
+    assert first.identity.fingerprint != second.identity.fingerprint
 
 
 def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):

@@ -256,7 +256,7 @@ class _Cell:
 
     def untrained(self) -> None:
         """The paper's ways on a model whose blocks are untrained, with the same rates."""
-        drawn, twin = self.drawn, self.context.twin
+        drawn, twin = self.drawn, self.context.twin(self.seed)
         trial = Trial(twin, self.encoded, drawn.demonstrations, drawn.queries)
         for way in CONTROLLED:
             try:

@@ -37,6 +37,8 @@ FIRST_QUERIES = 50  # per seed, that tell whether a task is learned in context
 class IclContext(Context[IclSettings]):
     """Tasks, draws, lenses and measurements."""
 
+    _twin: tuple[int, Transformer] | None = None
+
     @cached_property
     def encoded(self) -> dict[str, EncodedTask]:
         """Every task in tokens, by name."""
@@ -138,10 +140,12 @@ class IclContext(Context[IclSettings]):
         bank.save_pretrained(folder)
         return bank
 
-    @cached_property
-    def twin(self) -> Transformer:
-        """The same model with untrained blocks."""
-        return untrained_blocks(self.model, seed=self.settings.seed)
+    def twin(self, seed: int) -> Transformer:
+        """The same model with untrained blocks, drawn anew for each seed; the last one is kept."""
+        if self._twin is None or self._twin[0] != seed:
+            self._twin = None  # frees the one before
+            self._twin = seed, untrained_blocks(self.model, seed=seed)
+        return self._twin[1]
 
     def rate(self, task: str, way: str) -> float:
         """The learning rate that was chosen for a task and a way."""

@@ -20,7 +20,7 @@ from layerleap.study.icl.works import names, working
 from layerleap.study.result import Row, StudyResult
 
 MEASURES = {"aou": "SimAOU", "amd": "SimAM delta", "am": "SimAM"}
-MOST = 0.8  # share of the trained model's value: reaching that much counts as the same
+LESS = 0.2  # share of the trained model's value: lower by less than this counts as the same
 IDLE = "this way of training does not learn here"
 HIGH = 0.8  # a plain SimAM above this is high
 
@@ -112,10 +112,18 @@ def _lead_claim(text: str, measure: str, of: str, over: str) -> Claim:
 
 def _untrained(result: StudyResult) -> Verdict:
     rows = [(task, result.row("untrained_leads", task=task)) for task in working(result)]
+
+    def answer(task: str, row: Row) -> Answer:
+        if above(lead(result, task, "aou", "gd/", "noise/")) != "yes" or row["trained"] is None:
+            return "cannot tell"  # there is no similarity that could be reached
+        return above(row, -LESS * abs(row["trained"]))
+
     return judged(
-        result, rows, lambda _, row: above(row),
-        f"untrained minus {MOST} times trained, query by query: yes if its interval is above 0 on "
-        "all tasks that are learned in context", "{:+.3f}", ("gd",),
+        result, rows, answer,
+        f"untrained minus trained, query by query: yes if its interval is above -{LESS} times the "
+        "size of the trained value on all tasks that are learned in context; cannot tell where the "
+        "trained value is not above noise. Untrained blocks are drawn anew for every seed",
+        "{:+.3f}", ("gd",),
     )  # fmt: skip
 
 
