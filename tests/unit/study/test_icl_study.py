@@ -41,6 +41,18 @@ def test_every_section_runs_and_every_table_has_its_controls():
         assert row["value"] is None or -1 <= row["low"] <= row["value"] <= row["high"] <= 1
 
 
+@pytest.mark.parametrize("table", ["changes", "readings", "saturation_gaps"])
+def test_predictions_and_readings_have_controls_too(table):
+    result, column = made(), "way" if table == "changes" else "case"
+    for way in ("gd", "lcgd-id"):
+        rows = result.rows(table, task="sizes", **{column: way})
+        assert {row["control"] for row in rows} == {"", "labels", "queries"}
+    section = changes if table == "changes" else layers
+    captions = " ".join(one.caption for one in section.TABLES)
+    assert "untrained blocks" in captions
+    assert "Noise" in captions
+
+
 def test_a_model_that_does_not_learn_in_context_leaves_the_claims_untested():
     result = made()
     assert not any(row["works"] for row in result.rows("tasks"))

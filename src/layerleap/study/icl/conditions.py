@@ -5,6 +5,7 @@ In: the context of the study. Out: tensors by name, one row per query:
     aou/WAY/CONTROL    SimAOU by block; amd: SimAM delta; am: SimAM
     prediction/CASE    the answer; right/CASE: whether it is correct
     tops/LENS/CASE     the token that each layer would predict
+                       (CASE is zero-shot, in-context, WAY, or WAY/labels)
     shots/K/WAY/...    the same measures after K demonstrations, mean over blocks
     gain/WAY           log p(trained) - log p(zero-shot) of the right answer, by search query
     failed/WAY/CONTROL a training that ended with NaN or infinity
@@ -240,7 +241,7 @@ class _Cell:
             self.fail(way, "labels")
             return
         self._keep(way, "labels", self.trial.similarity(trained))
-        self._answers(f"{way}/labels", trained, tops=False)
+        self._answers(f"{way}/labels", trained)
 
     def _gain(self, delta: Delta) -> Tensor:
         """How much more likely training makes the right answers of the search queries."""
@@ -291,14 +292,13 @@ class _Cell:
         for measure_, value in values.items():
             self.tensors[f"{measure_}/{way}/{control}"] = value
 
-    def _answers(self, case: str, observed: Observed, *, tops: bool = True) -> None:
+    def _answers(self, case: str, observed: Observed) -> None:
         predictions = observed.predictions(self.encoded)
         self.tensors[f"prediction/{case}"] = predictions
         self.tensors[f"right/{case}"] = predictions == truth(self.encoded, self.drawn.queries)
-        if tops:
-            for way, lens in self.context.lenses.items():
-                name = way.removeprefix("lcgd-")
-                self.tensors[f"tops/{name}/{case}"] = readings(lens, observed.states[:READ_QUERIES])
+        for way, lens in self.context.lenses.items():
+            name = way.removeprefix("lcgd-")
+            self.tensors[f"tops/{name}/{case}"] = readings(lens, observed.states[:READ_QUERIES])
 
 
 @torch.no_grad()
