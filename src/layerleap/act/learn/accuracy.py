@@ -19,7 +19,7 @@ from torch import Tensor
 
 from layerleap.act.learn.answers import right_answers
 from layerleap.arguments import checked
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, check_choice
 from layerleap.extras import report_library
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
@@ -60,7 +60,18 @@ class InContext:
 
     def accuracy(self, answers: str, shots: int) -> Row:
         """The share of queries answered correctly, with its interval over queries and seeds."""
-        return self._row(self.right[answers, shots])
+        return self._row(self._measured(answers, shots))
+
+    def _measured(self, answers: str, shots: int) -> list[Tensor]:
+        """Right answers of one condition; an error lists those that were measured."""
+        check_choice(answers, ("true", "shuffled"), "answers")
+        if (answers, shots) not in self.right:
+            known = ", ".join(str(n) for kind, n in self.right if kind == answers)
+            raise BadSettings(
+                f"shots is {shots}; with {answers} answers, {known or 'nothing'} were measured: "
+                "choose one of them, or measure more (shots=...)"
+            )
+        return self.right[answers, shots]
 
     def _row(self, groups: list[Tensor], lowest: float = 0.0) -> Row:
         columns = [group[:, None].double() for group in groups]
@@ -87,11 +98,12 @@ class InContext:
             shots: with how many demonstrations; the most when None.
         """
         shots = self.shots[-1] if shots is None else shots
+        check_choice(over, (*BASELINES, "shuffled"), "over")
+        own = self._measured("true", shots)
         others = {"zero-shot": self.right.get(("true", 0)), **self.baselines}
         others["shuffled"] = self.right.get(("shuffled", shots))
         if (theirs := others[over]) is None:
             return None
-        own = self.right["true", shots]
         gaps = [a.double() - b.double() for a, b in zip(own, theirs, strict=True)]
         return self._row(gaps, lowest=-1.0)
 

@@ -27,8 +27,9 @@ from layerleap.study.tables import Column, Table, estimate
 CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
 NO_CONTROL = (
     "Controls: readings after training on shuffled answers, for the paper's two ways alone, "
-    "because it costs another training; and readings of another query. Noise is no state that a lens could "
-    "read, and layers of untrained blocks predict at random, so neither is a control here"
+    "because it costs another training; and readings of another query. Noise is no state that a "
+    "lens could read, and layers of untrained blocks predict at random, so neither is a control "
+    "here"
 )
 LENSES = {"id": "the logit lens", "mat": "shortcuts", "tuned": "tuned maps"}
 

@@ -196,6 +196,8 @@ def test_held_out_documents_are_never_trained_on(model):
         ({"max_tokens": 65}, "max_tokens is 65; this model reads at most 64"),
         ({"decay": -1.0}, "decay is -1.0"),
         ({"held_out": 1.0}, "held_out is 1.0"),
+        ({"seed": -1}, "seed is -1; expected 0 or more"),
+        ({"tested_tokens": -5}, "tested_tokens is -5; expected 0 or more"),
         ({"how": "layercausal"}, "did you mean 'layer-causal'"),
         ({"optimizer": "adam"}, "did you mean 'adamw'"),
         ({"parameters": "*.nothing"}, "no parameter of tiny-llama matches"),
@@ -262,3 +264,23 @@ def test_the_held_out_loss_is_measured_where_the_model_is(model):
 
     lm_loss(Elsewhere(), torch.arange(8), 8)
     assert devices == ["meta"]
+
+
+def test_a_text_that_is_held_out_as_a_whole_is_told_what_to_do(model):
+    text = [" ".join(TEXT)]
+    seed = next(s for s in range(50) if not len(token_stream(model, text, 50, seed=s)))
+    with pytest.raises(BadText, match=r"held_out=0.25 took \d+ tokens .* set held_out=0, or give"):
+        tuned(model, text, seed=seed)
+    assert tuned(model, text, seed=seed, held_out=0.0).notes == ()
+
+
+def test_a_text_of_which_nothing_is_held_out_says_so(model, tmp_path):
+    text = [" ".join(TEXT)]
+    seed = next(s for s in range(50) if len(token_stream(model, text, 50, seed=s)))
+    result = tuned(model, text, seed=seed, folder=tmp_path / "tuned")
+    assert "Nothing was held out, so no held-out loss was measured" in result.notes[0]
+    assert json.loads((tmp_path / "tuned" / "layerleap.json").read_text())["notes"] == [
+        *result.notes
+    ]
+    assert tuned(model).notes == ()
+    assert tuned(model, text, seed=seed, tested_tokens=0).notes == ()
