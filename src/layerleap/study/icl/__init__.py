@@ -31,7 +31,8 @@ def _about(result: StudyResult) -> Iterator[str]:
         "the prompt. A first token (BOS), if the tokenizer has one, is there in all conditions and "
         "is left out of what is compared. Every similarity has controls: a model with "
         "untrained blocks, isotropic noise, the change of another query, and training on shuffled "
-        "answers. Intervals are over seeds and queries."
+        "answers. Predictions have the last two. Intervals are over seeds and queries. A way of "
+        "training counts for claims only if it learns the task at all."
     )
 
 
