@@ -9,6 +9,7 @@ One pass over the demonstrations in the order given, one at a time, each a plain
 as in "In-context Learning and Gradient Descent Revisited" (arXiv 2311.07772).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ def learn(
         share: of the rows that the losses below the last layer are computed on; 1 is the paper's.
         seed: of the share.
     """
-    if not 0 < learning_rate <= torch.finfo(torch.float32).max:
+    if not 0 < learning_rate < math.inf:
         raise BadSettings(f"learning_rate is {learning_rate}; expected a number above 0")
     require_learner(transformer)
     require_fitting(transformer, [len(one.ids) for one in demonstrations], "demonstration")
@@ -86,6 +87,8 @@ def learn(
     if start is not None:
         start.check_model(transformer)
         delta |= {name: value.clone() for name, value in start.tensors.items()}
+    if learning_rate > (most := min(torch.finfo(one.dtype).max for one in delta.values())):
+        raise BadSettings(f"learning_rate is {learning_rate}; expected at most {most:.3g}")
     losses: list[dict[int, float]] = []
     for step, one in enumerate(lessons):
         with torch.no_grad():

@@ -183,6 +183,11 @@ def test_a_last_step_that_ends_in_infinity_is_refused(model, how, monkeypatch):
         learn(model, demonstrations(1), learning_rate=1e30, how=how)
 
 
+def test_a_learning_rate_that_float32_cannot_hold_is_refused(model):
+    with pytest.raises(BadSettings, match=r"learning_rate is 1e\+300; expected at most 3.4e\+38"):
+        learn(model, demonstrations(1), learning_rate=1e300)
+
+
 def test_states_that_are_not_finite_are_not_observed(model):
     delta = learn(model, demonstrations(1), learning_rate=0.1).delta
     broken = Delta.of(model, {n: torch.full_like(t, 3e38) for n, t in delta.tensors.items()})
