@@ -9,13 +9,18 @@ Both compute the gradients of everything inside the blocks and take a plain step
     layer_causal_time       seconds of a step of `ll.finetune`, which reads the losses below the
                             last layer at one position in 16; the paper's own step, at every
                             position, is in the detail
-    layer_causal_loss       held-out loss after `ll.finetune` both ways; also after the same time,
-                            and with the same memory (plain training of the last blocks alone)
+    layer_causal_loss       held-out loss after `ll.finetune` both ways for the same time; also of
+                            plain training with the same memory, which is that of as many of the
+                            last blocks as take the peak of layer-causal training, both measured in
+                            processes of their own
 """
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,9 @@ from layerleap.memory import give_back
 
 WIDTH, PARAMETERS = 512, "blocks"
 RATES = (1e-5, 1e-4)
-LAST_BLOCKS = 2  # whose plain training takes about the memory of a layer-causal step
+SECONDS = 40.0  # of training in each run: every schedule ends then
+ABOVE = 1.05  # times the peak of layer-causal training still counts as the same memory
+FINETUNE = "finetune"  # what a child measures the memory of, beside the steps of HOWS
 HOWS = ("plain", "layer-causal", "layer-causal, all positions", "full")
 
 
@@ -55,12 +62,12 @@ def _memory_row(peaks: dict[str, list[dict[str, float]]], width: int) -> Row:
     )  # fmt: skip
 
 
-def _child(how: str, width: int) -> dict[str, float]:
-    command = [sys.executable, __file__, how, str(width)]
+def _child(*words: object) -> dict[str, float]:
+    command = [sys.executable, __file__, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"the step {how!r} failed: {last}")
+        raise RuntimeError(f"the step {words!r} failed: {last}")
     found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
@@ -135,66 +142,145 @@ def _time_row(width: int, rounds: int) -> Row:
     )  # fmt: skip
 
 
+def nearest_blocks(
+    target: float, peak_of: Callable[[int], float], most: int
+) -> tuple[int, dict[int, float]]:
+    """How many last blocks take the peak nearest to the target, and all peaks measured.
+
+    At most `ABOVE` times the target, unless one block takes more. Peaks grow with blocks, so the
+    number is found by halving.
+    """
+    peaks: dict[int, float] = {}
+    low, high = 1, most
+    while low <= high:
+        middle = (low + high) // 2
+        peaks[middle] = peak_of(middle)
+        if peaks[middle] <= ABOVE * target:
+            low = middle + 1
+        else:
+            high = middle - 1
+    fitting = [n for n in peaks if peaks[n] <= ABOVE * target]
+    return min(fitting, key=lambda n: abs(peaks[n] - target), default=1), peaks
+
+
+def _options(smoke: bool) -> dict[str, Any]:
+    return {"batch": 1, "max_tokens": 32 if smoke else 256, "progress": False}
+
+
+def _way(model: Any, how: str, blocks: int) -> dict[str, Any]:
+    """Options of `ll.finetune` that train so many of the last blocks."""
+    if blocks == model.n_layers:
+        return {"how": how, "parameters": PARAMETERS}
+    return {"how": how, "parameters": [f"{path}.*" for path in model.blocks[-blocks:]]}
+
+
+def _peaks(model: Any, smoke: bool) -> dict[str, Any]:
+    """Peak memory that `ll.finetune` adds, by way, and how many blocks take that of layer-causal.
+
+    A first run of the children counts: each is a process of its own.
+    """
+    last, width = model.n_layers, _options(smoke)["max_tokens"]
+
+    def peak(how: str, blocks: int) -> float:
+        return _child(FINETUNE, how, blocks, width)["step"]
+
+    causal, full = peak("layer-causal", last), peak("full", last)
+    if smoke:
+        return {"layer-causal": causal, "full": full, "blocks": 2, "by_blocks": {}}
+    blocks, by_blocks = nearest_blocks(causal, lambda n: peak("full", n), last - 1)
+    return {"layer-causal": causal, "full": full, "blocks": blocks, "by_blocks": by_blocks}
+
+
+def _slices(smoke: bool) -> tuple[list[str], list[str]]:
+    """Two halves of the news: rates are chosen on one, the losses of the other are reported."""
+    from layerleap.stream.documents import iter_documents
+
+    found = [one.text for one in islice(iter_documents("news"), 100 if smoke else 4000)]
+    return found[::2], found[1::2]
+
+
+def _seconds(finetune: Any, ways: dict[str, dict[str, Any]], text: list[str], steps: int) -> Any:
+    """Seconds of a step, by way; the first one, which looks things up, does not count."""
+    found = {}
+    for name, way in ways.items():
+        record = finetune(text=text, steps=steps, check_every=1, tested_tokens=0, **way).record
+        ends = [row["seconds"] for row in record][1:]
+        found[name] = median(b - a for a, b in pairwise(ends))
+    return found
+
+
 def _loss_row(smoke: bool) -> Row:
-    """Held-out losses on the bundled text, by step and by training time; each at its best rate."""
+    """Held-out losses after the same time of training; each way at its best rate."""
     import layerleap as ll
 
     model = ll.load(MODEL)
-    steps, every = (2, 1) if smoke else (40, 8)
-    options: dict[str, Any] = {
-        "steps": steps, "check_every": every, "batch": 1, "max_tokens": 32 if smoke else 256,
-        "tested_tokens": 64 if smoke else 2048, "progress": False,
-    }  # fmt: skip
-    last_blocks = [f"{path}.*" for path in model.blocks[-LAST_BLOCKS:]]
+    peaks = _peaks(model, smoke)
+    few = f"full, last {peaks['blocks']} blocks"
     ways: dict[str, dict[str, Any]] = {
-        "full": {"how": "full", "parameters": PARAMETERS},
-        "full, last blocks": {"how": "full", "parameters": last_blocks},
-        "layer-causal": {"how": "layer-causal", "parameters": PARAMETERS},
-    }
+        "full": _way(model, "full", model.n_layers), few: _way(model, "full", peaks["blocks"]),
+        "layer-causal": _way(model, "layer-causal", model.n_layers),
+    }  # fmt: skip
     if not smoke:  # which would fit a bank first
         lens = ll.Lens(model, ll.default_bank(model, progress=False))
         ways["layer-causal, shortcuts"] = {**ways["layer-causal"], "lens": lens}
+    finetune = partial(ll.finetune, model, **_options(smoke))
+    chosen_on, reported = _slices(smoke)
+    seconds = _seconds(finetune, ways, chosen_on, 3 if smoke else 6)
+    steps = {n: 2 if smoke else max(2, round(SECONDS / each)) for n, each in seconds.items()}
+
+    def trained(name: str, text: list[str], rate: float) -> Any:
+        return finetune(
+            text=text, steps=steps[name], check_every=steps[name], learning_rate=rate,
+            tested_tokens=64 if smoke else 2048, **ways[name],
+        ).record  # fmt: skip
+
     rates = RATES[:1] if smoke else RATES
-    runs = {
-        name: {
-            rate: ll.finetune(model, "news", learning_rate=rate, **way, **options).record
-            for rate in rates
-        }
-        for name, way in ways.items()
+    search = {
+        name: {rate: trained(name, chosen_on, rate)[-1]["held_out"] for rate in rates}
+        for name in ways
     }
-    best = {name: min(by.values(), key=lambda r: r[-1]["held_out"]) for name, by in runs.items()}
-    shortest = min(record[-1]["seconds"] for record in best.values())
-    at_time = {
-        name: [row for row in record if row["seconds"] <= shortest * 1.001][-1]["held_out"]
-        for name, record in best.items()
-    }
-    start = best["full"][0]["held_out"]
+    best = {name: min(by, key=lambda rate: by[rate]) for name, by in search.items()}
+    records = {name: trained(name, reported, best[name]) for name in ways}
+    loss = {name: record[-1]["held_out"] for name, record in records.items()}
+    start = records["full"][0]["held_out"]
     note = (
-        f"held-out loss in nats on the news after {steps} steps of AdamW, each way at the better "
-        f"of {RATES}: layer-causal (ours) against full back-propagation (peer), all blocks; "
-        f"{start:.4f} before. 'full, last blocks' trains the last {LAST_BLOCKS} blocks alone, "
-        "which takes about the memory of a layer-causal step. No bar was set for the loss: the "
+        f"held-out loss in nats on half of the news after about {SECONDS:.0f} s of training with "
+        f"AdamW, each way with as many steps as take that time, at the better of {RATES} on the "
+        f"other half: layer-causal (ours) against full back-propagation (peer), all blocks; "
+        f"{start:.4f} before. '{few}' is plain training with the peak memory nearest to that of "
+        f"layer-causal training, at most {ABOVE} times as much. No bar was set for the loss: the "
         "row holds if layer-causal training did not make the model worse"
     )
     return Row(
-        "layer_causal_loss", best["layer-causal"][-1]["held_out"], best["full"][-1]["held_out"],
-        "nats", start, "<=", "ours",
+        "layer_causal_loss", loss["layer-causal"], loss["full"], "nats", start, "<=", "ours",
         detail={
-            "note": note, "at_equal_time": at_time, "start": start,
-            "by_step": {n: {str(rate): r for rate, r in by.items()} for n, by in runs.items()},
+            "note": note, "losses": loss, "start": start, "rates": best, "steps": steps,
+            "seconds": {name: record[-1]["seconds"] for name, record in records.items()},
+            "step_seconds": seconds, "search": {n: {str(r): v for r, v in by.items()}
+                                                for n, by in search.items()},
+            "peak_mib": peaks,
         },
     )  # fmt: skip
 
 
-def measure(how: str, width: int) -> dict[str, float]:
-    """Peak memory of this process, and what one step added to what was there before."""
-    steps = Steps(width)
+def measure(run_: Callable[[], object]) -> dict[str, float]:
+    """Peak memory of this process, and what a run added to what was there before."""
     give_back()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: loading does not count
     before = _memory("VmRSS")
-    steps.run(how)
+    run_()
     peak = _memory("VmHWM")
     return {"peak": peak, "before": before, "step": peak - before}
+
+
+def measure_finetune(how: str, blocks: int, width: int) -> dict[str, float]:
+    """Memory of two steps of `ll.finetune`: copies of parameters and the optimizer's state too."""
+    import layerleap as ll
+
+    model = ll.load(MODEL)
+    text, _ = _slices(smoke=True)
+    options = {**_options(smoke=False), "max_tokens": width, "steps": 2, "tested_tokens": 0}
+    return measure(lambda: ll.finetune(model, text, **options, **_way(model, how, blocks)))
 
 
 def _memory(name: str) -> float:
@@ -202,5 +288,13 @@ def _memory(name: str) -> float:
     return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
 
 
+def main(words: list[str]) -> dict[str, float]:
+    """What a child process measures."""
+    if words[0] == FINETUNE:
+        return measure_finetune(words[1], int(words[2]), int(words[3]))
+    steps = Steps(int(words[1]))
+    return measure(lambda: steps.run(words[0]))
+
+
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(main(sys.argv[1:])))

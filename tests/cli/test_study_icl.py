@@ -73,3 +73,48 @@ def test_tasks_are_listed_and_measured(task: Path, model: Path) -> None:
     rows = json.loads(run(*words, "--json").stdout)
     assert rows[0]["task"] == "sizes"
     assert {"works", "accuracy", "leads"} <= rows[0].keys()
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_every_task_given_is_measured(model: Path, tmp_path: Path, joined: bool) -> None:
+    first, second = (task_file(tmp_path, name) for name in ("first.csv", "second.csv"))
+    given = ("--task", f"{first},{second}") if joined else ("--task", first, "--task", second)
+    words = ("study", "icl", model, *given, "-o", tmp_path / "report", *SMALL)
+    result = run(*words, "--sections", "none", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [row["task"] for row in found["tables"]["tasks"]] == ["first", "second"]
+
+
+def test_a_file_of_ones_own_has_its_own_fields_template_and_words(
+    model: Path, tmp_path: Path
+) -> None:
+    source = task_file(tmp_path)
+    text = source.read_text().replace("text,label", "line,size").replace(",big", ",0")
+    source.write_text(text.replace(",small", ",1"))
+    how = ("--task", source, "--field", "line", "--label", "size", "--labels", "0=big,1=small",
+           "--template", "{text} is")  # fmt: skip
+    for command in (("study", "icl", model, *how, "-o", tmp_path / "report", *SMALL,
+                     "--sections", "none"), ("tasks", *how)):  # fmt: skip
+        result = run(*command, "--json")
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        (row,) = found["tables"]["tasks"] if isinstance(found, dict) else found
+        assert (row["template"], row["labels"]) == ("{text} is", 2)
+    bad = run("tasks", "--task", source, "--labels", "big")
+    assert "labels are 'big'; expected values and their words" in " ".join(bad.output.split())
+
+
+def test_labels_of_several_tokens_have_advice_that_the_command_can_follow(
+    model: Path, tmp_path: Path
+) -> None:
+    source = task_file(tmp_path)
+    source.write_text(source.read_text().replace(",big", ",very big"))
+    told = " ".join(run("tasks", model, "--task", source).output.split())
+    assert "--answers sequence" in told
+    few = ("--queries", 4, "--seeds", 1)
+    assert run("tasks", model, "--task", source, "--answers", "sequence", *few).exit_code == 0
+    study = run("study", "icl", model, "--task", source, "-o", tmp_path / "report", *SMALL)
+    told = " ".join(study.output.split())
+    assert "--labels 0=bad,1=good" in told
+    assert "sequence" not in told

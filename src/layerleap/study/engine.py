@@ -37,8 +37,9 @@ def option(default: Any, help: str, **more: Any) -> Any:
     Args:
         default: its value when nothing is given.
         help: one line for `--help`.
-        more: `flags`, its names on the command line (`--its-name` when left out), and `parse`, a
-            function from the typed text to the value.
+        more: `flags`, its names on the command line (`--its-name` when left out); `parse`, a
+            function from the typed text to the value; and `repeats`, True if the option may be
+            given several times: `parse` then gets the texts joined by commas.
     """
     return field(default=default, metadata={"help": help, **more})
 
@@ -63,7 +64,10 @@ class Settings:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    return value.digest() if hasattr(value, "digest") else value
+    digest = getattr(value, "digest", None)
+    if isinstance(digest, str):  # a task, which has a name as well
+        return f"{value.name} ({digest})"
+    return value if digest is None else digest()
 
 
 S = TypeVar("S", bound=Settings)

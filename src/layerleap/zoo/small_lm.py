@@ -232,9 +232,13 @@ def _whole(
 def lm_loss(model: Any, stream: Tensor, context: int) -> dict[str, Any]:
     """The mean of -log p over a stream of tokens cut into windows, in nats."""
     total, count = 0.0, 0
+    device = next(model.parameters()).device  # of the embeddings, which come first
     for window in stream.split(context):
         if len(window) > 1:
-            logits = model(input_ids=window[None], use_cache=False).logits[0, :-1]
-            total += float(nn.functional.cross_entropy(logits, window[1:], reduction="sum"))
+            logits = model(input_ids=window[None].to(device), use_cache=False).logits[0, :-1]
+            targets = window[1:].to(logits.device)
+            # In half precision the sum would have two or three digits.
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            total += float(nn.functional.cross_entropy(wide, targets, reduction="sum"))
             count += len(window) - 1
     return {"tokens": count, "loss": total / max(count, 1)}

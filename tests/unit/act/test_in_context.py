@@ -115,3 +115,24 @@ def test_what_cannot_be_asked_is_one_sentence():
         in_context(tiny("llama"), CLASSES, seeds=(), progress=False)
     with pytest.raises(BadSettings, match="queries is 0; expected 2 or more"):
         in_context(tiny("llama"), CLASSES, queries=0, progress=False)
+
+
+def test_what_was_not_measured_is_an_error_that_lists_what_was():
+    result = in_context(tiny("llama"), CLASSES, shots=[2, 4], seeds=[0], queries=8, progress=False)
+    with pytest.raises(BadSettings, match="shots is 5; with true answers, 0, 2, 4 were measured"):
+        result.works(5)
+    with pytest.raises(BadSettings, match="shots is 5; with true answers, 0, 2, 4 were measured"):
+        result.accuracy("true", 5)
+    with pytest.raises(BadSettings, match="shots is 0; with shuffled answers, 2, 4 were measured"):
+        result.accuracy("shuffled", 0)
+    with pytest.raises(BadSettings, match="over is 'chance'; expected one of 'zero-shot', 'maj"):
+        result.lead("chance")
+    with pytest.raises(BadSettings, match="answers is 'false'; expected one of 'true', 'shuffled'"):
+        result.accuracy("false", 2)
+
+
+def test_the_table_says_how_many_shuffled_answers_are_still_right():
+    for task, share in ((CLASSES, 0.5), (MAPPING, 0.0)):
+        result = in_context(tiny("llama"), task, shots=[4], queries=8, progress=False)
+        (row,) = [row for row in result.table if row["answers"] == "shuffled"]
+        assert row["still_right"] == share

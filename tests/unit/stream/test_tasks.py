@@ -10,6 +10,8 @@ from tiny_models import WORDS, tiny
 import layerleap as ll
 from layerleap.errors import BadSettings, BadText, ModelRefused
 from layerleap.stream.tasks import bundled, draw, encode, load, names
+from layerleap.stream.tasks.draw import shuffled, still_right
+from layerleap.stream.tasks.prompts import Piece
 from layerleap.stream.tasks.task import Task, make_task
 from layerleap.zoo.reviews import is_held_out
 
@@ -172,6 +174,17 @@ def test_demonstrations_that_do_not_fit_say_how_many_do(classes):
     encoded.require_fit(drawn.demonstrations[:fit], drawn.queries)
 
 
+def test_the_longest_label_has_to_fit_after_every_query():
+    """All labels of a class are scored, also those that are not the answer."""
+    words = [f"{a} {b}" for a in WORDS[:6] for b in WORDS[6:10]]
+    pairs = [(text, "big" if n % 2 else "big " * 20) for n, text in enumerate(words)]
+    encoded = encode(tiny("llama"), load(pairs, kind="classes"), answers="sequence")
+    short = [piece for piece in encoded.pieces if len(piece.answer) == 1]
+    room = 64 - len(short[0].prompt) - 20
+    fit = encoded.fitting(short[:12], short[:1])
+    assert len(encoded.context(short[:fit])) <= room < len(encoded.context(short[: fit + 1]))
+
+
 def test_a_masked_model_is_refused(classes):
     with pytest.raises(ModelRefused, match="is a masked model; learning in context needs a dec"):
         encode(tiny("bert"), classes)
@@ -210,11 +223,45 @@ def test_demonstrations_of_classes_are_balanced(classes):
 def test_shuffled_answers_are_the_same_answers_for_the_same_texts():
     encoded = encode(tiny("llama"), load(MAPPING))
     drawn = draw(encoded, 0, demonstrations=8, queries=4)
-    assert [p.prompt for p in drawn.shuffled] == [p.prompt for p in drawn.demonstrations]
-    assert Counter(p.answer for p in drawn.shuffled) == Counter(
-        p.answer for p in drawn.demonstrations
-    )
-    assert drawn.shuffled != drawn.demonstrations
+    for n in (None, 5):
+        shown, dealt = drawn.demonstrations[:n], drawn.shuffled(n)
+        assert [p.prompt for p in dealt] == [p.prompt for p in shown]
+        assert Counter(p.answer for p in dealt) == Counter(p.answer for p in shown)
+        assert dealt == drawn.shuffled(n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 12])
+def test_no_answer_of_a_mapping_stays_right_after_shuffling_any_number_of_demonstrations(n):
+    encoded = encode(tiny("llama"), load(MAPPING))
+    for seed in range(10):
+        drawn = draw(encoded, seed, demonstrations=12, queries=4)
+        assert still_right(drawn.demonstrations[:n], drawn.shuffled(n)) == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "least"), [("aabc", 0), ("aaab", 2), ("aab", 1), ("aabbccc", 0)]
+)
+def test_answers_that_occur_often_stay_right_as_seldom_as_possible(labels, least):
+    pieces = [Piece(n, (n,), (ord(label),), label) for n, label in enumerate(labels)]
+    for seed in range(5):
+        assert still_right(pieces, shuffled(pieces, seed, "mapping")) == least / len(labels)
+
+
+@pytest.mark.parametrize(("n", "right"), [(2, 0), (3, 1), (4, 2), (6, 2), (8, 4), (16, 8)])
+def test_as_many_classes_stay_right_after_shuffling_as_by_chance(classes, n, right):
+    encoded = encode(tiny("llama"), classes)
+    for seed in range(10):
+        drawn = draw(encoded, seed, demonstrations=16, queries=4)
+        assert still_right(drawn.demonstrations[:n], drawn.shuffled(n)) == right / n
+
+
+def test_more_demonstrations_follow_the_same_ones_and_are_no_queries(classes):
+    drawn = draw(encode(tiny("llama"), classes), 2, demonstrations=4, queries=20, search=4)
+    more = drawn.extended(queries=8, demonstrations=10)
+    assert more.demonstrations[:4] == drawn.demonstrations
+    assert (len(more.demonstrations), more.queries) == (10, drawn.queries[:8])
+    numbers = [p.number for p in (*more.demonstrations, *more.queries, *more.search)]
+    assert len(numbers) == len(set(numbers))
 
 
 def test_a_small_task_gives_fewer_queries_and_too_small_a_one_is_refused(classes):

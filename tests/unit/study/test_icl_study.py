@@ -13,11 +13,14 @@ from tiny_models import tiny
 
 from layerleap.act.learn.descent import learn
 from layerleap.act.learn.measures import Ratio
-from layerleap.errors import BadSettings, BadText, ModelRefused
-from layerleap.study.icl import STUDY, IclSettings, changes, conditions, similarity
+from layerleap.errors import BadSettings, BadText, ModelRefused, NotFinite
+from layerleap.stream.tasks import draw, load
+from layerleap.study.icl import STUDY, IclSettings, changes, conditions, layers, learns, similarity
+from layerleap.study.icl import context as context_module
 from layerleap.study.icl.conditions import Trial
 from layerleap.study.icl.context import IclContext
 from layerleap.study.icl.judged import more_than_half
+from layerleap.study.icl.rates import next_rate
 from layerleap.study.icl.similarity import paired_mean
 from layerleap.study.result import StudyResult
 
@@ -38,6 +41,18 @@ def test_every_section_runs_and_every_table_has_its_controls():
         assert row["value"] is None or -1 <= row["low"] <= row["value"] <= row["high"] <= 1
 
 
+@pytest.mark.parametrize("table", ["changes", "readings", "saturation_gaps"])
+def test_predictions_and_readings_have_controls_too(table):
+    result, column = made(), "way" if table == "changes" else "case"
+    for way in ("gd", "lcgd-id"):
+        rows = result.rows(table, task="sizes", **{column: way})
+        assert {row["control"] for row in rows} == {"", "labels", "queries"}
+    section = changes if table == "changes" else layers
+    captions = " ".join(one.caption for one in section.TABLES)
+    assert "untrained blocks" in captions
+    assert "Noise" in captions
+
+
 def test_a_model_that_does_not_learn_in_context_leaves_the_claims_untested():
     result = made()
     assert not any(row["works"] for row in result.rows("tasks"))
@@ -52,11 +67,13 @@ def test_claims_are_decided_on_the_tasks_that_are_learned():
     tables = copy.deepcopy(made().tables)
     for row in tables["tasks"]:
         row["works"] = row["task"] == "sizes"
+    for row in tables["learns"]:
+        row["learns"] = True
     for row in tables["similarity_leads"]:
         if row["task"] == "sizes":
             row.update(value=0.2, low=0.1, high=0.3)
     for row in tables["untrained_leads"]:
-        row.update(value=-0.2, low=-0.3, high=-0.1)
+        row.update(value=-0.2, low=-0.3, high=-0.1, trained=0.1)
     learned = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
     verdicts = {claim["claim"]: claim for claim in STUDY.conclude(learned).claims}
     closer = verdicts[
@@ -71,10 +88,12 @@ def test_claims_are_decided_on_the_tasks_that_are_learned():
     assert noise["agrees"] == "yes"
 
 
-def learned(tables) -> dict[str, dict]:
-    """The claims of these tables if all tasks are learned in context."""
+def learned(tables, idle: tuple[str, ...] = ()) -> dict[str, dict]:
+    """The claims of these tables if all tasks are learned in context, and by all but idle ways."""
     for row in tables["tasks"]:
         row["works"] = True
+    for row in tables["learns"]:
+        row["learns"] = row["way"] not in idle
     result = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
     return {claim["claim"]: claim for claim in STUDY.conclude(result).claims}
 
@@ -105,6 +124,99 @@ def test_a_claim_cannot_be_told_if_a_task_was_not_measured():
     assert "reverse, gradient descent not measured" in few["seen"]
 
 
+def test_no_claim_rests_on_a_way_of_training_that_does_not_learn():
+    tables = copy.deepcopy(made().tables)
+    for name in ("similarity_leads", "layer_leads", "changes", "untrained_leads"):
+        for row in tables[name]:
+            row.update(value=0.2, low=0.1, high=0.3, size_value=0.0, size_low=0.0, size_high=0.01)
+    for row in tables["readings"]:
+        row.update(lead_value=0.2, lead_low=0.1, lead_high=0.3)
+    known = learned(copy.deepcopy(tables))
+    idle = learned(tables, idle=("gd",))
+    needs = [
+        text for text in known
+        if "than plain gradient descent" in text or "by gradient descent" in text
+        or "closer in most layers" in text or "untrained" in text or "Rec2FTP says" in text
+    ]  # fmt: skip
+    assert len(needs) == 8
+    assert {known[text]["agrees"] for text in needs} >= {"yes"}
+    for text in needs:
+        assert idle[text]["agrees"] == "cannot tell"
+        assert "this way of training does not learn here" in idle[text]["seen"]
+    free = "Through linear shortcuts, layer-causal training is closer than through the logit lens "
+    for text in known:
+        if text.startswith(free):
+            assert idle[text] == known[text]
+
+
+def test_a_way_learns_if_right_answers_are_clearly_more_likely_than_without_training(tmp_path):
+    context = IclContext(tiny("llama", seed=1), settings(), tmp_path, lambda *_, **__: None)
+    gains = {
+        "gain/gd": torch.tensor([0.3, 0.2, 0.4]),
+        "gain/lcgd-id": torch.tensor([-0.3, 0.2, -1]),
+    }
+    context.cells = lambda: iter([("sizes", [gains, gains])])
+    rows = {row["way"]: row for row in learns.tables(context)["learns"]}
+    assert (rows["gd"]["learns"], rows["lcgd-id"]["learns"]) == (True, False)
+    assert rows["gd"]["value"] == pytest.approx(0.3)
+    assert (rows["gd"]["rows"], rows["gd"]["seeds"]) == (6, 2)
+    tables = copy.deepcopy(made().tables) | {"learns": list(rows.values())}
+    result = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
+    told = [row["text"] for row in STUDY.conclude(result).findings]
+    assert any("this way of training does not learn here: layer-causal" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("rates", "values", "wanted"),
+    [
+        ((0.1, 0.2, 0.4), (1, 2, 3), 0.8),
+        ((0.4, 0.1, 0.2), (1, 3, 2), 0.05),
+        ((0.1, 0.2, 0.4), (1, 3, 2), None),
+        ((0.1, 0.2, 0.4), (1, 3, None), None),
+        ((0.1, 0.2), (None, None), 0.05),
+        ((0.1,), (1,), None),
+    ],
+)
+def test_the_search_goes_on_beyond_the_edge_where_the_best_rate_is(rates, values, wanted):
+    rows = [{"rate": rate, "value": v} for rate, v in zip(rates, values, strict=True)]
+    assert next_rate(rows) == wanted
+
+
+def test_a_best_rate_at_the_edge_extends_the_search_three_times_at_most():
+    chosen = settings(tasks=settings().tasks[:1], seeds=1, rates=(1e-9, 1e-8))
+    result = STUDY(tiny("llama", seed=1), chosen, sections=[])
+    for way in ("gd", "lcgd-id"):
+        rows = result.rows("rates", way=way)
+        assert 3 <= len(rows) <= 5
+        if len(rows) == 5:  # as far as it goes
+            told = next(row["text"] for row in result.findings if row["section"] == "rates")
+            is_edge = next(i for i, row in enumerate(rows) if row["chosen"]) in (0, 4)
+            assert is_edge == ("at the edge of the search for" in told)
+        else:
+            assert not any(row["chosen"] for row in (rows[0], rows[-1]))
+
+
+def test_a_training_that_ends_in_nan_is_reported_with_its_seed(monkeypatch):
+    original = conditions.train
+
+    def diverging(context, model, way, rate, demonstrations, start=None):
+        drawn = context.draw("sizes", 1).demonstrations
+        encoded = context.encoded["sizes"]
+        if way == "gd" and demonstrations[0].ids == encoded.demonstration(drawn[0]):
+            raise NotFinite("what was learned is NaN")
+        return original(context, model, way, rate, demonstrations, start)
+
+    monkeypatch.setattr(conditions, "train", diverging)
+    chosen = settings(tasks=settings().tasks[:1])
+    result = STUDY(tiny("llama", seed=1), chosen, sections=["similarity"])
+    failed = {"task": "sizes", "seed": 1, "way": "gd", "control": ""}
+    assert failed in result.rows("failed_trainings")
+    told = " ".join(row["text"] for row in result.findings)
+    assert "training by gradient descent diverged to NaN or infinity with seed 1" in told
+    assert not result.rows("similarity", way="gd", control="")
+    assert result.rows("similarity", way="lcgd-id", control="")
+
+
 def _ways_of(row) -> list[str]:
     return [row[side].split("/")[0] for side in ("of", "over") if side in row]
 
@@ -124,6 +236,17 @@ def test_a_share_of_few_queries_has_no_interval(counted, has_interval):
     assert row["size_low"] is not None
 
 
+def test_the_mean_over_layers_leaves_out_the_embedding_which_always_agrees():
+    shown = torch.tensor([[1, 2, 3], [1, 2, 3]])
+    own = torch.tensor([[1, 0, 3], [1, 0, 0]])
+    rows = list(layers._agreement([own], [shown], [shown], {}))
+    assert [row["value"] for row in rows] == [1, 0, 0.5, 0.25]
+    assert [row["lead_value"] for row in rows] == [0, -1, -0.5, -0.75]
+    assert rows[-1]["layer"] is None
+    for row in made().rows("readings", layer=0):
+        assert row["value"] == 1
+
+
 def test_most_layers_are_more_than_half_of_them():
     assert more_than_half(["yes", "yes", "no"]) == "yes"
     assert more_than_half(["yes", "no"]) == "no"
@@ -132,13 +255,41 @@ def test_most_layers_are_more_than_half_of_them():
     assert more_than_half([]) == "cannot tell"
 
 
-def test_untrained_blocks_are_compared_with_most_of_the_trained_similarity_query_by_query():
+def test_untrained_blocks_are_compared_with_trained_ones_query_by_query():
     trained = torch.linspace(0.1, 0.9, 30)[:, None].expand(30, 3)
     cells = [{"aou/gd/": trained, "aou/gd/untrained": 0.85 * trained}]
     (row,) = similarity._untrained_leads(cells, {"task": "sizes"})
-    assert row["value"] == pytest.approx(0.05 * 0.5)
-    assert 0 < row["low"] < row["high"] < 0.05
+    assert row["value"] == pytest.approx(-0.15 * 0.5)
+    assert row["trained"] == pytest.approx(0.5)
+    assert -0.12 < row["low"] < row["high"] < 0
     assert {row["task"] for row in made().rows("untrained_leads")} == {"sizes", "reverse"}
+
+
+@pytest.mark.parametrize(
+    ("trained", "gap", "noise", "agrees"),
+    [
+        (0.5, (-0.09, -0.07, -0.05), 0.1, "yes"),  # lower by less than a fifth
+        (0.5, (-0.3, -0.2, -0.15), 0.1, "no"),
+        (0.5, (-0.3, -0.09, 0.1), 0.1, "cannot tell"),
+        (0.01, (0.1, 0.2, 0.3), -0.1, "cannot tell"),  # no similarity to reach
+        (-0.1, (0.01, 0.02, 0.03), -0.1, "cannot tell"),
+    ],
+)
+def test_untrained_blocks_reach_a_similarity_only_if_there_is_one(trained, gap, noise, agrees):
+    tables = copy.deepcopy(made().tables)
+    for row in tables["untrained_leads"]:
+        row |= dict(zip(("low", "value", "high"), gap, strict=True)) | {"trained": trained}
+    for row in tables["similarity_leads"]:
+        row.update(value=noise, low=noise - 0.05, high=noise + 0.05)
+    claim = learned(tables)["A model with untrained blocks reaches the SimAOU of the trained one."]
+    assert claim["agrees"] == agrees
+
+
+def test_every_seed_has_its_own_untrained_blocks(tmp_path):
+    context = IclContext(tiny("llama", seed=1), settings(), tmp_path, lambda *_, **__: None)
+    first, second = (context.twin(seed) for seed in (0, 1))
+    assert context.twin(1) is second
+    assert first.identity.fingerprint != second.identity.fingerprint
 
 
 def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):
@@ -154,9 +305,37 @@ def test_rates_are_chosen_on_queries_that_nothing_else_uses(tmp_path):
             assert chosen_on.isdisjoint(numbers)
     for way in ("gd", "lcgd-id"):
         rows = made().rows("rates", task="sizes", way=way)
-        assert [row["rate"] for row in rows] == [0.01, 0.1]
+        assert {0.01, 0.1} <= {row["rate"] for row in rows}
         best = max(rows, key=lambda row: row["value"])
         assert [row["chosen"] for row in rows] == [row is best for row in rows]
+
+
+def test_whether_a_task_is_learned_is_decided_on_the_demonstrations_of_the_study(
+    monkeypatch, tmp_path
+):
+    asked = []
+    monkeypatch.setattr(context_module, "answered", lambda *given: asked.append(given))
+    chosen = settings(tasks=settings().tasks[:1])
+    context = IclContext(tiny("llama", seed=1), chosen, tmp_path, lambda *_, **__: None)
+    context.in_context("sizes")
+    ((_, _, draws, shots, _),) = asked
+    assert shots == [0, 1, 2, 4]
+    for seed, own in zip(context.seeds, draws, strict=True):
+        drawn = context.draw("sizes", seed)
+        assert own.demonstrations[: chosen.demonstrations] == drawn.demonstrations
+        assert own.queries == drawn.queries
+
+
+def test_as_many_demonstrations_are_shown_as_fit_before_the_queries_of_every_seed(tmp_path):
+    """The texts of one seed are longer than those of the others."""
+    chosen = settings(tasks=settings().tasks[:1], seeds=4, demonstrations=2, most=32)
+    context = IclContext(tiny("llama", seed=1), chosen, tmp_path, lambda *_, **__: None)
+    encoded = context.encoded["sizes"]
+    fits = iter([9, 9, 3, 9])
+    object.__setattr__(encoded, "fitting", lambda *_: next(fits, 9))
+    drawn = {seed: draw(encoded, seed, demonstrations=2, queries=8, search=4) for seed in range(4)}
+    context.draw = lambda task, seed: drawn[seed]
+    assert context.in_context("sizes").shots == (0, 1, 2)
 
 
 def test_demonstrations_have_the_same_order_in_all_conditions(monkeypatch, tmp_path):
@@ -181,7 +360,7 @@ def test_demonstrations_have_the_same_order_in_all_conditions(monkeypatch, tmp_p
     context = IclContext(tiny("llama", seed=1), settings(tasks=(source,)), tmp_path, print)
     drawn = context.draw("sizes", 0)
     true = [encoded.demonstration(piece) for piece in drawn.demonstrations]
-    mixed = [encoded.demonstration(piece) for piece in drawn.shuffled]
+    mixed = [encoded.demonstration(piece) for piece in drawn.shuffled()]
     contexts = {one for _, one in shown}
     assert encoded.context(drawn.demonstrations) in contexts
     assert {tuple(map(tuple, one)) for one in trained} == {
@@ -267,3 +446,16 @@ def test_a_quick_run_is_small():
     quick = IclSettings().quickened()
     assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("id",))
     assert quick.demonstrations <= 4
+    assert quick.rates == (0.0001, 0.001, 0.01)
+    assert IclSettings(rates=(0.1, 0.2)).quickened().rates == (0.1, 0.2)
+
+
+def test_a_task_made_in_python_is_studied(tmp_path):
+    task = load(icl_studies.task_file(tmp_path), template="{text} is")
+    chosen = {**icl_studies.SMALL, "seeds": 1}
+    result = STUDY(tiny("llama", seed=1), tasks=[task], sections=[], **chosen)
+    (row,) = result.rows("tasks")
+    assert (row["task"], row["template"]) == ("sizes", "{text} is")
+    assert result.settings["tasks"] == [f"sizes ({task.digest})"]
+    assert IclSettings(tasks=task).tasks == (task,)
+    assert IclSettings(tasks="plurals, kinds").tasks == ("plurals", "kinds")

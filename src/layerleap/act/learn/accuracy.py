@@ -9,7 +9,7 @@ demonstrations, and with their answers shuffled, beside answers that need no mod
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from layerleap.act.learn.answers import right_answers
 from layerleap.arguments import checked
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, check_choice
 from layerleap.extras import report_library
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
 from layerleap.read.nested import nested_means
 from layerleap.stream.tasks import Draw, EncodedTask, Task, draw, encode, load
+from layerleap.stream.tasks.draw import still_right
 from layerleap.stream.tasks.prompts import Answers
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class InContext:
     right: dict[tuple[str, int], list[Tensor]]  # by answers ("true", "shuffled") and shots
     baselines: dict[str, list[Tensor]]  # majority and copy
     left_out: int  # examples whose answers have too many tokens
+    still_right: dict[int, float] = field(default_factory=dict)  # share after shuffling, by shots
 
     def __repr__(self) -> str:
         first, best = (self.accuracy("true", n) for n in (self.shots[0], self.shots[-1]))
@@ -58,7 +60,18 @@ class InContext:
 
     def accuracy(self, answers: str, shots: int) -> Row:
         """The share of queries answered correctly, with its interval over queries and seeds."""
-        return self._row(self.right[answers, shots])
+        return self._row(self._measured(answers, shots))
+
+    def _measured(self, answers: str, shots: int) -> list[Tensor]:
+        """Right answers of one condition; an error lists those that were measured."""
+        check_choice(answers, ("true", "shuffled"), "answers")
+        if (answers, shots) not in self.right:
+            known = ", ".join(str(n) for kind, n in self.right if kind == answers)
+            raise BadSettings(
+                f"shots is {shots}; with {answers} answers, {known or 'nothing'} were measured: "
+                "choose one of them, or measure more (shots=...)"
+            )
+        return self.right[answers, shots]
 
     def _row(self, groups: list[Tensor], lowest: float = 0.0) -> Row:
         columns = [group[:, None].double() for group in groups]
@@ -69,6 +82,7 @@ class InContext:
         """Accuracy by condition and number of demonstrations."""
         rows = [
             {"answers": answers, "shots": shots, **self.accuracy(answers, shots)}
+            | ({"still_right": self.still_right.get(shots)} if answers == "shuffled" else {})
             for answers, shots in self.right
         ]
         return rows + [
@@ -84,11 +98,12 @@ class InContext:
             shots: with how many demonstrations; the most when None.
         """
         shots = self.shots[-1] if shots is None else shots
+        check_choice(over, (*BASELINES, "shuffled"), "over")
+        own = self._measured("true", shots)
         others = {"zero-shot": self.right.get(("true", 0)), **self.baselines}
         others["shuffled"] = self.right.get(("shuffled", shots))
         if (theirs := others[over]) is None:
             return None
-        own = self.right["true", shots]
         gaps = [a.double() - b.double() for a, b in zip(own, theirs, strict=True)]
         return self._row(gaps, lowest=-1.0)
 
@@ -156,12 +171,24 @@ def in_context(
         for one in drawn:
             encoded.require_fit(one.demonstrations, one.queries)
     with reporting(progress) as report:
-        right = _answered(transformer, encoded, drawn, wanted, report)
+        return answered(transformer, encoded, drawn, wanted, report)
+
+
+def answered(
+    transformer: Transformer, encoded: EncodedTask, drawn: Sequence[Draw], shots: Sequence[int],
+    progress: Progress,
+) -> InContext:  # fmt: skip
+    """Accuracy of draws that were made already, one per seed."""
+    right = _answered(transformer, encoded, drawn, shots, progress)
     common = Counter(piece.label for piece in encoded.pieces).most_common(1)[0][0]
     texts = encoded.task.examples
+    kept = {
+        n: sum(still_right(d.demonstrations[:n], d.shuffled(n)) for d in drawn) / len(drawn)
+        for answers, n in right if answers == "shuffled"
+    }  # fmt: skip
     return InContext(
-        transformer.identity.name, encoded.task.name, encoded.task.kind, tuple(wanted),
-        tuple(seeds), right,
+        transformer.identity.name, encoded.task.name, encoded.task.kind, tuple(shots),
+        tuple(one.seed for one in drawn), right,
         {
             "majority": [torch.tensor([p.label == common for p in one.queries]) for one in drawn],
             "copy": [
@@ -169,7 +196,7 @@ def in_context(
                 for one in drawn
             ],
         },
-        encoded.left_out,
+        encoded.left_out, kept,
     )  # fmt: skip
 
 
@@ -187,8 +214,8 @@ def _answered(
     for number, (answers, n) in enumerate(cases):
         right[answers, n] = []
         for one in drawn:
-            shown = one.demonstrations if answers == "true" else one.shuffled
-            context = encoded.context(shown[:n])
+            shown = one.demonstrations[:n] if answers == "true" else one.shuffled(n)
+            context = encoded.context(shown)
             right[answers, n].append(right_answers(transformer, encoded, context, one.queries))
         progress(f"answering {encoded.task.name}", number + 1, len(cases), "conditions")
     return right

@@ -10,11 +10,12 @@ as in "In-context Learning and Gradient Descent Revisited" (arXiv 2311.07772).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from layerleap.act.learn.delta import Delta, changed
 from layerleap.act.learn.gradients import How, gradients, zeros_like
@@ -28,7 +29,7 @@ from layerleap.act.learn.lessons import (
 from layerleap.act.learn.parameters import choose
 from layerleap.arguments import checked
 from layerleap.brief import Brief
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, NotFinite
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.lens import Lens
@@ -86,6 +87,8 @@ def learn(
     if start is not None:
         start.check_model(transformer)
         delta |= {name: value.clone() for name, value in start.tensors.items()}
+    if learning_rate > (most := min(torch.finfo(one.dtype).max for one in delta.values())):
+        raise BadSettings(f"learning_rate is {learning_rate}; expected at most {most:.3g}")
     losses: list[dict[int, float]] = []
     for step, one in enumerate(lessons):
         with torch.no_grad():
@@ -97,9 +100,19 @@ def learn(
             delta[name].sub_(gradient.to(delta[name].dtype), alpha=learning_rate)
         losses.append(found.losses)
         progress("learning", step + 1, len(lessons), "demonstrations")
+    _require_finite(delta)
     settings = {
         "how": how, "learning_rate": learning_rate, "parameters": list(chosen.words),
         "tokens": tokens, "lens": (lens or Lens(transformer)).name if how != "full" else None,
         "share": share, "seed": seed, "demonstrations": len(lessons),
     }  # fmt: skip
     return Learned(Delta.of(transformer, delta, **settings), losses)
+
+
+def _require_finite(delta: Mapping[str, Tensor]) -> None:
+    """Refuse what the last step made infinite; earlier steps show in the next one's loss."""
+    if bad := [name for name, value in delta.items() if not value.isfinite().all()]:
+        raise NotFinite(
+            f"what was learned is NaN or infinite in {bad[0]} after the last step; lower the "
+            "learning rate, or use a wider dtype"
+        )

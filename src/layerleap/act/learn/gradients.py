@@ -25,7 +25,7 @@ from torch import Tensor
 
 from layerleap.act.learn.lessons import Lesson
 from layerleap.act.learn.parameters import Chosen
-from layerleap.errors import BadSettings, ModelRefused, NotFinite, check_choice
+from layerleap.errors import BadSettings, ModelRefused, NotFinite, WrongModel, check_choice
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.trace import required_state, state_given, with_state
 from layerleap.models.hooks.forward import Args, Forward, Kwargs, StopPass, Tap, tapped
@@ -72,11 +72,24 @@ def gradients(
         raise BadSettings(f"share is {share}; expected more than 0 and at most 1")
     if how == "full" and (lens is not None or share != 1.0):
         raise BadSettings("a lens and a share of the rows are for how='layer-causal' alone")
+    check_lens(transformer, lens)
     learns = set(chosen.names)
     leaves = {name: v.detach().requires_grad_(name in learns) for name, v in values.items()}
     run_ = _Run(transformer, chosen, leaves, lesson, lens or Lens(transformer), share, seed, take)
     with computing_with(transformer, leaves):
         return run_.full() if how == "full" else run_.layer_causal()
+
+
+def check_lens(transformer: Transformer, lens: Lens | None) -> None:
+    """Refuse a lens of another model: it would read the losses with other weights."""
+    if lens is None or lens.transformer is transformer:
+        return
+    theirs, ours = lens.transformer.identity, transformer.identity
+    if theirs.fingerprint != ours.fingerprint:
+        raise WrongModel(
+            f"the lens reads {theirs.name} ({theirs.fingerprint}), but {ours.name} "
+            f"({ours.fingerprint}) is to learn; make a lens of this model: ll.Lens(model, bank)"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,13 +128,20 @@ class Ratio:
         return int(self.counted.sum())
 
 
-def change_jaccard(zero_shot: Tensor, in_context: Tensor, trained: Tensor) -> Ratio:
+def change_jaccard(
+    zero_shot: Tensor, in_context: Tensor, trained: Tensor, partner: list[int] | None = None
+) -> Ratio:
     """Same changes / all changes of predictions, as sets of (query, new prediction).
 
-    Args: predictions of any shape, such as (query,), or (query, layer) for readings of layers. A
-        query that the two change differently counts twice.
+    Predictions may have any shape, such as (query,), or (query, layer) for readings of layers. A
+    query that the two change differently counts twice.
+
+    Args:
+        partner: for a control, the query whose training's change is taken for each query's own.
     """
     by_context, by_training = in_context != zero_shot, trained != zero_shot
+    if partner is not None:
+        by_training, trained = by_training[partner], trained[partner]
     same = by_context & by_training & (in_context == trained)
     return Ratio(same, by_context.int() + by_training.int() - same.int())
 
@@ -143,6 +150,14 @@ def recall_to_fine_tuned(zero_shot: Tensor, in_context: Tensor, trained: Tensor)
     """Rec2FTP, of booleans: is each query answered correctly in each condition?"""
     counted = trained & ~zero_shot
     return Ratio(counted & in_context, counted)
+
+
+def recall_by_chance(zero_shot: Tensor, in_context: Tensor) -> Ratio:
+    """Rec2FTP to expect if training made others of the wrong queries right: a control.
+
+    That is the share of all queries wrong zero-shot that context made right.
+    """
+    return Ratio(in_context & ~zero_shot, ~zero_shot)
 
 
 @torch.no_grad()

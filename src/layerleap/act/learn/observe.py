@@ -15,7 +15,7 @@ from torch import Tensor
 from layerleap.act.learn.lessons import require_fitting, require_learner
 from layerleap.arguments import checked
 from layerleap.brief import Brief
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, NotFinite
 from layerleap.models.hooks.scores import scores_recorded
 from layerleap.models.prefix import Prefix, shared_prefix
 from layerleap.models.transformer import Transformer
@@ -114,6 +114,12 @@ def _observe(
         captured = transformer.capture(
             inputs, sites=[(block, "attn.out") for block in blocks], keep=keep
         )
+    for layer, h in captured.states.items():
+        if not h.isfinite().all():
+            raise NotFinite(
+                f"the states at layer {layer} are NaN or infinite, so there is nothing to observe; "
+                "if a delta is applied, learn it with a lower learning rate"
+            )
     recorded = [recorder.of_block(block) for block in blocks] if scores else []
     tops, chosen = _answers(transformer, captured.states[transformer.n_layers], labels)
     return [

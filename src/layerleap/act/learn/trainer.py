@@ -13,7 +13,7 @@ so a resumed run ends with the same bits.
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from layerleap.act.learn.delta import Delta
-from layerleap.act.learn.gradients import How, gradients
+from layerleap.act.learn.gradients import How, check_lens, gradients
 from layerleap.act.learn.lessons import Demonstration, lesson, require_learner
 from layerleap.act.learn.optimizer import Kind, Optimizer
 from layerleap.act.learn.parameters import Chosen, choose
 from layerleap.arguments import check_fields, checked
 from layerleap.brief import Brief
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, BadText
 from layerleap.extras import report_library
 from layerleap.files import whole_folder, write_json
 from layerleap.maps.artifact import Artifact
@@ -75,7 +75,9 @@ class FineTuning:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, least in (("steps", 1), ("batch", 1), ("max_tokens", 2), ("check_every", 1)):
+        least_values = {"steps": 1, "batch": 1, "max_tokens": 2, "check_every": 1,
+                        "tested_tokens": 0, "seed": 0}  # fmt: skip
+        for name, least in least_values.items():
             if getattr(self, name) < least:
                 raise BadSettings(f"{name} is {getattr(self, name)}; expected {least} or more")
         if not 0 < self.learning_rate < math.inf:
@@ -94,6 +96,7 @@ class FineTuned(Brief):
     values: Mapping[str, Tensor]  # the trained parameters, float32 or wider
     settings: Mapping[str, Any]
     record: list[dict[str, Any]]  # by check: step, loss, held_out, seconds
+    notes: tuple[str, ...] = ()  # what a reader of the record should know
 
     @property
     def delta(self) -> Delta:
@@ -128,7 +131,8 @@ class FineTuned(Brief):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         identity = self.transformer.identity.to_dict()
-        return {"model": identity, "settings": dict(self.settings), "record": self.record}
+        about = {"model": identity, "settings": dict(self.settings), "record": self.record}
+        return {**about, "notes": list(self.notes)}
 
     def to_pandas(self) -> "pandas.DataFrame":
         """The record as a data frame."""
@@ -202,7 +206,7 @@ def finetune(
         run = _Run(transformer, text, settings, lens)
         work = None if folder is None else _work(Path(folder))
         run.train(None if work is None else work / "training.safetensors", report)
-        tuned = FineTuned(transformer, run.values, run.about_result(), run.record)
+        tuned = FineTuned(transformer, run.values, run.about_result(), run.record, run.notes)
         if folder is not None and work is not None:
             tuned.save_pretrained(folder)
             _remove(work)
@@ -228,20 +232,39 @@ class _Run:
         self.transformer, self.settings, self.lens = transformer, settings, lens
         if settings.how == "full" and lens is not None:
             raise BadSettings("a lens is for how='layer-causal' alone")
+        check_lens(transformer, lens)
         self.chosen: Chosen = choose(transformer, settings.parameters)
         needed = settings.steps * settings.batch * settings.max_tokens
         read = partial(
             token_stream, transformer, text, held_out=settings.held_out, seed=settings.seed
         )
-        self.windows = windows(read(needed), settings.max_tokens)
         has_test = settings.held_out and settings.tested_tokens
         self.tested = read(settings.tested_tokens if has_test else 0, side="held-out")
+        self.windows = self._windows(read(needed), partial(read, needed, side="held-out"))
+        self.notes: tuple[str, ...] = ()
+        if has_test and len(self.tested) < 2:
+            self.notes = (
+                "Nothing was held out, so no held-out loss was measured: no document of the text "
+                f"fell to the {settings.held_out:.0%} that are never trained on. Give more "
+                "documents, or another seed.",
+            )
         known = dict(transformer.model.named_parameters())
         self.values = {name: _wide(known[name]) for name in self.chosen.names}
         self.optimizer = Optimizer(settings.optimizer, settings.decay)
         self.step, self.seconds = 0, 0.0
         self.losses: list[float] = []  # since the last check
         self.record: list[dict[str, Any]] = []
+
+    def _windows(self, stream: Tensor, read_held_out: Callable[[], Tensor]) -> Tensor:
+        """Windows to train on; an error says if it was held_out that took the text."""
+        width, share = self.settings.max_tokens, self.settings.held_out
+        if share and len(stream) < width and len(taken := read_held_out()):
+            raise BadText(
+                f"the text has {len(stream)} tokens to train on, fewer than one window of {width}: "
+                f"held_out={share} took {len(taken)} tokens or more, whole documents at a time; "
+                "set held_out=0, or give more documents"
+            )
+        return windows(stream, width)
 
     def train(self, checkpoint: Path | None, progress: Progress) -> None:
         """Run all steps, from a checkpoint if there is one."""

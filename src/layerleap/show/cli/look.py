@@ -43,6 +43,18 @@ def tasks(
             "label; repeat it. All bundled ones by default."
         ),
     ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="How a text becomes a prompt, with {text} in it.")
+    ] = None,
+    field: Annotated[str, typer.Option(help="The field of files that holds the text.")] = "text",
+    label: Annotated[str, typer.Option(help="The field of files that holds the answer.")] = "label",
+    labels: Annotated[
+        str | None, typer.Option(help="Words for its values, such as 0=Negative,1=Positive.")
+    ] = None,
+    answers: Annotated[
+        str,
+        typer.Option(help="token: answers of one token; sequence: score answers of any length."),
+    ] = "token",
     queries: Annotated[int, typer.Option(help="Queries per seed, at most.")] = 100,
     seeds: Annotated[int, typer.Option(help="How often demonstrations are drawn.")] = 3,
     loading: Loading = Loading(),
@@ -57,8 +69,13 @@ def tasks(
     """
     with clean_errors():
         from layerleap.stream.tasks import load, names
+        from layerleap.stream.tasks.load import parse_labels
 
-        chosen = [load(name) for name in task or names()]
+        words = None if labels is None else parse_labels(labels)
+        wanted = [name for given in task or names() for name in given.split(",") if name]
+        chosen = [
+            load(name, template=template, field=field, label=label, labels=words) for name in wanted
+        ]
         if model is None:
             rows = [one.to_dict() for one in chosen]
         else:
@@ -68,7 +85,12 @@ def tasks(
             with TerminalProgress() as progress:
                 rows = [
                     in_context(
-                        transformer, one, queries=queries, seeds=range(seeds), progress=progress
+                        transformer,
+                        one,
+                        queries=queries,
+                        seeds=range(seeds),
+                        answers=answers,  # type: ignore[arg-type]
+                        progress=progress,
                     ).to_dict()
                     for one in chosen
                 ]

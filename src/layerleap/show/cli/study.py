@@ -72,6 +72,8 @@ def command_of(study: "Study[Any]") -> Any:
         more = {"help": each.metadata.get("help", "")}
         if parse := each.metadata.get("parse"):  # typed as text; without it, the default holds
             parsers[each.name], kind, default = parse, str | None, None
+            if each.metadata.get("repeats"):
+                kind = list[str] | None
             more |= {} if each.default in (None, ()) else {"show_default": str(each.default)}
         options[each.name] = (Annotated[kind, typer.Option(*flags, **more)], default)
 
@@ -81,7 +83,10 @@ def command_of(study: "Study[Any]") -> Any:
     ) -> None:  # fmt: skip
         with clean_errors():
             unparsed = {k: v for k, v in values.items() if k not in parsers}
-            parsed = {k: parse(values[k]) for k, parse in parsers.items() if values[k] is not None}
+            typed = {k: values[k] for k in parsers if values[k]}
+            parsed = {
+                k: parsers[k](v if isinstance(v, str) else ",".join(v)) for k, v in typed.items()
+            }
             settings = study.settings(**unparsed, **parsed)
             wanted = [] if sections == "none" else parse_words(sections)
             study.chosen(wanted, settings)  # refuses unknown names before the model is loaded

@@ -4,6 +4,7 @@ In: an `EncodedTask` and a seed. Out: a `Draw`: disjoint demonstrations, queries
 to choose settings on; the order of demonstrations is the same in all conditions.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.stream.tasks.prompts import EncodedTask, Piece
 
 FEWEST_QUERIES = 2
+TRIES = 64  # permutations from which one with as many right answers as by chance is taken
 SEARCH_SEED = "search"  # the same whatever the seed of a draw
 
 
@@ -20,10 +22,26 @@ class Draw:
     """What one seed chose."""
 
     seed: int
+    kind: str  # of the task
     demonstrations: tuple[Piece, ...]
-    shuffled: tuple[Piece, ...]  # the same, with the answers of others
     queries: tuple[Piece, ...]
     search: tuple[Piece, ...]  # other queries, for learning rates and the like
+    spare: tuple[Piece, ...]  # examples without a role
+
+    def shuffled(self, n: int | None = None) -> tuple[Piece, ...]:
+        """The first n demonstrations (all when None), with the answers of others among them."""
+        return shuffled(self.demonstrations[:n], self.seed, self.kind)
+
+    def extended(self, queries: int, demonstrations: int) -> "Draw":
+        """The same draw with more demonstrations, and with the first queries alone.
+
+        Further demonstrations are examples without a role, and queries beyond the first ones;
+        there may be fewer of them than asked for.
+        """
+        others = [*self.queries[queries:], *self.spare]
+        more = _balanced(others) if self.kind == "classes" else others
+        shown = (*self.demonstrations, *more)[: max(demonstrations, len(self.demonstrations))]
+        return replace(self, demonstrations=shown, queries=self.queries[:queries], spare=())
 
 
 def draw(
@@ -71,7 +89,10 @@ def draw(
         order = _balanced(order)
     shown, rest = order[:demonstrations], order[demonstrations:]
     random.Random(seed + 1).shuffle(rest)  # balancing put rare classes first
-    return Draw(seed, tuple(shown), shuffled(shown, seed), tuple(rest[:queries]), tuple(held_back))
+    return Draw(
+        seed, encoded.task.kind, tuple(shown), tuple(rest[:queries]), tuple(held_back),
+        tuple(rest[queries:]),
+    )  # fmt: skip
 
 
 def _balanced(pieces: Sequence[Piece]) -> list[Piece]:
@@ -84,14 +105,57 @@ def _balanced(pieces: Sequence[Piece]) -> list[Piece]:
     return [piece for _, _, piece in sorted(keyed, key=lambda one: one[:2])]
 
 
-def shuffled(pieces: Sequence[Piece], seed: int) -> tuple[Piece, ...]:
-    """The pieces with their answers dealt out anew at random: each occurs as often as before."""
-    answers = [(piece.answer, piece.label) for piece in pieces]
-    own = [label for _, label in answers]
-    random.Random(f"{seed} answers").shuffle(answers)
-    if [label for _, label in answers] == own:  # of two pieces, half of the time
-        answers = answers[1:] + answers[:1]
+def shuffled(pieces: Sequence[Piece], seed: int, kind: str) -> tuple[Piece, ...]:
+    """The pieces with their answers dealt out anew: each occurs as often as before.
+
+    Of a mapping no piece keeps its answer, if that is possible at all. Of classes as many keep it
+    as by chance, which is about one of as many as there are classes, and never all if that can be
+    helped.
+    """
+    rng = random.Random(f"{seed} {len(pieces)} answers")
+    order = _deranged(pieces, rng) if kind == "mapping" else _by_chance(pieces, rng)
     return tuple(
-        replace(piece, answer=answer, label=label)
-        for piece, (answer, label) in zip(pieces, answers, strict=True)
+        replace(piece, answer=pieces[other].answer, label=pieces[other].label)
+        for piece, other in zip(pieces, order, strict=True)
     )
+
+
+def still_right(pieces: Sequence[Piece], dealt: Sequence[Piece]) -> float:
+    """The share of pieces whose answer is the right one after shuffling."""
+    same = [a.label == b.label for a, b in zip(pieces, dealt, strict=True)]
+    return sum(same) / max(1, len(same))
+
+
+def _deranged(pieces: Sequence[Piece], rng: random.Random) -> list[int]:
+    """For each piece another one with a different answer, as far as possible.
+
+    Pieces in a row, those with the same answer together: one that is as many places further on as
+    the commonest answer occurs has another answer, unless that answer is more than half of all.
+    """
+    by_label: dict[str, list[int]] = {}
+    for place, piece in enumerate(pieces):
+        by_label.setdefault(piece.label, []).append(place)
+    groups = list(by_label.values())
+    rng.shuffle(groups)
+    for group in groups:
+        rng.shuffle(group)
+    row = [place for group in groups for place in group]
+    step = max(map(len, groups), default=0)
+    order = [0] * len(row)
+    for n, place in enumerate(row):
+        order[place] = row[(n + step) % len(row)]
+    return order
+
+
+def _by_chance(pieces: Sequence[Piece], rng: random.Random) -> list[int]:
+    """A permutation after which as many answers are right as on average over all permutations."""
+    labels = [piece.label for piece in pieces]
+    expected = sum(labels.count(label) for label in labels) / max(1, len(labels))
+    best = list(range(len(labels)))
+    least = (math.inf, 0)
+    for _ in range(TRIES):
+        order = rng.sample(range(len(labels)), len(labels))
+        right = sum(labels[other] == label for other, label in zip(order, labels, strict=True))
+        if (distance := (abs(right - expected), right)) < least:
+            best, least = order, distance
+    return best

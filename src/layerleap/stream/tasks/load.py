@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from layerleap.arguments import checked
-from layerleap.errors import BadText, did_you_mean
+from layerleap.errors import BadSettings, BadText, did_you_mean
 from layerleap.stream.records import (
     RECORD_SUFFIXES,
     Record,
@@ -71,6 +71,19 @@ def load(
     pairs = (_pair(record, field, label, labels) for record in _records(source, label))
     name = Path(source).stem if Path(source).expanduser().is_file() else str(source)
     return make_task(name, (pair for pair in pairs if pair), kind, **how)
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """The words that stand for labels, as typed: "0=Negative,1=Positive"."""
+    words: dict[str, str] = {}
+    for part in text.split(","):
+        value, sign, word = (side.strip() for side in part.partition("="))
+        if not (value and sign and word):
+            raise BadSettings(
+                f"labels are {text!r}; expected values and their words, such as 0=bad,1=good"
+            )
+        words[value] = word
+    return words
 
 
 def _checked(pairs: Iterable[Any]) -> Iterator[tuple[str, str]]:

@@ -64,7 +64,10 @@ class EncodedTask(Brief):
 
     def fitting(self, demonstrations: Sequence[Piece], queries: Sequence[Piece]) -> int:
         """How many of the demonstrations, from the first on, fit before every query."""
-        room = self.longest - max(len(piece.prompt + piece.answer) for piece in queries)
+        # Every label of a class is scored after every query, so the longest one has to fit.
+        most = max(map(len, self.labels.values())) if self.task.kind == "classes" else 0
+        longest = max(len(piece.prompt) + max(most, len(piece.answer)) for piece in queries)
+        room = self.longest - longest
         for n in range(len(demonstrations), -1, -1):
             if len(self.context(demonstrations[:n])) <= room:
                 return n
@@ -80,8 +83,9 @@ class EncodedTask(Brief):
 
 
 def encode(
-    transformer: Transformer, task: Task, *, answers: Answers = "token", bos: bool | None = None
-) -> EncodedTask:
+    transformer: Transformer, task: Task, *, answers: Answers = "token", bos: bool | None = None,
+    can_score: bool = True,
+) -> EncodedTask:  # fmt: skip
     """The task in the tokens of a model.
 
     Of a mapping, examples whose answers have several tokens are left out if one is wanted; of a
@@ -92,7 +96,13 @@ def encode(
         task: what to encode.
         answers: "token" wants answers of one token, "sequence" takes any.
         bos: whether inputs begin with the tokenizer's first token; by default, if it has one.
+        can_score: whether the caller could score whole sequences instead, for the advice of errors.
     """
+    instead = (
+        " score whole sequences (answers='sequence', or --answers sequence), or"
+        if can_score
+        else ""
+    )
     check_choice(answers, Answers, "answers")
     require_decoder(transformer)
     start = _start(transformer, bos)
@@ -102,15 +112,14 @@ def encode(
         worst = several[0]
         raise BadText(
             f"label {worst.label!r} of task {task.name!r} has {len(worst.answer)} tokens in "
-            f"{transformer.identity.name}; expected one: choose other words for its labels, or "
-            "score whole sequences (answers='sequence')"
+            f"{transformer.identity.name}; expected one:{instead} choose other words for its "
+            "labels (labels={'0': 'bad', ...}, or --labels 0=bad,1=good)"
         )
     kept = [piece for piece in pieces if len(piece.answer) == 1 or answers == "sequence"]
     if len(kept) < FEWEST:
         raise BadText(
             f"{len(kept)} of {len(pieces)} answers of task {task.name!r} are one token in "
-            f"{transformer.identity.name}; expected at least {FEWEST}: score whole sequences "
-            "(answers='sequence'), or choose another task"
+            f"{transformer.identity.name}; expected at least {FEWEST}:{instead} choose another task"
         )
     labels: dict[str, tuple[int, ...]] = {}
     for piece in kept:

@@ -11,7 +11,7 @@ marked. No weight of the model changes.
 from collections.abc import Iterator
 
 from layerleap.study.engine import Box, Study
-from layerleap.study.icl import changes, layers, rates, shots, similarity, works
+from layerleap.study.icl import changes, layers, learns, rates, shots, similarity, works
 from layerleap.study.icl.context import IclContext
 from layerleap.study.icl.settings import IclSettings
 from layerleap.study.result import StudyResult
@@ -31,7 +31,8 @@ def _about(result: StudyResult) -> Iterator[str]:
         "the prompt. A first token (BOS), if the tokenizer has one, is there in all conditions and "
         "is left out of what is compared. Every similarity has controls: a model with "
         "untrained blocks, isotropic noise, the change of another query, and training on shuffled "
-        "answers. Intervals are over seeds and queries."
+        "answers. Predictions have the last two. Intervals are over seeds and queries. A way of "
+        "training counts for claims only if it learns the task at all."
     )
 
 
@@ -56,10 +57,10 @@ STUDY = Study(
     "same demonstrations change attention as context does? Do models with untrained blocks show "
     "the same? Are shortcuts and tuned maps a better loss for each layer than the logit lens? "
     "Every number has a control.",
-    method=2, settings=IclSettings, context=IclContext,
+    method=3, settings=IclSettings, context=IclContext,
     sections=(
-        works.SECTION, rates.SECTION, similarity.SECTION, changes.SECTION, layers.SECTION,
-        shots.SECTION,
+        works.SECTION, rates.SECTION, learns.SECTION, similarity.SECTION, changes.SECTION,
+        layers.SECTION, shots.SECTION,
     ),
     paper="Deutch, Magar, Bar Natan and Dar, \u201cIn-context Learning and Gradient Descent "
     "Revisited\u201d (NAACL 2024).",

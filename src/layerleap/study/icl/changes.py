@@ -9,7 +9,13 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from layerleap.act.learn.measures import Ratio, change_jaccard, recall_to_fine_tuned
+from layerleap.act.learn.measures import (
+    Ratio,
+    change_jaccard,
+    recall_by_chance,
+    recall_to_fine_tuned,
+    shuffled,
+)
 from layerleap.read.nested import nested_means, nested_ratios
 from layerleap.study.claims import (
     Answer,
@@ -24,7 +30,7 @@ from layerleap.study.claims import (
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure
 from layerleap.study.icl.context import IclContext, merged
-from layerleap.study.icl.judged import interval, judged, not_learned
+from layerleap.study.icl.judged import IDLE, interval, judged, learns, not_learned
 from layerleap.study.icl.rates import LINES, NAMES
 from layerleap.study.icl.similarity import SAMPLE
 from layerleap.study.icl.works import names, panel, working
@@ -33,6 +39,13 @@ from layerleap.study.tables import Column, Table, estimate, percent
 
 FEWEST = 10  # counted queries: resampling fewer says nothing about how sure a share is
 FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little
+CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
+NO_CONTROL = (
+    "Controls: training on shuffled answers, for the paper's two ways alone, because it costs "
+    "another training; and other queries: for change-Jaccard, what training changes for another "
+    "query, for Rec2FTP, the share of all queries wrong zero-shot that context makes right. Noise "
+    "makes no predictions, and those of untrained blocks are random, so neither is a control here"
+)
 TITLES = {"jaccard": "change-Jaccard", "recall": "Rec2FTP"}
 
 
@@ -47,20 +60,33 @@ def tables(context: IclContext) -> Tables:
                 one = nested_means([g[:, None].double() for g in groups], bounds=(0, 1))[0]
                 accuracy.append({"task": task, "case": case, **one.to_dict()})
         for way in context.settings.ways:
-            changes += _changes(cells, {"task": task, "way": way})
+            for control in CONTROLS:
+                place = {"task": task, "way": way, "control": control}
+                changes += _changes(cells, place, context.seeds)
     return {"trained_accuracy": accuracy, "changes": changes}
 
 
-def _changes(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
-    way = place["way"]
-    if not merged(cells, f"prediction/{way}"):
+def _changes(cells: list[dict[str, Tensor]], place: Row, seeds: list[int]) -> Iterator[Row]:
+    """Both measures of one way, or of one of its controls."""
+    way, control = place["way"], place["control"]
+    case = f"{way}/labels" if control == "labels" else way
+    if not merged(cells, f"prediction/{case}"):
         return
     jaccards, recalls = [], []
-    for cell in cells:
-        cases = [cell[f"prediction/{case}"] for case in ("zero-shot", "in-context", way)]
-        jaccards.append(change_jaccard(*cases))
-        right = [cell[f"right/{case}"].bool() for case in ("zero-shot", "in-context", way)]
-        recalls.append(recall_to_fine_tuned(*right))
+    for cell, seed in zip(cells, seeds, strict=True):
+        zero, shown, own = (cell[f"prediction/{c}"] for c in ("zero-shot", "in-context", case))
+        is_other = control == "queries"
+        jaccards.append(
+            change_jaccard(zero, shown, own, shuffled(len(zero), seed) if is_other else None)
+        )
+        first, second, third = (
+            cell[f"right/{c}"].bool() for c in ("zero-shot", "in-context", case)
+        )
+        recalls.append(
+            recall_by_chance(first, second)
+            if is_other
+            else recall_to_fine_tuned(first, second, third)
+        )
     for measure, ratios in (("jaccard", jaccards), ("recall", recalls)):
         yield {**place, "measure": measure, **_estimate(ratios)}
 
@@ -99,14 +125,21 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         )
         for way in known[:2]:
             jaccard, recall = (
-                result.row("changes", task=task, way=way, measure=measure)
+                result.row("changes", task=task, way=way, measure=measure, control="")
                 for measure in ("jaccard", "recall")
             )
             if jaccard is not None and recall is not None and recall["value"] is not None:
+                controls = ", ".join(
+                    f"{interval(row, '{:.2f}')} with {CONTROLS[control]}"
+                    for control in ("labels", "queries")
+                    if (row := result.row("changes", task=task, way=way, measure="jaccard",
+                                          control=control)) is not None
+                )  # fmt: skip
                 yield Finding(
                     f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '{:.2f}')}"
                     f" of {recall['counted']} queries that training made right, change-Jaccard "
-                    f"{interval(jaccard, '{:.2f}')} of {jaccard['counted']} changed predictions.",
+                    f"{interval(jaccard, '{:.2f}')} of {jaccard['counted']} changed predictions "
+                    f"({controls}).",
                     under="changes",
                 )
 
@@ -114,7 +147,9 @@ def findings(result: StudyResult) -> Iterator[Finding]:
 def _ways(result: StudyResult, measure: str) -> dict[str, Row | None]:
     """By task that works and way of the paper; None if training diverged."""
     return {
-        f"{task}, {NAMES[way]}": result.row("changes", task=task, way=way, measure=measure)
+        f"{task}, {NAMES[way]}": result.row(
+            "changes", task=task, way=way, measure=measure, control=""
+        )
         for task in working(result)
         for way in ("gd", "lcgd-id")
     }
@@ -129,9 +164,9 @@ def _few(result: StudyResult) -> Verdict:
     if not any(rows.values()):
         return untested("it was not measured in this run")
     for name, row in rows.items():
-        if row is None:
+        if row is None or not learns(result, row):
             answers.append("cannot tell")
-            seen.append(f"{name} not measured")
+            seen.append(f"{name} not measured" if row is None else f"{name} {IDLE}")
             continue
         answers.append(below({key: row[f"size_{key}"] for key in ("low", "high")}, FEW))
         seen.append(f"{name} {row['counted']} of {row['rows']} queries")
@@ -157,6 +192,10 @@ def _exposed(result: StudyResult) -> Verdict:
             answers.append("cannot tell")
             seen.append(f"{name} not measured")
             continue
+        if not learns(result, recall):
+            answers.append("cannot tell")
+            seen.append(f"{name} {IDLE}")
+            continue
         if None in (recall["low"], recall["high"], jaccard["low"], jaccard["high"]):
             answers.append("cannot tell")
             seen.append(
@@ -177,13 +216,14 @@ def _closer(result: StudyResult) -> Verdict:
     rows: list[tuple[str, Row | None]] = []
     for task in working(result):
         a, b = (
-            result.row("changes", task=task, way=way, measure="jaccard")
+            result.row("changes", task=task, way=way, measure="jaccard", control="")
             for way in ("lcgd-id", "gd")
         )
         rows.append((task, None if a is None or b is None else difference(a, b)))
     return judged(
         result, rows, lambda _, row: above(row),
         "yes if the two intervals do not meet on all tasks that are learned in context", "{:+.2f}",
+        ("lcgd-id", "gd"),
     )  # fmt: skip
 
 
@@ -196,7 +236,7 @@ CLAIMS = (
 
 
 def _dots(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("changes"):
+    for row in result.rows("changes", control=""):
         if row["value"] is not None:
             note = f"of {row['counted']}"
             yield {**row, "x": row["value"], "y": TITLES[row["measure"]], "line": row["way"],
@@ -224,14 +264,14 @@ TABLES = (
         terminal=True,
     ),
     Table(
-        "changes-table", "Changed predictions",
+        "changes-table", f"Changed predictions. {NO_CONTROL}",
         lambda result: (
             {**row, "title": TITLES[row["measure"]]} for row in result.rows("changes")
         ),
         (
             Column("task"), Column("way", "trained by", words=NAMES), Column("title", "measure"),
-            estimate("value", "share"), Column("counted", "of", "{:,.0f}"),
-            Column("rows", "queries", "{:,.0f}"),
+            Column("control", words=CONTROLS), estimate("value", "share"),
+            Column("counted", "of", "{:,.0f}"), Column("rows", "queries", "{:,.0f}"),
         ),
     ),
 )  # fmt: skip
@@ -244,7 +284,7 @@ def _case(case: str) -> str:
 
 
 SECTION = Section(
-    key="changes", title="Does training change the same answers?", run=tables, needs=("rates",),
+    key="changes", title="Does training change the same answers?", run=tables, needs=("learns",),
     short="Answers", help="changed predictions, Rec2FTP",
     lead="A prediction is the answer to a query. Context and training each change some of the "
     "answers that the model gives without either. How many of these changes are the same?",

@@ -5,7 +5,10 @@ In: the context of the study. Out: tensors by name, one row per query:
     aou/WAY/CONTROL    SimAOU by block; amd: SimAM delta; am: SimAM
     prediction/CASE    the answer; right/CASE: whether it is correct
     tops/LENS/CASE     the token that each layer would predict
+                       (CASE is zero-shot, in-context, WAY, or WAY/labels)
     shots/K/WAY/...    the same measures after K demonstrations, mean over blocks
+    gain/WAY           log p(trained) - log p(zero-shot) of the right answer, by search query
+    failed/WAY/CONTROL a training that ended with NaN or infinity
 
 WAY is gd, or lcgd with its lens. CONTROL is empty, or: "queries", the training's change of another
 query; "labels", training on shuffled answers; "untrained", a model with untrained blocks.
@@ -28,7 +31,7 @@ from layerleap.errors import NotFinite
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.stream.tasks import Draw, EncodedTask, Piece
-from layerleap.study.icl.context import IclContext, layer_mean
+from layerleap.study.icl.context import FAILED, IclContext, layer_mean
 
 CURVE_QUERIES = 25  # on which similarity is measured after fewer demonstrations
 READ_QUERIES = 50  # whose layers are read: each layer goes through the whole head
@@ -184,8 +187,8 @@ def measure(context: IclContext, task: str, seed: int) -> dict[str, Tensor]:
         context.progress(f"training on {task}, seed {seed}", number, len(ways), "ways")
         try:
             cell.way(way)
-        except NotFinite as error:
-            context.leave_out(f"{way} on {task}, seed {seed}", error)
+        except NotFinite:
+            cell.fail(way)
     cell.untrained()
     return cell.tensors
 
@@ -197,6 +200,7 @@ class _Cell:
         self.context, self.task, self.seed, self.drawn = context, task, seed, drawn
         self.encoded = context.encoded[task]
         self.trial = Trial(context.model, self.encoded, drawn.demonstrations, drawn.queries)
+        self.searched = Trial(context.model, self.encoded, drawn.demonstrations, drawn.search)
         self.partner = measures.shuffled(len(drawn.queries), seed)
         self.tensors: dict[str, Tensor] = {}
 
@@ -211,36 +215,57 @@ class _Cell:
 
     def way(self, way: str) -> None:
         """One way of training, with its controls, and looked at after fewer demonstrations."""
-        context, rate = self.context, self.context.rate(self.task, way)
+        rate = self.context.rate(self.task, way)
         trained: Observed | None = None
         for stop, delta in self._stages(way, rate):
             if stop < len(self.drawn.demonstrations):
                 self._curve(way, stop, delta)
             else:
                 trained = self.trial.trained(delta)
+                self.tensors[f"gain/{way}"] = self._gain(delta)
         assert trained is not None
         self._keep(way, "", self.trial.similarity(trained))
         self._keep(way, "queries", self.trial.similarity(trained, self.partner))
         self.tensors[f"am/{way}/"] = self.trial.sim_am(trained)
         self._answers(way, trained)
         if way in CONTROLLED:
-            others = lessons(self.encoded, self.drawn.shuffled)
-            delta = train(context, context.model, way, rate, others)
+            self._labels(way, rate)
+
+    def _labels(self, way: str, rate: float) -> None:
+        """The same training on demonstrations with shuffled answers."""
+        others = lessons(self.encoded, self.drawn.shuffled())
+        try:
+            delta = train(self.context, self.context.model, way, rate, others)
             trained = self.trial.trained(delta)
-            self._keep(way, "labels", self.trial.similarity(trained))
-            self._answers(f"{way}/labels", trained, tops=False)
+        except NotFinite:
+            self.fail(way, "labels")
+            return
+        self._keep(way, "labels", self.trial.similarity(trained))
+        self._answers(f"{way}/labels", trained)
+
+    def _gain(self, delta: Delta) -> Tensor:
+        """How much more likely training makes the right answers of the search queries."""
+        trial, pieces = self.searched, self.drawn.search
+        after, before = trial.trained(delta), trial.zero_shot
+        return after.log_probs(self.encoded, pieces) - before.log_probs(self.encoded, pieces)
+
+    def fail(self, way: str, control: str = "") -> None:
+        """Mark a training that diverged, and drop what was measured on the way to it."""
+        for key in [key for key in self.tensors if way in key.split("/") and not control]:
+            del self.tensors[key]
+        self.tensors[f"{FAILED}{way}/{control}"] = torch.tensor(True)
 
     def untrained(self) -> None:
         """The paper's ways on a model whose blocks are untrained, with the same rates."""
-        drawn, twin = self.drawn, self.context.twin
+        drawn, twin = self.drawn, self.context.twin(self.seed)
         trial = Trial(twin, self.encoded, drawn.demonstrations, drawn.queries)
         for way in CONTROLLED:
             try:
                 rate = self.context.rate(self.task, way)
                 own = lessons(self.encoded, drawn.demonstrations)
                 trained = trial.trained(train(self.context, twin, way, rate, own))
-            except NotFinite as error:
-                self.context.leave_out(f"{way} on {self.task}, untrained blocks", error)
+            except NotFinite:
+                self.fail(way, "untrained")
                 continue
             self._keep(way, "untrained", trial.similarity(trained))
 
@@ -267,14 +292,13 @@ class _Cell:
         for measure_, value in values.items():
             self.tensors[f"{measure_}/{way}/{control}"] = value
 
-    def _answers(self, case: str, observed: Observed, *, tops: bool = True) -> None:
+    def _answers(self, case: str, observed: Observed) -> None:
         predictions = observed.predictions(self.encoded)
         self.tensors[f"prediction/{case}"] = predictions
         self.tensors[f"right/{case}"] = predictions == truth(self.encoded, self.drawn.queries)
-        if tops:
-            for way, lens in self.context.lenses.items():
-                name = way.removeprefix("lcgd-")
-                self.tensors[f"tops/{name}/{case}"] = readings(lens, observed.states[:READ_QUERIES])
+        for way, lens in self.context.lenses.items():
+            name = way.removeprefix("lcgd-")
+            self.tensors[f"tops/{name}/{case}"] = readings(lens, observed.states[:READ_QUERIES])
 
 
 @torch.no_grad()

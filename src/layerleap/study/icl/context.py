@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.act.learn.accuracy import InContext, in_context
+from layerleap.act.learn.accuracy import InContext, answered
 from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank
@@ -28,7 +28,8 @@ from layerleap.stream.tasks import Draw, EncodedTask, draw, encode, load
 from layerleap.study.engine import Context
 from layerleap.study.icl.settings import IclSettings
 
-CELL = TensorFile("icl", 1)
+CELL = TensorFile("icl", 2)
+FAILED = "failed/"  # marks a training that ended with NaN or infinity
 STEP = 256  # rows of one step of tuning
 FIRST_QUERIES = 50  # per seed, that tell whether a task is learned in context
 
@@ -36,16 +37,19 @@ FIRST_QUERIES = 50  # per seed, that tell whether a task is learned in context
 class IclContext(Context[IclSettings]):
     """Tasks, draws, lenses and measurements."""
 
+    _twin: tuple[int, Transformer] | None = None
+
     @cached_property
     def encoded(self) -> dict[str, EncodedTask]:
         """Every task in tokens, by name."""
-        encoded = [encode(self.model, load(source)) for source in self.settings.tasks]
+        s = self.settings
+        how = {"template": s.template, "field": s.field, "label": s.label, "labels": s.labels}
+        tasks = [load(source, **how) for source in s.tasks]  # type: ignore[arg-type]
+        encoded = [encode(self.model, task, can_score=False) for task in tasks]
         by_name = {one.task.name: one for one in encoded}
         if len(by_name) < len(encoded):
-            raise BadSettings(
-                f"two of the tasks {', '.join(self.settings.tasks)} have the same name; rename a "
-                "file"
-            )
+            names = ", ".join(task.name for task in tasks)
+            raise BadSettings(f"two of the tasks {names} have the same name; rename one")
         return by_name
 
     def fingerprint(self) -> Any:
@@ -73,22 +77,22 @@ class IclContext(Context[IclSettings]):
         return drawn
 
     def in_context(self, task: str) -> InContext:
-        """Accuracy in context, with as many of the demonstrations asked for as fit."""
+        """Accuracy in context, with the demonstrations and queries of the rest of the study.
+
+        More demonstrations than that follow the same ones. They are examples that no query of this
+        measurement is, as many as there are and as fit before the queries of every seed.
+        """
         s, encoded = self.settings, self.encoded[task]
-        room = len(encoded.pieces) - max(4, s.demonstrations)
-        shots = [n for n in s.shots if n <= max(room, s.demonstrations)]
-        drawn = draw(encoded, s.seed, demonstrations=shots[-1], queries=s.queries)
-        fit = encoded.fitting(drawn.demonstrations, drawn.queries)
-        encoded.require_fit(drawn.demonstrations[: s.demonstrations], drawn.queries)
-        if left := [n for n in s.shots if n not in shots or n > fit]:
+        own = [self.draw(task, seed).extended(FIRST_QUERIES, s.shots[-1]) for seed in self.seeds]
+        room = min(len(one.demonstrations) for one in own)
+        fit = min(encoded.fitting(one.demonstrations[:room], one.queries) for one in own)
+        if left := [n for n in s.shots if n > fit]:
             self.note(
                 f"{task}: {', '.join(map(str, left))} demonstrations are left out, because the "
                 "context or the task is too small for them."
             )
-        return in_context(
-            self.model, encoded.task, shots=[n for n in shots if n <= fit], seeds=self.seeds,
-            queries=min(s.queries, FIRST_QUERIES), progress=self.progress,
-        )  # fmt: skip
+        shots = [n for n in s.shots if n <= fit]
+        return answered(self.model, encoded, own, shots, self.progress)
 
     @cached_property
     def lenses(self) -> dict[str, Lens]:
@@ -136,10 +140,12 @@ class IclContext(Context[IclSettings]):
         bank.save_pretrained(folder)
         return bank
 
-    @cached_property
-    def twin(self) -> Transformer:
-        """The same model with untrained blocks."""
-        return untrained_blocks(self.model, seed=self.settings.seed)
+    def twin(self, seed: int) -> Transformer:
+        """The same model with untrained blocks, drawn anew for each seed; the last one is kept."""
+        if self._twin is None or self._twin[0] != seed:
+            self._twin = None  # frees the one before
+            self._twin = seed, untrained_blocks(self.model, seed=seed)
+        return self._twin[1]
 
     def rate(self, task: str, way: str) -> float:
         """The learning rate that was chosen for a task and a way."""

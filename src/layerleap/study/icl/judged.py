@@ -20,7 +20,8 @@ from layerleap.study.icl.works import names, working
 from layerleap.study.result import Row, StudyResult
 
 MEASURES = {"aou": "SimAOU", "amd": "SimAM delta", "am": "SimAM"}
-MOST = 0.8  # share of the trained model's value: reaching that much counts as the same
+LESS = 0.2  # share of the trained model's value: lower by less than this counts as the same
+IDLE = "this way of training does not learn here"
 HIGH = 0.8  # a plain SimAM above this is high
 
 
@@ -51,21 +52,37 @@ def judged(
     answer: Callable[[str, Row], Answer],
     why: str,
     form: str,
+    ways: tuple[str, ...] = (),
 ) -> Verdict:
     """One verdict for all tasks that work; `answer` maps a row to an answer.
 
-    A task without a value, such as one where training diverged, cannot be told.
+    A task without a value, such as one where training diverged, cannot be told; nor can one on
+    which a way that the claim needs (`ways`) does not learn.
     """
     if not working(result):
         return not_learned(result)
     if not any(is_known(row) for _, row in rows):
         return untested("it was not measured in this run")
-    answers: list[Answer] = [
-        answer(task, row) if row is not None and is_known(row) else "cannot tell"
-        for task, row in rows
-    ]
-    seen = "; ".join(f"{task} {interval(row, form)}" for task, row in rows)
-    return Verdict(all_of(answers), seen, why)
+    answers: list[Answer] = []
+    seen: list[str] = []
+    for task, row in rows:
+        reason = idle_words(result, task, *ways)
+        is_told = row is not None and is_known(row) and not reason
+        answers.append(answer(task, row) if is_told and row is not None else "cannot tell")
+        seen.append(f"{task} {reason or interval(row, form)}")
+    return Verdict(all_of(answers), "; ".join(seen), why)
+
+
+def learns(result: StudyResult, row: Row) -> bool:
+    """Whether the way of a row learns its task; True if that is not known."""
+    found = result.row("learns", task=row["task"], way=row["way"])
+    return found is None or bool(found["learns"])
+
+
+def idle_words(result: StudyResult, task: str, *ways: str) -> str:
+    """Which of the ways do not learn a task, in words; empty if all do."""
+    idle = [NAMES[way] for way in ways if not learns(result, {"task": task, "way": way})]
+    return f"({', '.join(idle)}: {IDLE})" if idle else ""
 
 
 def is_known(row: Row | None) -> bool:
@@ -87,7 +104,7 @@ def _lead_claim(text: str, measure: str, of: str, over: str) -> Claim:
         return judged(
             result, rows, lambda _, row: above(row),
             "yes if the interval of the difference, query by query, is above 0 on all tasks that "
-            "are learned in context", "{:+.3f}",
+            "are learned in context", "{:+.3f}", (of.strip("/"), over.strip("/")),
         )  # fmt: skip
 
     return Claim(text, test)
@@ -95,10 +112,18 @@ def _lead_claim(text: str, measure: str, of: str, over: str) -> Claim:
 
 def _untrained(result: StudyResult) -> Verdict:
     rows = [(task, result.row("untrained_leads", task=task)) for task in working(result)]
+
+    def answer(task: str, row: Row) -> Answer:
+        if above(lead(result, task, "aou", "gd/", "noise/")) != "yes" or row["trained"] is None:
+            return "cannot tell"  # there is no similarity that could be reached
+        return above(row, -LESS * abs(row["trained"]))
+
     return judged(
-        result, rows, lambda _, row: above(row),
-        f"untrained minus {MOST} times trained, query by query: yes if its interval is above 0 on "
-        "all tasks that are learned in context", "{:+.3f}",
+        result, rows, answer,
+        f"untrained minus trained, query by query: yes if its interval is above -{LESS} times the "
+        "size of the trained value on all tasks that are learned in context; cannot tell where the "
+        "trained value is not above noise. Untrained blocks are drawn anew for every seed",
+        "{:+.3f}", ("gd",),
     )  # fmt: skip
 
 
@@ -115,13 +140,18 @@ def _layers(measure: str) -> Claim:
     def test(result: StudyResult) -> Verdict:
         if not working(result):
             return not_learned(result)
-        answers, seen = [], []
+        answers: list[Answer] = []
+        seen: list[str] = []
         for task in working(result):
             rows = [
                 row for row in result.rows("layer_leads", task=task, measure=measure)
                 if row["value"] is not None
             ]  # fmt: skip
             own: list[Answer] = [above(row) for row in rows]
+            if reason := idle_words(result, task, "lcgd-id", "gd"):
+                answers.append("cannot tell")
+                seen.append(f"{task} {reason}")
+                continue
             answers.append(more_than_half(own))
             seen.append(f"{task} {own.count('yes')} of {len(rows)} layers, {own.count('no')} not")
         return Verdict(
@@ -145,16 +175,23 @@ def _above_control(control: str, text: str) -> Claim:
     def test(result: StudyResult) -> Verdict:
         if not working(result):
             return not_learned(result)
-        rows = {}
+        answers: list[Answer] = []
+        seen: list[str] = []
+        is_measured = False
         for task in working(result):
             for way in ("gd", "lcgd-id"):
                 over = control if control == "noise/" else f"{way}/{control}"
-                rows[f"{task}, {NAMES[way]}"] = lead(result, task, "aou", f"{way}/", over)
-        if not any(map(is_known, rows.values())):
+                row, reason = (
+                    lead(result, task, "aou", f"{way}/", over),
+                    idle_words(result, task, way),
+                )
+                is_measured = is_measured or is_known(row)
+                answers.append("cannot tell" if reason else above(row))
+                seen.append(f"{task}, {NAMES[way]} {reason or interval(row, '{:+.3f}')}")
+        if not is_measured:
             return untested("it was not measured in this run")
-        seen = "; ".join(f"{name} {interval(row, '{:+.3f}')}" for name, row in rows.items())
         return Verdict(
-            at_every(map(above, rows.values())), seen,
+            at_every(answers), "; ".join(seen),
             "yes if the interval of the difference is above 0 for both ways on all tasks, partly "
             "if for more than half of them",
         )  # fmt: skip

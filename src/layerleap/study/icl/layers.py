@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from layerleap.act.learn.measures import saturation_layer
+from layerleap.act.learn.measures import saturation_layer, shuffled
 from layerleap.read.nested import nested_means
 from layerleap.study.claims import Claim, Verdict, above
 from layerleap.study.engine import Section
@@ -24,6 +24,13 @@ from layerleap.study.icl.works import names, panel, working
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.tables import Column, Table, estimate
 
+CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
+NO_CONTROL = (
+    "Controls: readings after training on shuffled answers, for the paper's two ways alone, "
+    "because it costs another training; and readings of another query. Noise is no state that a "
+    "lens could read, and layers of untrained blocks predict at random, so neither is a control "
+    "here"
+)
 LENSES = {"id": "the logit lens", "mat": "shortcuts", "tuned": "tuned maps"}
 
 
@@ -36,12 +43,21 @@ def tables(context: IclContext) -> Tables:
             shown = merged(cells, f"tops/{lens}/in-context")
             plain = merged(cells, f"tops/{lens}/zero-shot")
             for case in ("zero-shot", *context.settings.ways):
-                own = merged(cells, f"tops/{lens}/{case}")
-                if own:
-                    place = {"task": task, "lens": lens, "case": case}
-                    agreement += _agreement(own, shown, plain, place)
-                    saturation.append({**place, **_saturation(own, shown)})
+                for control in CONTROLS:
+                    own = _case(cells, f"tops/{lens}/{case}", control, context.seeds)
+                    if own:
+                        place = {"task": task, "lens": lens, "case": case, "control": control}
+                        agreement += _agreement(own, shown, plain, place)
+                        saturation.append({**place, **_saturation(own, shown)})
     return {"readings": agreement, "saturation_gaps": saturation}
+
+
+def _case(cells: list[dict[str, Tensor]], key: str, control: str, seeds: list[int]) -> list[Tensor]:
+    """Readings after one way of training, or of its control; empty if there are none."""
+    own = merged(cells, f"{key}/labels" if control == "labels" else key)
+    if control != "queries":
+        return own
+    return [one[shuffled(len(one), seed)] for one, seed in zip(own, seeds, strict=False)]
 
 
 def _agreement(
@@ -50,11 +66,8 @@ def _agreement(
     """By layer; the lead is over zero-shot, query by query."""
     same = [(a == b).double() for a, b in zip(own, shown, strict=True)]
     before = [(a == b).double() for a, b in zip(plain, shown, strict=True)]
-    columns = [torch.cat([one, one.mean(1, keepdim=True)], 1) for one in same]
-    gaps = [
-        torch.cat([a - b, (a - b).mean(1, keepdim=True)], 1)
-        for a, b in zip(same, before, strict=True)
-    ]
+    columns = [_with_mean(one) for one in same]
+    gaps = [_with_mean(a - b) for a, b in zip(same, before, strict=True)]
     last = columns[0].shape[1] - 1
     pairs = zip(
         nested_means(columns, bounds=(0, 1)), nested_means(gaps, bounds=(-1, 1)), strict=True
@@ -62,6 +75,15 @@ def _agreement(
     for column, (one, gap) in enumerate(pairs):
         lead = {f"lead_{key}": getattr(gap, key) for key in ("value", "low", "high")}
         yield {**place, "layer": None if column == last else column, **one.to_dict(), **lead}
+
+
+def _with_mean(values: Tensor) -> Tensor:
+    """The values by layer, and their mean over blocks.
+
+    Layer 0 is the embedding of the query's last token, which is the same in all conditions, so it
+    agrees whatever was learned.
+    """
+    return torch.cat([values, values[:, 1:].mean(1, keepdim=True)], 1)
 
 
 def _saturation(own: list[Tensor], shown: list[Tensor]) -> Row:
@@ -80,7 +102,8 @@ def findings(result: StudyResult) -> Iterator[Finding]:
     """Per task, through the logit lens."""
     for task in names(result):
         rows = {
-            row["case"]: row for row in result.rows("readings", task=task, lens="id", layer=None)
+            row["case"]: row
+            for row in result.rows("readings", task=task, lens="id", layer=None, control="")
         }
         known = [case for case in ("zero-shot", *NAMES) if case in rows]
         if known:
@@ -99,13 +122,14 @@ def _claim(way: str) -> Claim:
     def test(result: StudyResult) -> Verdict:
         rows = []
         for task in working(result):
-            row = result.row("readings", task=task, lens="id", case=way, layer=None)
+            where = {"task": task, "lens": "id", "case": way, "layer": None, "control": ""}
+            row = result.row("readings", **where)
             lead = None if row is None else {k: row[f"lead_{k}"] for k in ("value", "low", "high")}
             rows.append((task, lead))
         return judged(
             result, rows, lambda _, row: above(row),
             "mean over layers, minus zero-shot: yes if the interval is above 0 on all tasks that "
-            "are learned in context", "{:+.3f}",
+            "are learned in context", "{:+.3f}", (way,),
         )  # fmt: skip
 
     return Claim(
@@ -116,7 +140,7 @@ def _claim(way: str) -> Claim:
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("readings", lens="id"):
+    for row in result.rows("readings", lens="id", control=""):
         if row["layer"] is not None:
             yield {**row, "x": row["layer"], "y": row["value"], "line": row["case"],
                    "panel": panel(result, row["task"])}  # fmt: skip
@@ -131,29 +155,34 @@ FIGURES = (
     ),
 )  # fmt: skip
 
+
+def _named(rows: list[Row]) -> Iterator[Row]:
+    for row in rows:
+        yield {
+            **row, "name": NAMES.get(row["case"], "without training"),
+            "lens": LENSES[row["lens"]], "control": CONTROLS[row["control"]],
+        }  # fmt: skip
+
+
 TABLES = (
     Table(
-        "readings-table", "Layers that predict as in context (%), mean over layers",
-        lambda result: (
-            {**row, "name": NAMES.get(row["case"], "without training"), "lens": LENSES[row["lens"]]}
-            for row in result.rows("readings", layer=None)
-        ),
-        (Column("task"), Column("lens", "read through")), across="name",
+        "readings-table",
+        f"Layers that predict as in context (%), mean over blocks. {NO_CONTROL}",
+        lambda result: _named(result.rows("readings", layer=None)),
+        (Column("task"), Column("lens", "read through"), Column("control")), across="name",
         cells=(estimate("value", "", "{:.0f}", 100),),
     ),
     Table(
-        "saturation-table", "Distance of saturation layers from those in context, in layers",
-        lambda result: (
-            {**row, "name": NAMES.get(row["case"], "without training"), "lens": LENSES[row["lens"]]}
-            for row in result.rows("saturation_gaps")
-        ),
-        (Column("task"), Column("lens", "read through")), across="name",
+        "saturation-table",
+        f"Distance of saturation layers from those in context, in layers. {NO_CONTROL}",
+        lambda result: _named(result.rows("saturation_gaps")),
+        (Column("task"), Column("lens", "read through"), Column("control")), across="name",
         cells=(estimate("value", "", "{:.1f}"),),
     ),
 )  # fmt: skip
 
 SECTION = Section(
-    key="layers", title="Do layers predict the same?", run=tables, needs=("rates",),
+    key="layers", title="Do layers predict the same?", run=tables, needs=("learns",),
     short="Layers", help="readings of layers and saturation",
     lead="A lens reads what every layer would predict. After training, do layers predict what they "
     "predict in context, and do predictions settle at the same layer?",

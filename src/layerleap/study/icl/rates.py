@@ -24,6 +24,7 @@ LINES = {
     "lcgd-mat": Line("layer-causal (shortcuts)", "purple", marker="^"),
     "lcgd-tuned": Line("layer-causal (tuned lens)", "green", marker="D"),
 }
+EXTENSIONS = 3  # rates tried beyond the edge of the grid, at most
 NAMES = {way: line.label for way, line in LINES.items()}
 
 
@@ -32,45 +33,88 @@ def tables(context: IclContext) -> Tables:
     rows: list[Row] = []
     references: list[Row] = []
     for task in context.encoded:
-        found, base = _search(context, task)
-        for way in context.settings.ways:
-            own = [row for row in found if row["way"] == way]
-            known = [row for row in own if row["value"] is not None]
-            best = max(known, key=lambda row: row["value"], default=None)
+        search = _Search(context, task)
+        for number, way in enumerate(context.settings.ways):
+            context.progress(
+                f"learning rates on {task}", number, len(context.settings.ways), "ways"
+            )
+            own = search.way(way)
+            best = best_of(own)
             rows += [{**row, "chosen": row is best} for row in own]
             if best is None:
                 context.note(f"{task}: {NAMES[way]} diverges with every learning rate.")
-        references += base
+        references += search.references()
     return {"rates": rows, "rate_references": references}
 
 
-def _search(context: IclContext, task: str) -> tuple[list[Row], list[Row]]:
-    """Rows of all ways and rates, and those of zero-shot and in context."""
-    drawn, encoded = context.draw(task, context.settings.seed), context.encoded[task]
-    trial = Trial(context.model, encoded, drawn.demonstrations, drawn.search)
-    own, rows = lessons(encoded, drawn.demonstrations), []
-    cases = [(way, rate) for way in context.settings.ways for rate in context.settings.rates]
-    for number, (way, rate) in enumerate(cases):
+def best_of(rows: list[Row]) -> Row | None:
+    """The row whose right answers are most likely; None if every rate diverges."""
+    known = [row for row in rows if row["value"] is not None]
+    return max(known, key=lambda row: row["value"], default=None)
+
+
+def next_rate(rows: list[Row]) -> float | None:
+    """The rate to try next: beyond the edge at which the best one is; None if it is at none.
+
+    The step is that between the edge and its neighbour. If every rate diverges, it is below the
+    lowest.
+    """
+    rates, best = sorted(row["rate"] for row in rows), best_of(rows)
+    if len(rates) < 2:
+        return None
+    if best is None or best["rate"] == rates[0]:
+        wanted = rates[0] ** 2 / rates[1]
+    elif best["rate"] == rates[-1]:
+        wanted = rates[-1] ** 2 / rates[-2]
+    else:
+        return None
+    return float(f"{wanted:.3g}")
+
+
+class _Search:
+    """The search on one task, with the demonstrations of the first seed."""
+
+    def __init__(self, context: IclContext, task: str) -> None:
+        self.context, self.task = context, task
+        drawn, encoded = context.draw(task, context.settings.seed), context.encoded[task]
+        self.trial = Trial(context.model, encoded, drawn.demonstrations, drawn.search)
+        self.lessons = lessons(encoded, drawn.demonstrations)
+
+    def way(self, way: str) -> list[Row]:
+        """All rates of the settings, and a few beyond an edge if the best one is there."""
+        rows = [self._row(way, rate) for rate in self.context.settings.rates]
+        for _ in range(EXTENSIONS):
+            if (rate := next_rate(rows)) is None:
+                break
+            rows.append(self._row(way, rate))
+        return sorted(rows, key=lambda row: row["rate"])
+
+    def _row(self, way: str, rate: float) -> Row:
+        context, task = self.context, self.task
         path = context.path("rate", task, way, rate)
-        context.progress(f"learning rates on {task}", number, len(cases), "trainings")
-        row = context.saved_json(path)
+        row: Row | None = context.saved_json(path)
         if row is None:
             try:
-                trained = trial.trained(train(context, context.model, way, rate, own))
-                row = _row(trial, trained, {"task": task, "way": way, "rate": rate})
+                delta = train(context, context.model, way, rate, self.lessons)
+                trained = self.trial.trained(delta)
+                row = _row(self.trial, trained, {"task": task, "way": way, "rate": rate})
             except NotFinite:
                 row = {"task": task, "way": way, "rate": rate, "value": None}
             context.save_json(path, row)
-        rows.append(row)
-    path = context.path("rate", task, "references")
-    base = context.saved_json(path)
-    if base is None:
-        cases_ = {"zero-shot": trial.zero_shot, "in context": trial.in_context}
-        base = context.save_json(
-            path,
-            [_answers(trial, one, {"task": task, "case": name}) for name, one in cases_.items()],
-        )
-    return rows, base
+        return row
+
+    def references(self) -> list[Row]:
+        """Zero-shot and in context."""
+        path = self.context.path("rate", self.task, "references")
+        rows: list[Row] | None = self.context.saved_json(path)
+        if rows is None:
+            cases = {"zero-shot": self.trial.zero_shot, "in context": self.trial.in_context}
+            rows = [
+                _answers(self.trial, one, {"task": self.task, "case": name})
+                for name, one in cases.items()
+            ]
+            self.context.save_json(path, rows)
+        return rows
 
 
 def _answers(trial: Trial, observed: Observed, place: Row) -> Row:
@@ -93,15 +137,20 @@ def _row(trial: Trial, trained: Observed, place: Row) -> Row:
 
 def findings(result: StudyResult) -> Iterator[Finding]:
     """The rates that were chosen, and whether the search ended at an edge."""
-    rates = sorted(result.settings["rates"])
     for task in names(result):
         rows = [row for row in result.rows("rates", task=task) if row["chosen"]]
         if not rows:
             continue
         chosen = ", ".join(f"{row['rate']:g} for {NAMES[row['way']]}" for row in rows)
-        edge = [NAMES[r["way"]] for r in rows if r["rate"] in (rates[0], rates[-1])]
-        at = f" The search ended at its edge for {', '.join(edge)}." if edge and rates[1:] else ""
-        yield Finding(f"{task}: learning rate {chosen}.{at}", under="rates")
+        edge = [
+            NAMES[row["way"]] for row in rows
+            if next_rate(result.rows("rates", task=task, way=row["way"])) is not None
+        ]  # fmt: skip
+        at = (
+            f" Even after {EXTENSIONS} more rates, the best is at the edge of the search for "
+            f"{', '.join(edge)}."
+        )
+        yield Finding(f"{task}: learning rate {chosen}.{at if edge else ''}", under="rates")
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
@@ -160,6 +209,7 @@ SECTION = Section(
     lead="Every way of training makes one pass over the demonstrations, one at a time, with plain "
     "steps. The size of the steps is chosen by the same small search for all of them: the rate "
     "that makes the right answers of separate queries most likely, with the demonstrations of the "
-    "first seed. No seed measures these queries.",
+    "first seed. No seed measures these queries. If the best rate is at the edge of the grid, the "
+    f"grid is extended there, at most {EXTENSIONS} times.",
     findings=findings, figures=FIGURES, tables=TABLES,
 )  # fmt: skip

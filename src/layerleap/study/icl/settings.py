@@ -4,6 +4,7 @@ In: plain values. Out: `IclSettings`, checked.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -11,7 +12,9 @@ from layerleap.act.learn.lessons import Tokens
 from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
+from layerleap.stream.tasks.load import parse_labels
 from layerleap.stream.tasks.prompts import require_decoder
+from layerleap.stream.tasks.task import Task
 from layerleap.study.engine import Settings, option
 
 LENSES = ("id", "mat", "tuned")
@@ -29,15 +32,31 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise BadSettings(f"rates are {text!r}; expected numbers separated by commas") from error
 
 
+def _few(rates: tuple[float, ...]) -> tuple[float, ...]:
+    """Three of the rates at most: the lowest, a middle one and the highest."""
+    ordered = sorted(rates)
+    places = {0, len(ordered) // 2, len(ordered) - 1}
+    return tuple(ordered[place] for place in sorted(places))
+
+
 @dataclass(frozen=True)
 class IclSettings(Settings):
     """What the study of in-context learning does, and with how much data."""
 
-    tasks: tuple[str, ...] = option(
+    tasks: tuple[str | Task, ...] = option(
         ("opposites", "kinds", "reviews"),
-        "Tasks, separated by commas: bundled ones (`layerleap tasks` lists them), or .jsonl, .csv "
-        "or .parquet files with the fields text and label.",
-        flags=("--task", "--tasks"), parse=_words,
+        "A task: a bundled one (`layerleap tasks` lists them), or a .jsonl, .csv or .parquet file "
+        "with the fields text and label. Repeat it, or separate several by commas.",
+        flags=("--task", "--tasks"), parse=_words, repeats=True,
+    )  # fmt: skip
+    template: str | None = option(
+        None, "How a text becomes a prompt, with {text} in it; it ends where the answer begins."
+    )
+    field: str = option("text", "The field of files that holds the text.")
+    label: str = option("label", "The field of files that holds the answer.")
+    labels: Mapping[str, str] | None = option(
+        None, "Words for the values of that field, such as 0=Negative,1=Positive.",
+        parse=parse_labels,
     )  # fmt: skip
     seeds: int = option(3, "How often demonstrations and queries are drawn.")
     demonstrations: int = option(16, "Demonstrations that are shown, and trained on.")
@@ -71,8 +90,7 @@ class IclSettings(Settings):
     seed: int = option(0, "The first seed.")
 
     def __post_init__(self) -> None:
-        if not self.tasks or len(set(self.tasks)) < len(self.tasks):
-            raise BadSettings(f"tasks are {', '.join(self.tasks) or 'none'}; expected each once")
+        self._check_tasks()
         least = {"seeds": 1, "demonstrations": 1, "queries": 4, "search": 2, "tuned_rows": 256}
         for name, lowest in least.items():
             if (value := getattr(self, name)) < lowest:
@@ -94,12 +112,21 @@ class IclSettings(Settings):
             if getattr(self, name) is not None and not users & set(self.lenses):
                 raise BadSettings(f"a {name} bank was given, but lenses are {self.lenses}")
 
+    def _check_tasks(self) -> None:
+        given = self.tasks
+        if isinstance(given, str | Task):  # one task, or names separated by commas
+            given = _words(given) if isinstance(given, str) else (given,)
+        object.__setattr__(self, "tasks", tuple(given))
+        named = [task.name if isinstance(task, Task) else str(task) for task in self.tasks]
+        if not named or len(set(named)) < len(named):
+            raise BadSettings(f"tasks are {', '.join(named) or 'none'}; expected each once")
+
     def quickened(self) -> "IclSettings":
         """One seed, one task, few demonstrations and queries, and the logit lens alone."""
         return replace(
             self, tasks=self.tasks[:1], seeds=1, demonstrations=min(self.demonstrations, 4),
             most=min(self.most, 8), queries=min(self.queries, 20), search=min(self.search, 10),
-            rates=self.rates[1::2] or self.rates,
+            rates=_few(self.rates),
             lenses=("id",), bank=None, tuned=None,
         )  # fmt: skip
 

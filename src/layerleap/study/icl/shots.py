@@ -88,7 +88,7 @@ TABLES = (
 )  # fmt: skip
 
 SECTION = Section(
-    key="shots", title="Does it grow with demonstrations?", run=tables, needs=("rates",),
+    key="shots", title="Does it grow with demonstrations?", run=tables, needs=("learns",),
     short="Demonstrations", help="similarity by number of demonstrations",
     lead="Training makes one pass over the demonstrations, so what it has learned after the first "
     "few can be compared with showing the same few.",

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from layerleap.read.metrics import finite
 from layerleap.read.nested import nested_means
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.icl.context import IclContext, layer_mean, merged
-from layerleap.study.icl.judged import CLAIMS, MEASURES, MOST, interval, lead, mean
+from layerleap.study.icl.judged import CLAIMS, MEASURES, interval, lead, mean
 from layerleap.study.icl.rates import LINES, NAMES
 from layerleap.study.icl.works import names, panel, working
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -91,11 +92,12 @@ def _layer_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
 
 
 def _untrained_leads(cells: list[dict[str, Tensor]], place: Row) -> Iterator[Row]:
-    """SimAOU with untrained blocks minus most of that of the trained model, query by query."""
+    """SimAOU with untrained blocks minus that of the trained model, query by query."""
     a, b = (merged(cells, f"aou/gd/{control}") for control in ("untrained", ""))
     if a and b:
-        gaps = [paired_mean(x, MOST * y.double()) for x, y in zip(a, b, strict=True)]
-        yield {**place, "share": MOST, **nested_means(gaps)[0].to_dict()}
+        gaps = [paired_mean(x, y) for x, y in zip(a, b, strict=True)]
+        trained = nested_means([layer_mean(one) for one in b])[0].value
+        yield {**place, "trained": finite(trained), **nested_means(gaps)[0].to_dict()}
 
 
 def findings(result: StudyResult) -> Iterator[Finding]:
@@ -188,9 +190,11 @@ FIGURES = (
     ),
     Figure(
         "controls", "SimAOU and its controls",
-        "The mean over layers. Untrained blocks: the same with random weights inside the blocks. "
-        "Shuffled answers: trained on the same answers dealt out at random, some of which stay "
-        "right. Other queries: the training's change of another query.",
+        "The mean over layers. Untrained blocks: the same with random weights inside the blocks, "
+        "other ones for every seed. "
+        "Shuffled answers: trained on the same answers dealt out anew, none of them right if "
+        "possible, or of classes as many as by chance. Other queries: the training's change of "
+        "another query.",
         _controls, kind="dots", x=Axis("SimAOU, mean over layers"), y=Axis("", "category"),
         lines=ALL_LINES, dodge=True, unit="queries", sample=SAMPLE,
     ),
@@ -242,7 +246,7 @@ def _named(key: str) -> str:
 
 SECTION = Section(
     key="similarity", title="Does training change what context changes?", run=tables,
-    needs=("rates",), short="Similarity", help="SimAOU and SimAM delta by layer",
+    needs=("learns",), short="Similarity", help="SimAOU and SimAM delta by layer",
     lead="Each query runs without demonstrations, after demonstrations in its context, and without "
     "them after training on the same demonstrations in the same order. What context changes is "
     "compared with what training changes, at the token that predicts the answer.",

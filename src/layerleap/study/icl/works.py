@@ -150,7 +150,7 @@ FIGURES = (
         "accuracy", "Accuracy by number of demonstrations",
         "The share of queries whose answer is right. Of classes, the best label is the answer; of "
         "mappings, the best of all tokens. Shuffled: the same demonstrations with the answers of "
-        "others.",
+        "others; of mappings none stays right if possible, of classes as many as by chance.",
         _curves, x=Axis("demonstrations"), y=Axis("right answers", "share"), lines=LINES,
         marks=_marks, unit="queries", sample="bands: 95 %, bootstrap over seeds and queries",
     ),
@@ -168,7 +168,8 @@ TABLES = (
         ),
     ),
     Table(
-        "accuracy-table", "Right answers (%)", lambda result: _cells(result), (Column("task"),),
+        "accuracy-table", "Right answers (%)", lambda result: _cells(result),
+        (Column("task"), Column("still_right", "still right after shuffling", "{:.0f}", 100)),
         across="case", cells=(estimate("value", "", "{:.0f}", 100),), terminal=True,
     ),
     Table(
@@ -187,9 +188,13 @@ def _cells(result: StudyResult) -> Iterator[Row]:
         ("shuffled", shots): "shuffled answers", ("majority", None): "commonest answer",
         ("copy", None): "copying",
     }  # fmt: skip
+    kept = {
+        row["task"]: row.get("still_right")
+        for row in result.rows("accuracy", answers="shuffled", shots=shots)
+    }
     for row in result.rows("accuracy"):
         if case := cases.get((row["answers"], row["shots"])):
-            yield {**row, "case": case}
+            yield {**row, "case": case, "still_right": kept.get(row["task"])}
 
 
 SECTION = Section(

@@ -172,6 +172,8 @@ def test_losses_may_be_read_through_a_bank(model):
     assert not same(through, tuned(model, share=1.0))
     with pytest.raises(BadSettings, match="a lens is for how='layer-causal' alone"):
         tuned(model, how="full", lens=lens)
+    with pytest.raises(WrongModel, match="make a lens of this model"):
+        tuned(tiny("llama", seed=5), lens=lens)
 
 
 def test_held_out_documents_are_never_trained_on(model):
@@ -194,6 +196,8 @@ def test_held_out_documents_are_never_trained_on(model):
         ({"max_tokens": 65}, "max_tokens is 65; this model reads at most 64"),
         ({"decay": -1.0}, "decay is -1.0"),
         ({"held_out": 1.0}, "held_out is 1.0"),
+        ({"seed": -1}, "seed is -1; expected 0 or more"),
+        ({"tested_tokens": -5}, "tested_tokens is -5; expected 0 or more"),
         ({"how": "layercausal"}, "did you mean 'layer-causal'"),
         ({"optimizer": "adam"}, "did you mean 'adamw'"),
         ({"parameters": "*.nothing"}, "no parameter of tiny-llama matches"),
@@ -220,3 +224,63 @@ def test_texts_and_models_that_cannot_be_trained_on_are_refused(model, tmp_path)
         tuned(model, folder=tmp_path)
     with pytest.raises(NotFinite, match="lower the learning rate"):
         tuned(model, learning_rate=1e30, optimizer="sgd", how="full")
+
+
+def test_the_held_out_loss_of_a_half_precision_model_is_summed_in_float32():
+    from layerleap.zoo.small_lm import lm_loss
+
+    torch.manual_seed(0)
+    logits = (4 * torch.randn(1, 40, 500)).bfloat16()
+    stream = torch.randint(0, 500, (40,))
+
+    class Fixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, input_ids, use_cache):
+            return type("Output", (), {"logits": logits[:, : input_ids.shape[1]]})
+
+    exact = torch.nn.functional.cross_entropy(logits[0, :-1].double(), stream[1:])
+    assert lm_loss(Fixed(), stream, 64)["loss"] == pytest.approx(float(exact), rel=1e-5)
+
+
+def test_the_held_out_loss_is_measured_where_the_model_is(model):
+    from layerleap.zoo.small_lm import lm_loss
+
+    devices = []
+
+    class Elsewhere(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(9, 9, device="meta")
+
+        def get_input_embeddings(self):
+            return self.embedding
+
+        def forward(self, input_ids, use_cache):
+            devices.append(input_ids.device.type)
+            return type("Output", (), {"logits": torch.zeros(1, input_ids.shape[1], 9)})
+
+    lm_loss(Elsewhere(), torch.arange(8), 8)
+    assert devices == ["meta"]
+
+
+def test_a_text_that_is_held_out_as_a_whole_is_told_what_to_do(model):
+    text = [" ".join(TEXT)]
+    seed = next(s for s in range(50) if not len(token_stream(model, text, 50, seed=s)))
+    with pytest.raises(BadText, match=r"held_out=0.25 took \d+ tokens .* set held_out=0, or give"):
+        tuned(model, text, seed=seed)
+    assert tuned(model, text, seed=seed, held_out=0.0).notes == ()
+
+
+def test_a_text_of_which_nothing_is_held_out_says_so(model, tmp_path):
+    text = [" ".join(TEXT)]
+    seed = next(s for s in range(50) if len(token_stream(model, text, 50, seed=s)))
+    result = tuned(model, text, seed=seed, folder=tmp_path / "tuned")
+    assert "Nothing was held out, so no held-out loss was measured" in result.notes[0]
+    assert json.loads((tmp_path / "tuned" / "layerleap.json").read_text())["notes"] == [
+        *result.notes
+    ]
+    assert tuned(model).notes == ()
+    assert tuned(model, text, seed=seed, tested_tokens=0).notes == ()

@@ -1,17 +1,24 @@
 """Gradient descent on demonstrations: steps, choices and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from families import build
 from learning_cases import demonstrations, ids, values
 from tiny_models import tiny
 
+from layerleap.act.edits import ApplyDelta
+from layerleap.act.learn import descent
+from layerleap.act.learn.delta import Delta
 from layerleap.act.learn.descent import learn
 from layerleap.act.learn.gradients import gradients
 from layerleap.act.learn.lessons import Demonstration, lesson
+from layerleap.act.learn.observe import Prompt, observe
 from layerleap.act.learn.parameters import choose
-from layerleap.errors import BadSettings, BadText, ModelRefused
+from layerleap.errors import BadSettings, BadText, ModelRefused, NotFinite, WrongModel
 from layerleap.models.transformer import Transformer
+from layerleap.read.lens import Lens
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +169,38 @@ def test_a_model_whose_keys_cannot_be_verified_asks_for_a_pattern():
         model, demonstrations(), how="layer-causal", learning_rate=0.1, parameters="*.dense.*"
     )
     assert learned.delta.norm() > 0
+
+
+@pytest.mark.parametrize("how", ["full", "layer-causal"])
+def test_a_last_step_that_ends_in_infinity_is_refused(model, how, monkeypatch):
+    def steep(*args, **options):
+        found = gradients(*args, **options)
+        tensors = {name: value * 1e30 for name, value in found.tensors.items()}
+        return replace(found, tensors=tensors)
+
+    monkeypatch.setattr(descent, "gradients", steep)
+    with pytest.raises(NotFinite, match="after the last step; lower the learning rate"):
+        learn(model, demonstrations(1), learning_rate=1e30, how=how)
+
+
+def test_a_learning_rate_that_float32_cannot_hold_is_refused(model):
+    with pytest.raises(BadSettings, match=r"learning_rate is 1e\+300; expected at most 3.4e\+38"):
+        learn(model, demonstrations(1), learning_rate=1e300)
+
+
+def test_states_that_are_not_finite_are_not_observed(model):
+    delta = learn(model, demonstrations(1), learning_rate=0.1).delta
+    broken = Delta.of(model, {n: torch.full_like(t, 3e38) for n, t in delta.tensors.items()})
+    with (
+        model.edit(ApplyDelta(broken)),
+        pytest.raises(NotFinite, match=r"layer \d are NaN or infinite.*lower learning rate"),
+    ):
+        observe(model, [Prompt(ids(5, 0), 5)])
+
+
+def test_a_lens_of_another_model_is_refused(model):
+    other = tiny("llama", seed=5)
+    with pytest.raises(WrongModel, match=r"the lens reads tiny-llama.*make a lens of this model"):
+        learn(model, demonstrations(1), 0.1, how="layer-causal", lens=Lens(other))
+    same = Transformer.wrap(model.model, model.tokenizer, check=False)
+    assert learn(model, demonstrations(1), 0.1, how="layer-causal", lens=Lens(same)).losses

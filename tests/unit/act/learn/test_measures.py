@@ -17,6 +17,7 @@ from layerleap.act.learn.measures import (
     noise_aou,
     reading_agreement,
     readings,
+    recall_by_chance,
     recall_to_fine_tuned,
     saturation_layer,
     score_similarity,
@@ -132,6 +133,21 @@ def test_changed_predictions_are_counted_as_sets_of_changes():
     assert jaccard.counted.tolist() == [0, 1, 2, 1, 1, 1]
     assert math.isnan(change_jaccard(zero, zero, zero).value)
     assert change_jaccard(zero, context, context).value == 1.0
+
+
+def test_changes_of_other_queries_are_a_control():
+    zero, shown, own = (torch.tensor(x) for x in ([0, 0, 0], [1, 0, 2], [1, 0, 2]))
+    assert change_jaccard(zero, shown, own).value == 1
+    other = change_jaccard(zero, shown, own, [2, 0, 1])  # of training: 2, 1 and no change
+    assert (other.value, other.denominator) == (0, 4)
+    same = change_jaccard(zero, torch.tensor([1, 1, 0]), torch.tensor([1, 1, 0]), [1, 0, 2])
+    assert same.value == 1
+
+
+def test_recall_by_chance_is_the_share_of_wrong_queries_that_context_makes_right():
+    zero, shown = (torch.tensor(x, dtype=torch.bool) for x in ([1, 0, 0, 0], [1, 1, 0, 0]))
+    chance = recall_by_chance(zero, shown)
+    assert (chance.value, chance.denominator) == (pytest.approx(1 / 3), 3)
 
 
 def test_recall_shows_how_few_it_is_a_share_of():

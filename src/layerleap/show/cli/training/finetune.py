@@ -82,4 +82,6 @@ def finetune_command(
     from layerleap.show.cli.tables import finetune_table
 
     out.print(finetune_table(tuned.record))
+    for note in tuned.notes:
+        tell(note)
     out.print(f"{model}, fine-tuned ({how}): {out_folder}", highlight=False, soft_wrap=True)
