@@ -108,7 +108,7 @@ def test_diff_for_programs_is_json_and_writes_a_page(place: Path, tmp_path: Path
     [
         (
             ("align", "model", "larger"),
-            "different vocabularies: 1 tokens, such as 'unheard', have different ids",
+            "different vocabularies: only one of them has 'unheard'",
         ),
         (("align", "model", "other", "--kind", "ffn"), "kind is 'ffn'; expected one of"),
         (("align", "model", "other", "--rows", "0"), "rows is 0; expected 1 or more"),

@@ -67,9 +67,11 @@ def _difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
     """How many tokens only one of two vocabularies has, or has with another id."""
     moved = [token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]]
     if moved:
-        return f"{len(moved):,} tokens, such as {min(moved)!r}, have different ids"
+        return f"{len(moved):,} of their tokens, such as {min(moved)!r}, have different ids"
     alone = ours.keys() ^ theirs.keys()
-    return f"only one of them has {len(alone):,} tokens, such as {min(alone)!r}"
+    return f"only one of them has {min(alone)!r}" + (
+        f" and {len(alone) - 1:,} other tokens" if len(alone) > 1 else ""
+    )
 
 
 def embedding_kernel(a: Transformer, b: Transformer, *, folded: bool = False) -> Tensor:
