@@ -175,6 +175,43 @@ def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]
     return read_json(path)
 
 
+def study_row(
+    made: Any, wanted: Mapping[str, Any], asked: Sequence[str], small: Sequence[str], bar: float,
+    *, smoke: bool, about: Callable[[Any], Mapping[str, Any]],
+) -> Row:  # fmt: skip
+    """Minutes that a study takes with its defaults, from `study.json` of a whole run.
+
+    Args:
+        made: the study.
+        wanted: its default settings, resolved for the bundled model.
+        asked: names of those that must be the same; they are listed in the row.
+        small: options of a smoke run.
+        bar: minutes, at most.
+        about: what else the row says, from `study.json`.
+    """
+    name = made.name
+    whole = {key: wanted[key] for key in asked}
+    whole |= {"quick": False, "sections": [section.key for section in made.sections]}
+    found = study(
+        BUILD / (f"bench-smoke-{name}" if smoke else name) / MODEL,
+        ("study", name, MODEL, *(small if smoke else ())),
+        lambda settings: smoke or all(settings[key] == value for key, value in whole.items()),
+    )
+    took, settings = found["run"], found["settings"]
+    detail = {
+        "note": f"layerleap study {name} with its defaults, model and data already cached",
+        "settings": {key: settings[key] for key in asked}, **about(found),
+        "peak_mib": took["peak_mib"],
+    }  # fmt: skip
+    minutes = took["seconds"] / 60
+    return Row(f"{name}_study", minutes, None, "minutes", bar, "<=", judged="ours", detail=detail)
+
+
+def rows_by_role(found: Any) -> dict[str, Any]:
+    """How many rows a study fitted on and read."""
+    return {"rows": {row["role"]: row["rows"] for row in found["data"]}}
+
+
 def record(path: Path, rows: Iterable[Row]) -> None:
     """Merge rows into the file by name, in one step, so that bars can be run one by one."""
     known = {row["name"]: row for row in read_json(path)} if path.exists() else {}
