@@ -197,3 +197,22 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(CannotFetch, match=r'matplotlib .* pip install "layerleap\[report\]"'):
         draw(FIGURES["precision"], make_study())
+
+
+def test_ticks_of_a_log_axis_over_many_powers_of_ten_are_the_powers_alone():
+    rows = [{"x": 10.0**power, "y": 1.0, "line": "a"} for power in (-5, -4, -3, -2)]
+    words = texts_of(draw(figure_of(rows, x=Axis("rate", "log")), make_study(2)))
+    assert "10\u207b\u2075" in words
+    assert "2e-05" not in words
+    near = [{"x": float(k), "y": 1.0, "line": "a"} for k in (4, 16, 64)]
+    words = texts_of(draw(figure_of(near, x=Axis("k", "log")), make_study(2)))
+    assert {"5", "10", "20", "50"} <= set(words.split())
+
+
+def test_a_long_title_of_a_panel_is_broken_into_lines():
+    name = "a name of a panel that is far too long for a single line above it"
+    rows = [{"x": x, "y": 1.0, "line": "a", "panel": name} for x in (1, 2)]
+    svg = draw(figure_of(rows, size=(3.7, 3.3)), make_study(2))
+    lines = [e.text for e in ElementTree.fromstring(svg).iter() if (e.text or "").strip()]
+    assert name not in lines
+    assert "a name of a panel that is far" in lines

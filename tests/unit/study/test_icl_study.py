@@ -48,9 +48,8 @@ def test_predictions_and_readings_have_controls_too(table):
         rows = result.rows(table, task="sizes", **{column: way})
         assert {row["control"] for row in rows} == {"", "labels", "queries"}
     section = changes if table == "changes" else layers
-    captions = " ".join(one.caption for one in section.TABLES)
-    assert "untrained blocks" in captions
-    assert "Noise" in captions
+    assert "untrained blocks" in section.SECTION.lead
+    assert "Noise" in section.SECTION.lead
 
 
 def test_a_model_that_does_not_learn_in_context_leaves_the_claims_untested():
@@ -445,7 +444,8 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path: Path):
 def test_a_quick_run_is_small():
     quick = IclSettings().quickened()
     assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("id",))
-    assert quick.demonstrations <= 4
+    assert quick.demonstrations <= 8
+    assert quick.queries <= 30
     assert quick.rates == (0.0001, 0.001, 0.01)
     assert IclSettings(rates=(0.1, 0.2)).quickened().rates == (0.1, 0.2)
 

@@ -1,5 +1,6 @@
 """Draws the figures of any study: SVG text for a page, and the summary picture as PNG."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -15,6 +16,7 @@ from layerleap.study.figures import LENSES, Figure, Line, Row, short
 from layerleap.study.result import StudyResult
 
 MANY = 60  # points; beyond that the markers of a line would touch
+LETTERS = 11.5  # of a panel's title per inch, beside an inch for the labels of the y axis
 
 
 def figure_rows(figure: Figure, result: StudyResult) -> list[Row]:
@@ -70,7 +72,7 @@ def draw_panel(
 ) -> Any:
     """Draw one panel; returns what a colour bar needs, for heat maps."""
     n_layers = result.model["n_layers"]
-    axes.set_title(name)
+    axes.set_title(textwrap.fill(name, round(LETTERS * (figure.size[0] - 1))))
     looks = _looks(figure, rows)
     if figure.kind == "heatmap":
         mesh = _heatmap(axes, figure, panel)

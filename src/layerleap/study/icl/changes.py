@@ -40,11 +40,11 @@ from layerleap.study.tables import Column, Table, estimate, percent
 FEWEST = 10  # counted queries: resampling fewer says nothing about how sure a share is
 FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little
 CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
-NO_CONTROL = (
+CONTROLS_HERE = (
     "Controls: training on shuffled answers, for the paper's two ways alone, because it costs "
     "another training; and other queries: for change-Jaccard, what training changes for another "
     "query, for Rec2FTP, the share of all queries wrong zero-shot that context makes right. Noise "
-    "makes no predictions, and those of untrained blocks are random, so neither is a control here"
+    "makes no predictions, and those of untrained blocks are random, so neither is a control here."
 )
 TITLES = {"jaccard": "change-Jaccard", "recall": "Rec2FTP"}
 
@@ -264,7 +264,7 @@ TABLES = (
         terminal=True,
     ),
     Table(
-        "changes-table", f"Changed predictions. {NO_CONTROL}",
+        "changes-table", "Changed predictions",
         lambda result: (
             {**row, "title": TITLES[row["measure"]]} for row in result.rows("changes")
         ),
@@ -287,6 +287,7 @@ SECTION = Section(
     key="changes", title="Does training change the same answers?", run=tables, needs=("learns",),
     short="Answers", help="changed predictions, Rec2FTP",
     lead="A prediction is the answer to a query. Context and training each change some of the "
-    "answers that the model gives without either. How many of these changes are the same?",
+    "answers that the model gives without either. How many of these changes are the same? "
+    + CONTROLS_HERE,
     findings=findings, claims=CLAIMS, figures=FIGURES, tables=TABLES,
 )  # fmt: skip

@@ -25,11 +25,11 @@ from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.tables import Column, Table, estimate
 
 CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
-NO_CONTROL = (
+CONTROLS_HERE = (
     "Controls: readings after training on shuffled answers, for the paper's two ways alone, "
     "because it costs another training; and readings of another query. Noise is no state that a "
     "lens could read, and layers of untrained blocks predict at random, so neither is a control "
-    "here"
+    "here."
 )
 LENSES = {"id": "the logit lens", "mat": "shortcuts", "tuned": "tuned maps"}
 
@@ -167,14 +167,14 @@ def _named(rows: list[Row]) -> Iterator[Row]:
 TABLES = (
     Table(
         "readings-table",
-        f"Layers that predict as in context (%), mean over blocks. {NO_CONTROL}",
+        "Layers that predict as in context (%), mean over blocks",
         lambda result: _named(result.rows("readings", layer=None)),
         (Column("task"), Column("lens", "read through"), Column("control")), across="name",
         cells=(estimate("value", "", "{:.0f}", 100),),
     ),
     Table(
         "saturation-table",
-        f"Distance of saturation layers from those in context, in layers. {NO_CONTROL}",
+        "Distance of saturation layers from those in context, in layers",
         lambda result: _named(result.rows("saturation_gaps")),
         (Column("task"), Column("lens", "read through"), Column("control")), across="name",
         cells=(estimate("value", "", "{:.1f}"),),
@@ -185,6 +185,6 @@ SECTION = Section(
     key="layers", title="Do layers predict the same?", run=tables, needs=("learns",),
     short="Layers", help="readings of layers and saturation",
     lead="A lens reads what every layer would predict. After training, do layers predict what they "
-    "predict in context, and do predictions settle at the same layer?",
+    "predict in context, and do predictions settle at the same layer? " + CONTROLS_HERE,
     findings=findings, claims=(_claim("gd"), _claim("lcgd-id")), figures=FIGURES, tables=TABLES,
 )  # fmt: skip

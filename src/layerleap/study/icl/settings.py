@@ -124,8 +124,8 @@ class IclSettings(Settings):
     def quickened(self) -> "IclSettings":
         """One seed, one task, few demonstrations and queries, and the logit lens alone."""
         return replace(
-            self, tasks=self.tasks[:1], seeds=1, demonstrations=min(self.demonstrations, 4),
-            most=min(self.most, 8), queries=min(self.queries, 20), search=min(self.search, 10),
+            self, tasks=self.tasks[:1], seeds=1, demonstrations=min(self.demonstrations, 8),
+            most=min(self.most, 8), queries=min(self.queries, 30), search=min(self.search, 10),
             rates=_few(self.rates),
             lenses=("id",), bank=None, tuned=None,
         )  # fmt: skip

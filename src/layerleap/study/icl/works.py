@@ -19,6 +19,7 @@ LINES = {
     "shuffled": Line("shuffled answers", "orange", marker="s", style="dashed"),
 }
 OVER = (*BASELINES, "shuffled")
+NAMES = {"majority": "commonest answer", "copy": "copying", "shuffled": "shuffled answers"}
 
 
 def tables(context: IclContext) -> Tables:
@@ -136,7 +137,7 @@ def _curves(result: StudyResult) -> Iterator[Row]:
 def _marks(result: StudyResult) -> Iterator[Mark]:
     for row in result.rows("accuracy"):
         if row["answers"] == "majority" or (row["answers"] == "copy" and row["value"]):
-            label = {"majority": "commonest answer", "copy": "copying"}[row["answers"]]
+            label = NAMES[row["answers"]]
             yield Mark("y", row["value"], label, panel=panel(result, row["task"]))
 
 
@@ -163,7 +164,7 @@ TABLES = (
             Column("task"), Column("says", "what it asks"), Column("kind"), Column("template"),
             Column("examples", form="{:,.0f}"), Column("usable", form="{:,.0f}"),
             Column("tokens", "tokens of a query", "{:.1f}"),
-            Column("works", "learned in context", words={True: "yes", False: "no"},
+            Column("works", "learned in context", words={True: "yes", False: "not clearly"},
                    colours=GOOD_OR_BAD),
         ),
     ),
@@ -175,7 +176,7 @@ TABLES = (
     Table(
         "leads-table", "Lead of true demonstrations, query by query (points)",
         lambda result: result.rows("accuracy_leads"),
-        (Column("task"), Column("over"), Column("shots", "demonstrations"),
+        (Column("task"), Column("over", words=NAMES), Column("shots", "demonstrations"),
          estimate("value", "lead", "{:+.1f}", 100), Column("rows", "queries", "{:,.0f}")),
     ),
 )  # fmt: skip
@@ -185,8 +186,8 @@ def _cells(result: StudyResult) -> Iterator[Row]:
     shots = result.settings["demonstrations"]
     cases = {
         ("true", 0): "zero-shot", ("true", shots): f"{shots} demonstrations",
-        ("shuffled", shots): "shuffled answers", ("majority", None): "commonest answer",
-        ("copy", None): "copying",
+        ("shuffled", shots): NAMES["shuffled"], ("majority", None): NAMES["majority"],
+        ("copy", None): NAMES["copy"],
     }  # fmt: skip
     kept = {
         row["task"]: row.get("still_right")

@@ -4,6 +4,7 @@ In: held-out rows. Out: the table over k, and the section of the study that show
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from layerleap.act.edits import TopKAttention
 from layerleap.errors import BadText
@@ -14,10 +15,10 @@ from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.sparsity.context import SparsityContext
 from layerleap.study.sparsity.curves import (
     EIGHTH,
-    PANELS,
     SAME_LOSS,
     SAME_TOP,
     kept_share,
+    measure_columns,
     nats,
     nearest,
     points,
@@ -135,11 +136,6 @@ def _points(result: StudyResult) -> Iterator[Row]:
     yield from points(result.rows("attention"), "k", "attention")
 
 
-def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("attention"):
-        yield {**row, "column": PANELS[row["measure"]]}
-
-
 SECTION = Section(
     "attention", "How many keys does attention need?", _run,
     "Every self-attention of the model keeps only the k keys with the highest scores of each query "
@@ -149,15 +145,15 @@ SECTION = Section(
     figures=(
         Figure(
             "attention", "Attention with k keys",
-            "Left: how far the output moves. Right: how often the top output stays, and how much "
-            "worse the text is predicted.", _points, x=Axis("keys kept (k)", "log"),
+            "Left: how far the output moves. Middle: how often the top output stays the same. "
+            "Right: how much worse the text is predicted.", _points, x=Axis("keys kept (k)", "log"),
             y=Axis(""), share_y=False, unit="rows", size=(3.7, 3.3),
             lines={"attention": Line("top-k attention", "blue")},
         ),
     ),
     tables=(
         Table(
-            "attention-table", "Attention with k keys", _table_rows,
+            "attention-table", "Attention with k keys", partial(measure_columns, table="attention"),
             (Column("k"), Column("affected", "rows that see more", "{:.0f} %", 100)),
             across="column", cells=(estimate("value", "", "{:.3f}"),), terminal=True,
         ),

@@ -21,7 +21,7 @@ from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.sparsity.context import SparsityContext
-from layerleap.study.sparsity.curves import nats
+from layerleap.study.sparsity.curves import measure_columns, nats
 from layerleap.study.sparsity.passes import Measured, Rows
 from layerleap.study.sparsity.shared_out import Plan, finer, furthest, guessed, steps
 from layerleap.study.tables import Column, Table, estimate, percent
@@ -29,6 +29,7 @@ from layerleap.study.tables import Column, Table, estimate, percent
 ATTENTION, FFN = "attention", "FFN"
 KINDS = (ATTENTION, FFN)
 FINER = 4  # levels that plans may use for one that is measured
+TITLES = {ATTENTION: "Attention", FFN: "FFN"}
 NOUNS = {ATTENTION: "keys", FFN: "neurons"}
 
 
@@ -241,10 +242,10 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         rows, check = result.rows("budget", kind=kind), _check(result, kind, "budget")
         if not rows or check is None:
             continue
-        noun = NOUNS[kind]
+        part, noun = TITLES[kind], NOUNS[kind]
         if all(row["whole"] for row in rows):
             yield Finding(
-                f"{kind}: no layer can be restricted within {result.settings['kl']:g} nats, at the "
+                f"{part}: no layer can be restricted within {result.settings['kl']:g} nats, at the "
                 "levels tried.", under=f"budget-{kind}", headline=True,
             )  # fmt: skip
             continue
@@ -252,12 +253,12 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
         most = max(rows, key=lambda row: row["kept"])
         least = min(rows, key=lambda row: row["kept"])
         yield Finding(
-            f"{kind}: with {percent(check['kept'])} of the {noun}, shared out by layer, KL on "
+            f"{part}: with {percent(check['kept'])} of the {noun}, shared out by layer, KL on "
             f"held-out text is {nats(check)}; as many {noun} in every layer give {nats(same)}.",
             under=f"budget-{kind}", headline=True,
         )  # fmt: skip
         yield Finding(
-            f"{kind}: layer {most['layer']} needs most ({_amount(most)}), layer {least['layer']} "
+            f"{part}: layer {most['layer']} needs most ({_amount(most)}), layer {least['layer']} "
             f"least ({_amount(least)}).", under=f"budget-{kind}",
         )  # fmt: skip
 
@@ -275,7 +276,7 @@ def _points(result: StudyResult, kind: str) -> Iterator[Row]:
 def _figures(kind: str) -> tuple[Figure, ...]:
     return (
         Figure(
-            f"budget-{kind}", f"{kind}: the budget by layer",
+            f"budget-{kind}", f"{TITLES[kind]}: the budget by layer",
             f"The part of the {NOUNS[kind]} that each layer keeps.", partial(_points, kind=kind),
             y=Axis(f"{NOUNS[kind]} kept", "share"), size=(5.2, 3.2), narrow=True,
             lines={"kept": Line("kept", "blue")}, sample="chosen on the fitting side",
@@ -293,9 +294,11 @@ SECTION = Section(
     claims=CLAIMS, figures=(*_figures(ATTENTION), *_figures(FFN)),
     tables=(
         Table(
-            "budget-checks", "Budgets on held-out text", lambda r: r.rows("budget_checks"),
-            (Column("kind", "part"), Column("what", ""), Column("kept", "kept", "{:.0f} %", 100)),
-            across="measure", cells=(estimate("value", "", "{:.3f}"),), terminal=True,
+            "budget-checks", "Budgets on held-out text",
+            partial(measure_columns, table="budget_checks"),
+            (Column("kind", "part"), Column("what", "how shared"),
+             Column("kept", "kept", "{:.0f} %", 100)),
+            across="column", cells=(estimate("value", "", "{:.3f}"),), terminal=True,
         ),
         Table(
             "budget-table", "k by layer", lambda r: r.rows("budget"),

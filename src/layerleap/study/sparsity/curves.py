@@ -60,6 +60,12 @@ def points(rows: Iterable[Row], x: str, line: str = "") -> Iterator[Row]:
             yield {**point, "line": row.get("line", line)}
 
 
+def measure_columns(result: StudyResult, table: str) -> Iterator[Row]:
+    """Rows of a table with one column per measure."""
+    for row in result.rows(table):
+        yield {**row, "column": PANELS[row["measure"]]}
+
+
 def nearest(result: StudyResult, table: str, key: str, wanted: float, **where: Any) -> float | None:
     """The value of `key` in a table that is nearest to `wanted`; the lower of two.
 

@@ -23,8 +23,8 @@ from layerleap.study.sparsity.passes import Measured, Rows
 from layerleap.study.tables import Column, Table, estimate, percent
 
 RULES: dict[By, str] = {
-    "size": "by |coefficient| times the value's norm",
-    "magnitude": "by |coefficient|",
+    "size": "by size: |coefficient| times the value's norm",
+    "magnitude": "by magnitude: |coefficient|",
     "signed": "by the coefficient itself",
     "pre-activation": "by the pre-activation (the paper's rule)",
 }
