@@ -30,6 +30,7 @@ ATTENTION, FFN = "attention", "FFN"
 KINDS = (ATTENTION, FFN)
 FINER = 4  # levels that plans may use for one that is measured
 TITLES = {ATTENTION: "Attention", FFN: "FFN"}
+WORDS = {"saved by sharing out": "same everywhere minus budget"}
 NOUNS = {ATTENTION: "keys", FFN: "neurons"}
 
 
@@ -296,7 +297,7 @@ SECTION = Section(
         Table(
             "budget-checks", "Budgets on held-out text",
             partial(measure_columns, table="budget_checks"),
-            (Column("kind", "part"), Column("what", "how shared"),
+            (Column("kind", "part"), Column("what", "how shared", words=WORDS),
              Column("kept", "kept", "{:.0f} %", 100)),
             across="column", cells=(estimate("value", "", "{:.3f}"),), terminal=True,
         ),
