@@ -332,6 +332,16 @@ def test_k_keeps_an_eighth_of_the_keys_on_average_not_of_the_longest_row():
     assert kept_share(causal, k) == pytest.approx(sum(min(1, k / n) for n in range(1, 129)) / 128)
 
 
+def test_a_budget_with_one_k_for_all_layers_is_not_said_to_be_shared_out():
+    result = STUDY(tiny("llama"), settings(kl=50.0), sections=["budget"])
+    assert len({row["k"] for row in result.rows("budget", kind="attention")}) == 1
+    (claim,) = [c for c in result.claims if "numbers of keys: sharing them out" in c["claim"]]
+    assert (claim["agrees"], claim["seen"][:27]) == ("not tested", "every layer got the same k,")
+    words = " ".join(row["text"] for row in result.findings)
+    assert "no layer got more than another" in words
+    assert "Attention: layer" not in words
+
+
 def test_budgets_of_texts_whose_rows_all_see_few_keys():
     short = settings(keys=(4, 16), budget_tokens=20, positions="every:4")
     result = STUDY(tiny("llama"), short, sections=["budget"])

@@ -79,7 +79,7 @@ def _untrained(result: StudyResult) -> Verdict:
     return Verdict(
         below(row, SAME_LOSS),
         f"with k = {own['k']}, which is {percent(own['keys_kept'])} of the keys of a row on "
-        f"average, the loss grows by {nats(row)}",
+        f"average, the loss changes by {nats(row)}",
         f"yes if the interval is below {SAME_LOSS} nats",
     )
 

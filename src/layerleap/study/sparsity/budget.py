@@ -205,6 +205,10 @@ def _missing(result: StudyResult, kind: str) -> Verdict | None:
     return None
 
 
+def _is_same(rows: list[Row]) -> bool:
+    return len({row["k"] for row in rows}) == 1
+
+
 def _holds(result: StudyResult, kind: str) -> Verdict:
     row = _check(result, kind, "budget")
     if (missing := _missing(result, kind)) is not None or row is None:
@@ -220,6 +224,8 @@ def _better(result: StudyResult, kind: str) -> Verdict:
     row = _check(result, kind, "saved by sharing out")
     if (missing := _missing(result, kind)) is not None or row is None:
         return missing or untested("nothing was measured")
+    if _is_same(result.rows("budget", kind=kind)):
+        return untested("every layer got the same k, at the levels tried")
     return Verdict(
         above(row), f"the same k everywhere, with at least as many {NOUNS[kind]}, has a KL higher "
         f"by {nats(row)}", "yes if the interval of the paired difference is above 0",
@@ -248,6 +254,13 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             yield Finding(
                 f"{part}: no layer can be restricted within {result.settings['kl']:g} nats, at the "
                 "levels tried.", under=f"budget-{kind}", headline=True,
+            )  # fmt: skip
+            continue
+        if _is_same(rows):
+            yield Finding(
+                f"{part}: with {_amount(rows[0])} in every layer, KL on held-out text is "
+                f"{nats(check)}. At the levels tried, no layer got more than another.",
+                under=f"budget-{kind}", headline=True,
             )  # fmt: skip
             continue
         same = _check(result, kind, "same everywhere")

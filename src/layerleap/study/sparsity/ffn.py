@@ -115,7 +115,7 @@ def _enough(result: StudyResult) -> Verdict:
         return untested("the right outputs of this text are not known, so there is no loss")
     return Verdict(
         below(row, SAME_LOSS),
-        f"with {percent(share, 1)} of the neurons, by size, the loss grows by {nats(row)}",
+        f"with {percent(share, 1)} of the neurons, by size, the loss changes by {nats(row)}",
         f"yes if the interval is below {SAME_LOSS} nats",
     )
 
