@@ -279,9 +279,9 @@ SECTION = Section(
     "training", "Does training with top-k attention end at the same place?", _run,
     "Small encoders are trained from scratch on ListOps and on film reviews read byte by byte, and "
     "the model itself is fine-tuned on film reviews, once with exact and once with top-k "
-    "attention: the same weights to start from, the same batches. k keeps about an eighth of the keys that rows see. "
-    "Sizes are those that take minutes, so accuracies are far from what these tasks allow; what "
-    "counts is the difference.",
+    "attention: the same weights to start from, the same batches. k keeps about an eighth of the "
+    "keys that rows see. Sizes are those that take minutes, so accuracies are far from what these "
+    "tasks allow; what counts is the difference.",
     short="Training", help="from scratch and fine-tuning, top-k beside exact; slow", quick=False,
     findings=_findings, claims=CLAIMS,
     figures=(
