@@ -39,10 +39,15 @@ def command(empty_cache):
     def start(*words):
         return subprocess.Popen(
             [sys.executable, "-c", MAIN, "debug", *map(str, words)], text=True, env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_hear_ctrl_c,
         )  # fmt: skip
 
     return start
+
+
+def _hear_ctrl_c():
+    """A shell that starts tests in the background makes them, and their children, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
