@@ -75,12 +75,14 @@ sparsity: $(STAMP) ## Measure how few keys and neurons models need, and train wi
 	    docs/results/sparsity/$$model/ || exit 1; \
 	done
 
-icl: $(STAMP) ## Compare in-context learning with gradient descent (most of an hour); results in build/icl
-	for model in $(ICL); do \
-	  $(BIN)/layerleap study icl $$model --task $(TASKS) --out build/icl/$$model || [ $$? -eq 3 ] || exit 1; \
-	  mkdir -p docs/results/icl/$$model; \
-	  cp build/icl/$$model/claims.csv build/icl/$$model/findings.txt docs/results/icl/$$model/ || exit 1; \
-	done
+icl: $(STAMP) ## Compare in-context learning with gradient descent, with two losses (an hour or more); results in build/icl
+	for model in $(ICL); do for tokens in answer all; do \
+	  out=$$model; [ $$tokens = all ] && out=$$model-all-tokens; \
+	  $(BIN)/layerleap study icl $$model --task $(TASKS) --tokens $$tokens --out build/icl/$$out \
+	    || [ $$? -eq 3 ] || exit 1; \
+	  mkdir -p docs/results/icl/$$out; \
+	  cp build/icl/$$out/claims.csv build/icl/$$out/findings.txt docs/results/icl/$$out/ || exit 1; \
+	done; done
 
 test: $(STAMP) ## Run all tests, including those on real models
 	$(BIN)/python -m pytest $(WORKERS)

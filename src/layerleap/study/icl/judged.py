@@ -21,7 +21,7 @@ from layerleap.study.result import Row, StudyResult
 
 MEASURES = {"aou": "SimAOU", "amd": "SimAM delta", "am": "SimAM"}
 LESS = 0.2  # share of the trained model's value: lower by less than this counts as the same
-IDLE = "this way of training does not learn here"
+IDLE = "training does not clearly learn here"
 HIGH = 0.8  # a plain SimAM above this is high
 
 

@@ -38,22 +38,22 @@ def tables(context: IclContext) -> Tables:
 
 
 def findings(result: StudyResult) -> Iterator[Finding]:
-    """Ways that do not learn, and trainings that failed."""
+    """Which ways learn a task, and trainings that failed."""
     for task in names(result):
         rows = result.rows("learns", task=task)
-        idle = [row for row in rows if not row["learns"]]
-        for row in idle:
+        sides = {True: list[str](), False: list[str]()}
+        for row in rows:
+            sides[row["learns"]].append(f"{NAMES[row['way']]} {interval(row, '{:+.2f}')}")
+        said = [
+            f"{words} {', '.join(sides[learns])}"
+            for learns, words in ((True, "learned by"), (False, "not clearly learned by"))
+            if sides[learns]
+        ]
+        if said:
+            rest = " No claim rests on a way that does not clearly learn." if sides[False] else ""
             yield Finding(
-                f"{panel(result, task)}: this way of training does not learn here: "
-                f"{NAMES[row['way']]} changes the log-probability of right answers by "
-                f"{interval(row, '{:+.2f}')} nats. No claim rests on it.",
-                under="learns-table",
-            )
-        if rows and not idle:
-            gains = ", ".join(f"{interval(r, '{:+.2f}')} {NAMES[r['way']]}" for r in rows)
-            yield Finding(
-                f"{panel(result, task)}: every way of training learns. Gain of the right answer's "
-                f"log-probability, in nats: {gains}.",
+                f"{panel(result, task)}: {'; '.join(said)} (gain of the right answer's "
+                f"log-probability over no training, in nats).{rest}",
                 under="learns-table",
             )
         for (way, control), seeds in _failures(result, task).items():

@@ -1,11 +1,14 @@
 """Learning rates: the same small search for every way of training, on separate queries.
 
-In: the demonstrations of the first seed, and queries that no seed uses for anything else.
-Out: by way and rate, the log-probability of the right answer and the similarities; and the rate
-chosen.
+In: the demonstrations of every seed, and queries that no seed uses for anything else.
+Out: by way and rate, the log-probability of the right answer and the similarities, over all seeds;
+and the rate chosen.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+
+import torch
 
 from layerleap.errors import NotFinite
 from layerleap.read.metrics import finite
@@ -24,8 +27,11 @@ LINES = {
     "lcgd-mat": Line("layer-causal (shortcuts)", "purple", marker="^"),
     "lcgd-tuned": Line("layer-causal (tuned lens)", "green", marker="D"),
 }
+VALUE = "log_p"  # of the right answer, by which a rate is chosen
 EXTENSIONS = 3  # rates tried beyond the edge of the grid, at most
 NAMES = {way: line.label for way, line in LINES.items()}
+
+Values = dict[str, list[float | None]]  # of one seed: a value per query, by measure
 
 
 def tables(context: IclContext) -> Tables:
@@ -72,13 +78,15 @@ def next_rate(rows: list[Row]) -> float | None:
 
 
 class _Search:
-    """The search on one task, with the demonstrations of the first seed."""
+    """The search on one task, with the demonstrations of every seed."""
 
     def __init__(self, context: IclContext, task: str) -> None:
-        self.context, self.task = context, task
-        drawn, encoded = context.draw(task, context.settings.seed), context.encoded[task]
-        self.trial = Trial(context.model, encoded, drawn.demonstrations, drawn.search)
-        self.lessons = lessons(encoded, drawn.demonstrations)
+        self.context, self.task, self.encoded = context, task, context.encoded[task]
+        draws = {seed: context.draw(task, seed) for seed in context.seeds}
+        self.trials = {
+            seed: Trial(context.model, self.encoded, one.demonstrations, one.search)
+            for seed, one in draws.items()
+        }
 
     def way(self, way: str) -> list[Row]:
         """All rates of the settings, and a few beyond an edge if the best one is there."""
@@ -90,48 +98,77 @@ class _Search:
         return sorted(rows, key=lambda row: row["rate"])
 
     def _row(self, way: str, rate: float) -> Row:
-        context, task = self.context, self.task
-        path = context.path("rate", task, way, rate)
-        row: Row | None = context.saved_json(path)
-        if row is None:
-            try:
-                delta = train(context, context.model, way, rate, self.lessons)
-                trained = self.trial.trained(delta)
-                row = _row(self.trial, trained, {"task": task, "way": way, "rate": rate})
-            except NotFinite:
-                row = {"task": task, "way": way, "rate": rate, "value": None}
-            context.save_json(path, row)
-        return row
+        """One rate; its value is None if the training of any seed diverges."""
+        place: Row = {"task": self.task, "way": way, "rate": rate}
+        by_seed: list[Values] = []
+        for seed, trial in self.trials.items():
+            values = self._saved(seed, lambda one: self._trained(one, way, rate), trial, way, rate)
+            if not values:
+                return {**place, "value": None}
+            by_seed.append(values)
+        return _estimates(by_seed, place)
+
+    def _saved(
+        self, seed: int, measure: Callable[[Trial], Values], trial: Trial, *key: object
+    ) -> Values:
+        """Values of one seed, by query: those of an interrupted run, or measured now."""
+        path = self.context.path("rate", self.task, *key, seed)
+        values: Values | None = self.context.saved_json(path)
+        if values is None:
+            values = measure(trial)
+            self.context.save_json(path, values)
+        return values
+
+    def _trained(self, trial: Trial, way: str, rate: float) -> Values:
+        """After training; empty if it diverges."""
+        try:
+            own = lessons(self.encoded, trial.shown)
+            trained = trial.trained(train(self.context, trial.model, way, rate, own))
+        except NotFinite:
+            return {}
+        values = _answers(trial, trained)
+        if not all(finite(one) is not None for one in values[VALUE]):
+            return {}
+        for measure, by_layer in trial.similarity(trained).items():
+            values[measure] = [finite(one) for one in layer_mean(by_layer)[:, 0].tolist()]
+        return values
 
     def references(self) -> list[Row]:
         """Zero-shot and in context."""
-        path = self.context.path("rate", self.task, "references")
-        rows: list[Row] | None = self.context.saved_json(path)
-        if rows is None:
-            cases = {"zero-shot": self.trial.zero_shot, "in context": self.trial.in_context}
-            rows = [
-                _answers(self.trial, one, {"task": self.task, "case": name})
-                for name, one in cases.items()
-            ]
-            self.context.save_json(path, rows)
-        return rows
+        cases = {
+            "zero-shot": lambda trial: _answers(trial, trial.zero_shot),
+            "in context": lambda trial: _answers(trial, trial.in_context),
+        }
+        return [
+            _estimates(
+                [self._saved(seed, measure, trial, name) for seed, trial in self.trials.items()],
+                {"task": self.task, "case": name},
+            )
+            for name, measure in cases.items()
+        ]
 
 
-def _answers(trial: Trial, observed: Observed, place: Row) -> Row:
-    log_p = observed.log_probs(trial.encoded, trial.queries)
-    value = nested_means([log_p[:, None]])[0].to_dict()
+def _answers(trial: Trial, observed: Observed) -> Values:
     right = observed.predictions(trial.encoded) == truth(trial.encoded, trial.queries)
-    return {**place, **value, "accuracy": float(right.double().mean())}
+    log_p = observed.log_probs(trial.encoded, trial.queries)
+    return {VALUE: log_p.tolist(), "accuracy": right.double().tolist()}
 
 
-def _row(trial: Trial, trained: Observed, place: Row) -> Row:
-    row = _answers(trial, trained, place)
-    if row["value"] is None:
-        raise NotFinite("the log-probability of the answers is not a number")
-    for measure, values in trial.similarity(trained).items():
-        one = nested_means([layer_mean(values)])[0]
-        ends = {"value": one.value, "low": one.low, "high": one.high}
-        row |= {f"{measure}_{key}": finite(value) for key, value in ends.items()}
+def _estimates(by_seed: list[Values], place: Row) -> Row:
+    """Means over seeds and queries: the log-probability, the accuracy, and any similarities."""
+    row = dict(place)
+    for name in by_seed[0]:
+        columns = [
+            torch.tensor([math.nan if one is None else one for one in values[name]])[:, None]
+            for values in by_seed
+        ]
+        one = nested_means(columns)[0].to_dict()
+        if name == VALUE:
+            row |= one
+        elif name == "accuracy":
+            row["accuracy"] = one["value"]
+        else:
+            row |= {f"{name}_{key}": one[key] for key in ("value", "low", "high")}
     return row
 
 
@@ -180,14 +217,14 @@ FIGURES = (
         "the demonstrations; among labels for classes, among all tokens for mappings. The best "
         "rate of each way is used from here on. Rates that diverge are left out.",
         _points, x=Axis("learning rate", "log"), y=Axis("log-probability"), lines=LINES,
-        marks=_marks, unit="queries", sample="bands: 95 %, bootstrap over queries", share_y=False,
+        marks=_marks, unit="queries", sample="bands: 95 %, over seeds and queries", share_y=False,
     ),
     Figure(
         "rates-aou", "SimAOU by learning rate",
         "The similarity of what training and what context change in attention outputs, mean over "
         "layers, on the same queries. It does not decide which rate is used.",
         _similarities, x=Axis("learning rate", "log"), y=Axis("SimAOU"), lines=LINES,
-        unit="queries", sample="bands: 95 %, bootstrap over queries",
+        unit="queries", sample="bands: 95 %, over seeds and queries",
     ),
 )  # fmt: skip
 
@@ -208,8 +245,8 @@ SECTION = Section(
     key="rates", title="Learning rates", run=tables, required=True, short="Rates",
     lead="Every way of training makes one pass over the demonstrations, one at a time, with plain "
     "steps. The size of the steps is chosen by the same small search for all of them: the rate "
-    "that makes the right answers of separate queries most likely, with the demonstrations of the "
-    "first seed. No seed measures these queries. If the best rate is at the edge of the grid, the "
-    f"grid is extended there, at most {EXTENSIONS} times.",
+    "that makes the right answers of separate queries most likely, on average over the "
+    "demonstrations of all seeds. No seed measures these queries. If the best rate is at the edge "
+    f"of the grid, the grid is extended there, at most {EXTENSIONS} times.",
     findings=findings, figures=FIGURES, tables=TABLES,
 )  # fmt: skip

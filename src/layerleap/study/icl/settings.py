@@ -79,7 +79,10 @@ class IclSettings(Settings):
     parameters: str = option(
         "keys-values", "Which parameters learn: keys-values as in the paper, blocks, or a pattern."
     )
-    tokens: str = option("all", "Which tokens are trained on: all as in the paper, or answer.")
+    tokens: str = option(
+        "answer",
+        "Which tokens of a demonstration are trained on: its answer, or all as in the paper.",
+    )
     bank: ShortcutBank | str | None = option(  # noqa: RUF009
         None, "Folder or hub name of a bank of shortcuts; fitted and cached by default.", parse=str
     )
