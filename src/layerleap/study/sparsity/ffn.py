@@ -171,15 +171,15 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"No share of neurons that was tried, chosen by size, is clearly within {wanted:g} "
             "nats of the whole model.", under="ffn", headline=True,
         )  # fmt: skip
-    most = max((row["share"] for row in by_size), default=None)
+    half = nearest(result, "ffn", "share", HALF)
     for rule in ("signed", "pre-activation"):
-        row = result.row("ffn_paired", rule=rule, share=most, measure="kl")
-        agreement = result.row("ffn", rule=rule, share=most, measure="agreement")
-        if row is not None and most is not None:
+        row = result.row("ffn_paired", rule=rule, share=half, measure="kl")
+        agreement = result.row("ffn", rule=rule, share=half, measure="agreement")
+        if row is not None and half is not None:
             verb = "costs" if above(row) == "yes" else "changes KL by"
             more = " more than choosing by size" if verb == "costs" else " against size"
             yield Finding(
-                f"Keeping {percent(most, 0)} of the neurons {RULES[rule]} {verb} {nats(row)}{more}"
+                f"Keeping {percent(half, 0)} of the neurons {RULES[rule]} {verb} {nats(row)}{more}"
                 f"; the top output is the same in {shares(agreement)} of rows.",
                 under="ffn", headline=rule == "pre-activation",
             )  # fmt: skip

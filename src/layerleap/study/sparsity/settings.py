@@ -56,7 +56,7 @@ class SparsitySettings(TextSettings):
         flags=("--keys",), parse=numbers,
     )  # fmt: skip
     shares: tuple[float, ...] = option(
-        (0.015625, 0.03125, 0.0625, 0.125, 0.25, 0.5),
+        (0.015625, 0.03125, 0.0625, 0.125, 0.25, 0.5, 0.75),
         "Shares of neurons that FFNs keep, one run each.", flags=("--shares",), parse=shares,
     )  # fmt: skip
     kl: float = option(
