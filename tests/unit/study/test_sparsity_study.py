@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -29,6 +30,8 @@ from layerleap.study.sparsity.observed import observe, row_weights, statistics
 from layerleap.study.sparsity.passes import Rows
 from layerleap.study.sparsity.settings import SparsitySettings, numbers, shares
 from layerleap.study.sparsity.shared_out import finer, furthest, guessed, steps
+from layerleap.zoo.tasks.task import Rows as TaskRows
+from layerleap.zoo.tasks.task import Task
 
 SAMPLING = Sampling(unit="document", held_out=0.4)
 
@@ -200,7 +203,7 @@ def test_bisection_finds_the_last_number_within_the_limit(limit):
     assert len(asked) <= 4
 
 
-def test_a_budget_is_within_the_wanted_kl_where_it_was_chosen_and_costs_alone_are_measured():
+def test_a_budget_restricts_layers_and_costs_alone_are_measured():
     result = STUDY(tiny("llama"), settings(kl=0.05), sections=["budget"])
     assert not result.failed
     context = result.settings
@@ -213,6 +216,29 @@ def test_a_budget_is_within_the_wanted_kl_where_it_was_chosen_and_costs_alone_ar
         saved = result.row("budget_checks", kind=kind, what="budget", measure="kl")
         assert saved["kept"] < 1
         assert saved["uniform_kept"] >= saved["kept"] - 1e-9
+
+
+def test_budgets_are_chosen_by_the_upper_end_of_the_kl_on_the_texts_they_are_chosen_on(monkeypatch):
+    estimated, chosen = [], []
+    plain = Rows.estimates
+
+    def estimates(self, columns):
+        estimated.append(plain(self, columns))
+        return estimated[-1]
+
+    def watched(n, cost, limit):
+        number = furthest(n, cost, limit)
+        value = cost(number)
+        (row,) = estimated[-1]
+        chosen.append((value, row["value"], row["high"], limit))
+        return number
+
+    monkeypatch.setattr(Rows, "estimates", estimates)
+    monkeypatch.setattr(budget, "furthest", watched)
+    STUDY(tiny("llama"), settings(kl=0.05), sections=["budget"])
+    assert len(chosen) == len(budget.KINDS)
+    for value, mean, high, limit in chosen:
+        assert mean < high == value <= limit == 0.05
 
 
 def test_a_block_restricted_alone_is_the_whole_model_with_that_edit():
@@ -292,7 +318,7 @@ def test_training_runs_are_paired_and_each_is_kept_as_soon_as_it_ends(
     assert all("nothing to compare" in row["seen"] for row in verdicts[:2])  # four steps
 
 
-def made_training(accuracy, gap, chance=0.1):
+def made_training(accuracy, gap, chance=0.1, counts=0.2):
     """A finished study with one task: ends and difference given as (value, low, high)."""
 
     def row(values, **about):
@@ -302,7 +328,9 @@ def made_training(accuracy, gap, chance=0.1):
     task = training.LISTOPS
     tables = {
         "training": [row(accuracy, task=task, attention=runs.EXACT, step=9)],
-        "training_tasks": [{"task": task, "k": 8, "kept": 0.13, "length": 64, "chance": chance}],
+        "training_tasks": [
+            {"task": task, "k": 8, "kept": 0.13, "length": 64, "chance": chance, "counts": counts}
+        ],
         "training_ends": [
             row(accuracy, task=task, attention=kind) for kind in (runs.EXACT, runs.TOP)
         ],
@@ -318,6 +346,7 @@ def test_equal_accuracy_counts_only_if_something_was_learned():
     assert made_training((0.4, 0.35, 0.45), (0.0, -0.01, 0.01)) == "yes"
     assert made_training((0.4, 0.35, 0.45), (-0.1, -0.12, -0.08)) == "no"
     assert made_training((0.4, 0.35, 0.45), (0.0, -0.1, 0.1)) == "cannot tell"
+    assert made_training((0.4, 0.35, 0.45), (0.0, -0.01, 0.01), counts=0.36) == "not tested"
     assert made_training((0.1, 0.05, 0.15), (0.0, 0.0, 0.0)) == "not tested"
     assert made_training((0.4, 0.35, 0.45), (0.05, 0.04, 0.06)) == "yes"  # better is not worse
 
@@ -379,6 +408,20 @@ def test_fine_tuning_leaves_the_model_alone_and_lowers_the_loss(reviews):
     assert top[0]["loss"] != exact[0]["loss"]  # read with its own attention from the start
     after = model.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize(("by_order", "low", "high"), [(True, 0.3, 0.7), (False, 0.95, 1.0)])
+def test_counting_symbols_tells_what_is_in_a_sequence_but_not_in_which_order(by_order, low, high):
+    """The class is whether 5 comes before 6, or whether there are two of them."""
+    rng = random.Random(0)
+    rows = []
+    for _ in range(400):
+        label = rng.randrange(2)
+        special = [5, 6][:: 1 if label else -1] if by_order else [5, 5 if label else 4]
+        rows.append(([special[0], *rng.choices(range(4), k=4), special[1]], label))
+    sides = [TaskRows.of(*zip(*part, strict=True)) for part in (rows[:300], rows[300:])]
+    found = training.counted(Task("made", 9, 2, *sides))
+    assert low <= found <= high
 
 
 def test_the_interval_over_seeds_is_students():

@@ -66,7 +66,7 @@ class SparsitySettings(TextSettings):
     window: int = option(8, "Positions back that count as near when heads are described.")
     seeds: int = option(4, "Training runs of each kind.")
     steps: int = option(1200, "Steps of training from scratch on ListOps.")
-    review_steps: int = option(500, "Steps of training from scratch on reviews.")
+    review_steps: int = option(1000, "Steps of training from scratch on reviews.")
     tune_steps: int = option(200, "Steps of fine-tuning.")
     tested: int = option(1000, "Held-out items that trained models are tested on.")
     lengths: tuple[int, ...] = option(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from layerleap.errors import BadSettings
 from layerleap.zoo.small_vit import learning_rate
-from layerleap.zoo.tasks.task import PAD, Rows, Task
+from layerleap.zoo.tasks.task import PAD, START, Rows, Task
 
 Point = dict[str, float]  # step, loss and accuracy on held-out rows
 
@@ -82,16 +82,21 @@ def train_encoder(
 
 
 def new_encoder(task: Task, settings: EncoderSettings) -> Any:
-    """An untrained classifier without dropout."""
-    from transformers import BertConfig, BertForSequenceClassification
+    """An untrained classifier without dropout: rotary positions, and a mean over all positions.
 
-    config = BertConfig(
+    Both matter for long sequences of bytes. A head that reads one position, with learned positions,
+    learns nothing on them in thousands of steps.
+    """
+    from transformers import ModernBertConfig, ModernBertForSequenceClassification
+
+    config = ModernBertConfig(
         vocab_size=task.symbols, hidden_size=settings.d_model, num_hidden_layers=settings.layers,
         num_attention_heads=settings.heads, intermediate_size=2 * settings.d_model,
         max_position_embeddings=task.longest, num_labels=task.classes, pad_token_id=PAD,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        bos_token_id=START, cls_token_id=START, eos_token_id=None, sep_token_id=None,
+        layer_types=["full_attention"] * settings.layers, classifier_pooling="mean",
     )  # fmt: skip
-    return BertForSequenceClassification(config)
+    return ModernBertForSequenceClassification(config)
 
 
 def _batches(rows: Rows, settings: EncoderSettings, seed: int) -> Iterator[Tensor]:
