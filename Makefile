@@ -75,10 +75,11 @@ sparsity: $(STAMP) ## Measure how few keys and neurons models need, and train wi
 	    docs/results/sparsity/$$model/ || exit 1; \
 	done
 
-icl: $(STAMP) ## Compare in-context learning with gradient descent, with two losses (an hour or more); results in build/icl
+icl: $(STAMP) ## Compare in-context learning with gradient descent, on answers and on all tokens (an hour); results in build/icl
 	for model in $(ICL); do for tokens in answer all; do \
-	  out=$$model; [ $$tokens = all ] && out=$$model-all-tokens; \
-	  $(BIN)/layerleap study icl $$model --task $(TASKS) --tokens $$tokens --out build/icl/$$out \
+	  out=$$model; lenses=id,mat,tuned; \
+	  [ $$tokens = all ] && out=$$model-all-tokens && lenses=id; \
+	  $(BIN)/layerleap study icl $$model --task $(TASKS) --tokens $$tokens --lenses $$lenses --out build/icl/$$out \
 	    || [ $$? -eq 3 ] || exit 1; \
 	  mkdir -p docs/results/icl/$$out; \
 	  cp build/icl/$$out/claims.csv build/icl/$$out/findings.txt docs/results/icl/$$out/ || exit 1; \

@@ -67,7 +67,7 @@ def test_claims_are_decided_on_the_tasks_that_are_learned():
     for row in tables["tasks"]:
         row["works"] = row["task"] == "sizes"
     for row in tables["learns"]:
-        row["learns"] = True
+        row["learns"] = "yes"
     for row in tables["similarity_leads"]:
         if row["task"] == "sizes":
             row.update(value=0.2, low=0.1, high=0.3)
@@ -92,7 +92,7 @@ def learned(tables, idle: tuple[str, ...] = ()) -> dict[str, dict]:
     for row in tables["tasks"]:
         row["works"] = True
     for row in tables["learns"]:
-        row["learns"] = row["way"] not in idle
+        row["learns"] = "cannot tell" if row["way"] in idle else "yes"
     result = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
     return {claim["claim"]: claim for claim in STUDY.conclude(result).claims}
 
@@ -156,15 +156,15 @@ def test_a_way_learns_if_right_answers_are_clearly_more_likely_than_without_trai
     }
     context.cells = lambda: iter([("sizes", [gains, gains])])
     rows = {row["way"]: row for row in learns.tables(context)["learns"]}
-    assert (rows["gd"]["learns"], rows["lcgd-id"]["learns"]) == (True, False)
+    assert (rows["gd"]["learns"], rows["lcgd-id"]["learns"]) == ("yes", "cannot tell")
     assert rows["gd"]["value"] == pytest.approx(0.3)
     assert (rows["gd"]["rows"], rows["gd"]["seeds"]) == (6, 2)
     tables = copy.deepcopy(made().tables) | {"learns": list(rows.values())}
     result = StudyResult(**{**vars(made()), "tables": tables, "findings": [], "claims": []})
     told = [row["text"] for row in STUDY.conclude(result).findings]
     said = next(text for text in told if "gain of the right answer's log-probability" in text)
-    assert said.startswith("sizes (not learned in context): learned by gradient descent +0.30 (")
-    assert "; not clearly learned by layer-causal (logit lens) -0.37 (" in said
+    assert said.startswith("sizes (not learned in context): learned by gradient descent +0.3 (")
+    assert "; not clearly learned by layer-causal (logit lens) -0.367 (" in said
 
 
 @pytest.mark.parametrize(
@@ -183,15 +183,15 @@ def test_the_search_goes_on_beyond_the_edge_where_the_best_rate_is(rates, values
     assert next_rate(rows) == wanted
 
 
-def test_a_best_rate_at_the_edge_extends_the_search_three_times_at_most():
+def test_a_best_rate_at_the_edge_extends_the_search_five_times_at_most():
     chosen = settings(tasks=settings().tasks[:1], seeds=1, rates=(1e-9, 1e-8))
     result = STUDY(tiny("llama", seed=1), chosen, sections=[])
     for way in ("gd", "lcgd-id"):
         rows = result.rows("rates", way=way)
-        assert 3 <= len(rows) <= 5
-        if len(rows) == 5:  # as far as it goes
+        assert 3 <= len(rows) <= 7
+        if len(rows) == 7:  # as far as it goes
             told = next(row["text"] for row in result.findings if row["section"] == "rates")
-            is_edge = next(i for i, row in enumerate(rows) if row["chosen"]) in (0, 4)
+            is_edge = next(i for i, row in enumerate(rows) if row["chosen"]) in (0, 6)
             assert is_edge == ("at the edge of the search for" in told)
         else:
             assert not any(row["chosen"] for row in (rows[0], rows[-1]))
@@ -469,7 +469,7 @@ def test_a_quick_run_is_small():
     assert (len(quick.tasks), quick.seeds, quick.lenses) == (1, 1, ("id",))
     assert quick.demonstrations <= 8
     assert quick.queries <= 30
-    assert quick.rates == (0.0001, 0.001, 0.01)
+    assert quick.rates == (0.0003, 0.001, 0.003)
     assert IclSettings(rates=(0.1, 0.2)).quickened().rates == (0.1, 0.2)
 
 

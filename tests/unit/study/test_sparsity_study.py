@@ -347,6 +347,9 @@ def test_equal_accuracy_counts_only_if_something_was_learned():
     assert made_training((0.4, 0.35, 0.45), (-0.1, -0.12, -0.08)) == "no"
     assert made_training((0.4, 0.35, 0.45), (0.0, -0.1, 0.1)) == "cannot tell"
     assert made_training((0.4, 0.35, 0.45), (0.0, -0.01, 0.01), counts=0.36) == "not tested"
+    # Two points less are a lot if exact attention gains four over counting symbols.
+    assert made_training((0.4, 0.39, 0.41), (-0.02, -0.021, -0.019), counts=0.35) == "no"
+    assert made_training((0.4, 0.39, 0.41), (-0.02, -0.021, -0.019), counts=0.2) == "yes"
     assert made_training((0.1, 0.05, 0.15), (0.0, 0.0, 0.0)) == "not tested"
     assert made_training((0.4, 0.35, 0.45), (0.05, 0.04, 0.06)) == "yes"  # better is not worse
 
@@ -422,6 +425,13 @@ def test_counting_symbols_tells_what_is_in_a_sequence_but_not_in_which_order(by_
     sides = [TaskRows.of(*zip(*part, strict=True)) for part in (rows[:300], rows[300:])]
     found = training.counted(Task("made", 9, 2, *sides))
     assert low <= found <= high
+    wide = torch.nn.functional.pad(sides[1].ids, (0, 30))  # padding is no symbol
+    assert training.counted(Task("made", 9, 2, sides[0], TaskRows(wide, sides[1].labels))) == found
+
+
+def test_a_quick_run_keeps_the_shares_that_claims_are_about():
+    assert SparsitySettings().quickened().shares == (0.125, 0.5)
+    assert SparsitySettings(shares=(0.3,)).quickened().shares == (0.3,)
 
 
 def test_the_interval_over_seeds_is_students():
@@ -537,6 +547,7 @@ def test_slow_sections_run_only_when_named_or_in_full():
         ({"shares": (1.5,)}, "shares are"),
         ({"kl": 0.0}, "kl is 0"),
         ({"seeds": 1}, "seeds is 1; expected 2"),
+        ({"tune_seeds": 1}, "tune_seeds is 1; expected 2"),
         ({"lengths": (64, 128)}, "three or more"),
         ({"budget_tokens": 1}, "budget_tokens is 1"),
         ({"keys": 8}, "keys is 8; expected a list of whole numbers"),

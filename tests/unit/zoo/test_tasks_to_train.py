@@ -94,18 +94,30 @@ def reviews(tmp_path):
     return path
 
 
-def test_reviews_become_their_first_bytes_and_keep_their_side(reviews):
+def test_reviews_become_their_last_bytes_and_keep_their_side(reviews):
     task = byte_reviews(reviews, ByteReviewSettings(n_fitted=40, n_held_out=10, longest=14))
     assert (len(task.fitted), len(task.held_out), task.longest) == (40, 10, 15)
-    by_start = {}
+    by_end = {}
     for line in reviews.read_text("utf8").splitlines():
         record = json.loads(line)
-        start = record["text"].encode()[:14]
-        by_start[start] = (is_held_out(record["text"]), record["label"])
+        end = record["text"].encode()[-14:]
+        by_end[end] = (is_held_out(record["text"]), record["label"])
     for is_held, rows in ((False, task.fitted), (True, task.held_out)):
         for row, label in zip(rows.ids.tolist(), rows.labels.tolist(), strict=True):
-            start = bytes(symbol - 2 for symbol in row[1:] if symbol != PAD)
-            assert by_start[start] == (is_held, label)
+            end = bytes(symbol - 2 for symbol in row[1:] if symbol != PAD)
+            assert by_end[end] == (is_held, label)
+
+
+def test_reviews_with_the_same_end_are_on_one_side_and_count_once(tmp_path):
+    rows = [{"text": f"{n} in short: bad.", "label": 0} for n in range(60)]
+    rows += [{"text": f"number {n}", "label": 1} for n in range(60)]
+    path = tmp_path / "reviews.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), "utf8")
+    task = byte_reviews(path, ByteReviewSettings(n_fitted=99, n_held_out=99, longest=9))
+    sides = [[tuple(row) for row in side.ids.tolist()] for side in (task.fitted, task.held_out)]
+    assert len(set(sides[0] + sides[1])) == len(sides[0]) + len(sides[1]) == 61
+    assert task.fitted.labels.tolist().count(0) == 1
+    assert 0 not in task.held_out.labels.tolist()
 
 
 def test_a_file_without_a_held_out_review_is_refused(tmp_path):

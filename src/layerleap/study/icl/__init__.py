@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from layerleap.study.engine import Box, Study
 from layerleap.study.icl import changes, layers, learns, rates, shots, similarity, works
 from layerleap.study.icl.context import IclContext
+from layerleap.study.icl.rates import LOSSES
 from layerleap.study.icl.settings import IclSettings
 from layerleap.study.result import StudyResult
 
@@ -33,6 +34,15 @@ def _about(result: StudyResult) -> Iterator[str]:
         "untrained blocks, isotropic noise, the change of another query, and training on shuffled "
         "answers. Predictions have the last two. Intervals are over seeds and queries. A way of "
         "training counts for claims only if it learns the task at all."
+    )
+    yield (
+        f"Training is on {LOSSES[result.settings['tokens']]}, with the rate that suits each way "
+        "best."
+        + (
+            " The paper trains on all tokens of the demonstrations, with one rate for all ways."
+            if result.settings["tokens"] != "all"
+            else " The paper has one rate for all ways."
+        )
     )
 
 

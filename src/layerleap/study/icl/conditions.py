@@ -7,7 +7,7 @@ In: the context of the study. Out: tensors by name, one row per query:
     tops/LENS/CASE     the token that each layer would predict
                        (CASE is zero-shot, in-context, WAY, or WAY/labels)
     shots/K/WAY/...    the same measures after K demonstrations, mean over blocks
-    gain/WAY           log p(trained) - log p(zero-shot) of the right answer, by search query
+    gain/WAY           log p(trained) - log p(zero-shot) of the right answer
     failed/WAY/CONTROL a training that ended with NaN or infinity
 
 WAY is gd, or lcgd with its lens. CONTROL is empty, or: "queries", the training's change of another
@@ -200,7 +200,6 @@ class _Cell:
         self.context, self.task, self.seed, self.drawn = context, task, seed, drawn
         self.encoded = context.encoded[task]
         self.trial = Trial(context.model, self.encoded, drawn.demonstrations, drawn.queries)
-        self.searched = Trial(context.model, self.encoded, drawn.demonstrations, drawn.search)
         self.partner = measures.shuffled(len(drawn.queries), seed)
         self.tensors: dict[str, Tensor] = {}
 
@@ -222,7 +221,9 @@ class _Cell:
                 self._curve(way, stop, delta)
             else:
                 trained = self.trial.trained(delta)
-                self.tensors[f"gain/{way}"] = self._gain(delta)
+                self.tensors[f"gain/{way}"] = self._log_p(trained) - self._log_p(
+                    self.trial.zero_shot
+                )
         assert trained is not None
         self._keep(way, "", self.trial.similarity(trained))
         self._keep(way, "queries", self.trial.similarity(trained, self.partner))
@@ -243,11 +244,9 @@ class _Cell:
         self._keep(way, "labels", self.trial.similarity(trained))
         self._answers(f"{way}/labels", trained)
 
-    def _gain(self, delta: Delta) -> Tensor:
-        """How much more likely training makes the right answers of the search queries."""
-        trial, pieces = self.searched, self.drawn.search
-        after, before = trial.trained(delta), trial.zero_shot
-        return after.log_probs(self.encoded, pieces) - before.log_probs(self.encoded, pieces)
+    def _log_p(self, observed: Observed) -> Tensor:
+        """The log-probability of each query's right answer."""
+        return observed.log_probs(self.encoded, self.drawn.queries)
 
     def fail(self, way: str, control: str = "") -> None:
         """Mark a training that diverged, and drop what was measured on the way to it."""

@@ -28,7 +28,7 @@ from layerleap.stream.tasks import Draw, EncodedTask, draw, encode, load
 from layerleap.study.engine import Context
 from layerleap.study.icl.settings import IclSettings
 
-CELL = TensorFile("icl", 2)
+CELL = TensorFile("icl", 3)
 FAILED = "failed/"  # marks a training that ended with NaN or infinity
 STEP = 256  # rows of one step of tuning
 FIRST_QUERIES = 50  # per seed, that tell whether a task is learned in context

@@ -76,7 +76,7 @@ def judged(
 def learns(result: StudyResult, row: Row) -> bool:
     """Whether the way of a row learns its task; True if that is not known."""
     found = result.row("learns", task=row["task"], way=row["way"])
-    return found is None or bool(found["learns"])
+    return found is None or found["learns"] == "yes"
 
 
 def idle_words(result: StudyResult, task: str, *ways: str) -> str:

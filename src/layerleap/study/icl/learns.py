@@ -1,4 +1,4 @@
-"""Does training learn at all? Every way at its chosen rate, on the queries that chose the rate.
+"""Does training learn at all? Every way at its chosen rate, on the queries of the study.
 
 In: the measurements of all tasks and seeds. Out: by task and way, how much more likely training
 makes the right answer than no training, query by query; and which trainings failed.
@@ -19,6 +19,9 @@ from layerleap.study.icl.works import names, panel
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.tables import GOOD_OR_BAD, Column, Table, estimate
 
+ANSWERS = {
+    "yes": "learned by", "cannot tell": "not clearly learned by", "no": "made worse by",
+}  # fmt: skip
 CONTROLS = {"": "", "labels": "shuffled answers", "untrained": "untrained blocks"}
 
 
@@ -30,7 +33,7 @@ def tables(context: IclContext) -> Tables:
         for way in context.settings.ways:
             if groups := merged(cells, f"gain/{way}"):
                 row = nested_means([group[:, None] for group in groups])[0].to_dict()
-                gains.append({"task": task, "way": way, **row, "learns": above(row) == "yes"})
+                gains.append({"task": task, "way": way, **row, "learns": above(row)})
         for seed, cell in zip(context.seeds, cells, strict=True):
             for _, way, control in (key.split("/") for key in cell if key.startswith(FAILED)):
                 failed.append({"task": task, "seed": seed, "way": way, "control": control})
@@ -41,16 +44,15 @@ def findings(result: StudyResult) -> Iterator[Finding]:
     """Which ways learn a task, and trainings that failed."""
     for task in names(result):
         rows = result.rows("learns", task=task)
-        sides = {True: list[str](), False: list[str]()}
-        for row in rows:
-            sides[row["learns"]].append(f"{NAMES[row['way']]} {interval(row, '{:+.2f}')}")
-        said = [
-            f"{words} {', '.join(sides[learns])}"
-            for learns, words in ((True, "learned by"), (False, "not clearly learned by"))
-            if sides[learns]
-        ]
+        said = []
+        for answer, words in ANSWERS.items():
+            own = [row for row in rows if row["learns"] == answer]
+            if own:
+                ways = ", ".join(f"{NAMES[row['way']]} {interval(row, '{:+.3g}')}" for row in own)
+                said.append(f"{words} {ways}")
         if said:
-            rest = " No claim rests on a way that does not clearly learn." if sides[False] else ""
+            is_idle = any(row["learns"] != "yes" for row in rows)
+            rest = " No claim uses a way that does not clearly learn." if is_idle else ""
             yield Finding(
                 f"{panel(result, task)}: {'; '.join(said)} (gain of the right answer's "
                 f"log-probability over no training, in nats).{rest}",
@@ -79,7 +81,7 @@ TABLES = (
         (
             Column("task"), Column("way", "trained by", words=NAMES),
             estimate("value", "gain", "{:+.3f}"), Column("rows", "queries", "{:,.0f}"),
-            Column("learns", words={True: "yes", False: "no"}, colours=GOOD_OR_BAD),
+            Column("learns", colours=GOOD_OR_BAD),
         ),
         terminal=True,
     ),
@@ -90,7 +92,7 @@ SECTION = Section(
     help="whether training at the chosen rates learns",
     lead="The best learning rate of a search may still be worse than no training at all. So every "
     "way is trained on the demonstrations of each seed, at its chosen rate, and asked the queries "
-    "that rates were chosen on: is the right answer more likely than without training? A way that "
-    "does not learn is not compared with learning in context.",
+    "of the study, on which no rate was chosen: is the right answer more likely than without "
+    "training? What a way does that does not clearly learn is shown, but no claim uses it.",
     findings=findings, tables=TABLES,
 )  # fmt: skip

@@ -1,12 +1,13 @@
 """Learning rates: the same small search for every way of training, on separate queries.
 
-In: the demonstrations of every seed, and queries that no seed uses for anything else.
+In: the demonstrations of every seed, and queries that are used for nothing else.
 Out: by way and rate, the log-probability of the right answer and the similarities, over all seeds;
 and the rate chosen.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -27,8 +28,10 @@ LINES = {
     "lcgd-mat": Line("layer-causal (shortcuts)", "purple", marker="^"),
     "lcgd-tuned": Line("layer-causal (tuned lens)", "green", marker="D"),
 }
+LOSSES = {"answer": "the answers", "all": "all tokens of the demonstrations, as in the paper"}
 VALUE = "log_p"  # of the right answer, by which a rate is chosen
-EXTENSIONS = 3  # rates tried beyond the edge of the grid, at most
+BOUNDS = {VALUE: (-math.inf, 0.0), "accuracy": (0.0, 1.0)}  # similarities: -1 to 1
+EXTENSIONS = 5  # rates tried beyond the lowest or highest, at most
 NAMES = {way: line.label for way, line in LINES.items()}
 
 Values = dict[str, list[float | None]]  # of one seed: a value per query, by measure
@@ -102,20 +105,18 @@ class _Search:
         place: Row = {"task": self.task, "way": way, "rate": rate}
         by_seed: list[Values] = []
         for seed, trial in self.trials.items():
-            values = self._saved(seed, lambda one: self._trained(one, way, rate), trial, way, rate)
+            values = self._saved(partial(self._trained, trial, way, rate), way, rate, seed)
             if not values:
                 return {**place, "value": None}
             by_seed.append(values)
         return _estimates(by_seed, place)
 
-    def _saved(
-        self, seed: int, measure: Callable[[Trial], Values], trial: Trial, *key: object
-    ) -> Values:
+    def _saved(self, measure: Callable[[], Values], *key: object) -> Values:
         """Values of one seed, by query: those of an interrupted run, or measured now."""
-        path = self.context.path("rate", self.task, *key, seed)
+        path = self.context.path("rate", self.task, *key)
         values: Values | None = self.context.saved_json(path)
         if values is None:
-            values = measure(trial)
+            values = measure()
             self.context.save_json(path, values)
         return values
 
@@ -135,17 +136,18 @@ class _Search:
 
     def references(self) -> list[Row]:
         """Zero-shot and in context."""
-        cases = {
+        cases: dict[str, Callable[[Trial], Values]] = {
             "zero-shot": lambda trial: _answers(trial, trial.zero_shot),
             "in context": lambda trial: _answers(trial, trial.in_context),
         }
-        return [
-            _estimates(
-                [self._saved(seed, measure, trial, name) for seed, trial in self.trials.items()],
-                {"task": self.task, "case": name},
-            )
-            for name, measure in cases.items()
-        ]
+        rows = []
+        for name, measure in cases.items():
+            by_seed = [
+                self._saved(partial(measure, trial), name, seed)
+                for seed, trial in self.trials.items()
+            ]
+            rows.append(_estimates(by_seed, {"task": self.task, "case": name}))
+        return rows
 
 
 def _answers(trial: Trial, observed: Observed) -> Values:
@@ -162,7 +164,7 @@ def _estimates(by_seed: list[Values], place: Row) -> Row:
             torch.tensor([math.nan if one is None else one for one in values[name]])[:, None]
             for values in by_seed
         ]
-        one = nested_means(columns)[0].to_dict()
+        one = nested_means(columns, bounds=BOUNDS.get(name, (-1.0, 1.0)))[0].to_dict()
         if name == VALUE:
             row |= one
         elif name == "accuracy":
@@ -187,7 +189,10 @@ def findings(result: StudyResult) -> Iterator[Finding]:
             f" Even after {EXTENSIONS} more rates, the best is at the edge of the search for "
             f"{', '.join(edge)}."
         )
-        yield Finding(f"{task}: learning rate {chosen}.{at if edge else ''}", under="rates")
+        loss = LOSSES[result.settings["tokens"]]
+        yield Finding(
+            f"{task}: trained on {loss}, learning rate {chosen}.{at if edge else ''}", under="rates"
+        )
 
 
 def _points(result: StudyResult) -> Iterator[Row]:
@@ -246,7 +251,7 @@ SECTION = Section(
     lead="Every way of training makes one pass over the demonstrations, one at a time, with plain "
     "steps. The size of the steps is chosen by the same small search for all of them: the rate "
     "that makes the right answers of separate queries most likely, on average over the "
-    "demonstrations of all seeds. No seed measures these queries. If the best rate is at the edge "
-    f"of the grid, the grid is extended there, at most {EXTENSIONS} times.",
+    "demonstrations of all seeds. No seed measures these queries. If the best rate is the lowest "
+    f"or highest that was tried, the search goes on there, at most {EXTENSIONS} times.",
     findings=findings, figures=FIGURES, tables=TABLES,
 )  # fmt: skip

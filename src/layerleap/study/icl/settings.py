@@ -66,8 +66,9 @@ class IclSettings(Settings):
     )
     search: int = option(24, "Other queries, on which learning rates are chosen.")
     rates: tuple[float, ...] = option(
-        (0.0001, 0.0003, 0.001, 0.003, 0.01),
-        "Learning rates to choose from, the same for all ways of training; separated by commas.",
+        (0.0003, 0.001, 0.003),
+        "Learning rates to begin the search with, the same for all ways of training; separated by "
+        "commas. It goes on beyond the lowest or highest if that is the best.",
         parse=_numbers,
     )
     lenses: tuple[str, ...] = option(

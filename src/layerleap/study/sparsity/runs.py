@@ -123,7 +123,9 @@ def fine_tuned(
     generator = torch.Generator().manual_seed(seed)
     order = torch.cat([torch.randperm(len(windows.fitted), generator=generator)
                        for _ in range(-(-settings.steps // len(windows.fitted)))])  # fmt: skip
-    optimizer = torch.optim.AdamW(tuned.parameters(), lr=settings.rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        tuned.parameters(), lr=settings.rate, weight_decay=0.0, fused=True
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate(step, max(1, settings.steps // 10), settings.steps)
     )

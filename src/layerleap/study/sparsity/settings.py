@@ -14,6 +14,7 @@ from layerleap.study.engine import option
 from layerleap.study.texts import TextSettings
 
 T = TypeVar("T")
+CLAIMED = (0.125, 0.5)  # shares of neurons that claims are about; a quick run keeps these
 SHORTEST = 128  # a length at which memory is measured: twice k, so that keys are selected
 
 
@@ -43,7 +44,7 @@ class SparsitySettings(TextSettings):
     n_fit: int | None = option(
         6, "Texts that budgets are chosen on; results come from others.", flags=("--fit-texts",)
     )
-    n_read: int | None = option(24, "Held-out texts to read.", flags=("--read-texts",))
+    n_read: int | None = option(16, "Held-out texts to read.", flags=("--read-texts",))
     unit: str = option("document", "What one text is: sentence, paragraph or document.")
     max_tokens: int = option(384, "Longer texts are cut here.")
     positions: str | None = option(
@@ -60,11 +61,12 @@ class SparsitySettings(TextSettings):
         "Shares of neurons that FFNs keep, one run each.", flags=("--shares",), parse=shares,
     )  # fmt: skip
     kl: float = option(
-        0.05, "Nats by which a budget may move the output, on average.", flags=("--kl",)
+        0.05, "KL in nats that a budget may cost: the upper end of its interval.", flags=("--kl",)
     )
     budget_tokens: int = option(256, "Texts that budgets are chosen and verified on are cut here.")
     window: int = option(8, "Positions back that count as near when heads are described.")
-    seeds: int = option(4, "Training runs of each kind.")
+    seeds: int = option(4, "Runs from scratch of each kind of attention.")
+    tune_seeds: int = option(3, "Fine-tuning runs of each kind, minutes each.")
     steps: int = option(1200, "Steps of training from scratch on ListOps.")
     review_steps: int = option(1000, "Steps of training from scratch on reviews.")
     tune_steps: int = option(200, "Steps of fine-tuning.")
@@ -75,7 +77,7 @@ class SparsitySettings(TextSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = {"budget_tokens": 2, "seeds": 2, "tested": 2}
+        least = {"budget_tokens": 2, "seeds": 2, "tune_seeds": 2, "tested": 2}
         least |= dict.fromkeys(("window", "steps", "review_steps", "tune_steps"), 1)
         for name, lowest in least.items():
             if (value := getattr(self, name)) < lowest:
@@ -100,7 +102,7 @@ class SparsitySettings(TextSettings):
             self, n_fit=min(self.n_fit, 2), n_read=min(self.n_read, 6),
             max_tokens=min(self.max_tokens, 128), budget_tokens=min(self.budget_tokens, 48),
             keys=_spread(tuple(sorted(self.keys))[1:-1] or self.keys, 3),
-            shares=_spread(tuple(sorted(self.shares))[-3:], 2),
+            shares=tuple(sorted({min(self.shares, key=lambda s: abs(s - w)) for w in CLAIMED})),
             lengths=tuple(sorted(self.lengths)[:3]),
         )  # fmt: skip
 

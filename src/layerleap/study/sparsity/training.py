@@ -30,7 +30,7 @@ from layerleap.zoo import fetch
 from layerleap.zoo.tasks.byte_reviews import ByteReviewSettings, byte_reviews
 from layerleap.zoo.tasks.encoder import EncoderSettings, Point
 from layerleap.zoo.tasks.listops import ListOpsSettings, listops
-from layerleap.zoo.tasks.task import Task
+from layerleap.zoo.tasks.task import START, Task
 
 LISTOPS, REVIEWS, TUNING = "ListOps", "byte-level reviews", "fine-tuning"
 TASKS = (LISTOPS, REVIEWS, TUNING)
@@ -95,7 +95,7 @@ def counted(task: Task) -> float:
     """Held-out accuracy of a linear classifier of how often each symbol occurs, in any order."""
     linear, steps = map(learn_library, ("sklearn.linear_model", "sklearn.preprocessing"))
     counts = [
-        torch.stack([(side.ids == symbol).sum(1) for symbol in range(task.symbols)], 1).numpy()
+        torch.stack([(side.ids == s).sum(1) for s in range(START + 1, task.symbols)], 1).numpy()
         for side in (task.fitted, task.held_out)
     ]
     scale = steps.StandardScaler().fit(counts[0])
@@ -136,8 +136,8 @@ def _teller(
 
 def _points_of(context: SparsityContext, name: str, run: Run) -> list[Row]:
     """All points of all runs; each finished run is kept in the work folder."""
-    found = []
-    for seed in range(context.settings.seeds):
+    found, s = [], context.settings
+    for seed in range(s.tune_seeds if name == TUNING else s.seeds):
         for attention in (EXACT, TOP):
             file = f"run-{name}-{attention}-{seed}.json".replace(" ", "-")
             points = runs.saved(context.workspace / file, partial(run, attention, seed))
@@ -218,14 +218,8 @@ def _same(result: StudyResult, task: str) -> Verdict:
     gain = _gain(result, about, ends[EXACT])
     if gain <= 0:
         return untested(
-            f"with exact attention, {measure} is not clearly better than before training or than "
-            "chance, so there is nothing to compare; train longer"
-        )
-    exact = ends[EXACT]
-    if exact and about["counts"] is not None and exact["low"] <= about["counts"]:
-        return untested(
-            "with exact attention, accuracy is not clearly better than that of counting symbols "
-            f"({percent(about['counts'])}), which needs no attention; train longer"
+            f"with exact attention, {measure} is not clearly better than {_without(about)}, so "
+            "there is nothing to compare; train longer"
         )
     words = nats if measure == "loss" else shares
     limit = min(limit, gain / MARGIN)
@@ -236,17 +230,25 @@ def _same(result: StudyResult, task: str) -> Verdict:
         f"{words(ends[EXACT])} with exact attention; difference {interval(row, '{:+.3f}')} over "
         f"{row['seeds']} seeds",
         f"yes if the interval of the paired difference is less than {limit:.2g} worse than 0, "
-        f"which is at most a {MARGIN:g}th of what was learned; all seeds are tested on the same "
-        "held-out items",
+        f"which is at most a {MARGIN:g}th of what exact attention gains over {_without(about)}; "
+        "all seeds are tested on the same held-out items",
     )
 
 
+def _without(about: Row) -> str:
+    """What exact attention has to beat, in words."""
+    if about["chance"] is None:
+        return "before training"
+    best = percent(max(about["chance"], about["counts"]))
+    return f"counting symbols or guessing, which need no attention ({best})"
+
+
 def _gain(result: StudyResult, about: Row, end: Row | None) -> float:
-    """By how much exact attention beats chance, or in fine-tuning its first loss; the low end."""
+    """By how much exact attention beats what needs no attention, or no training; the low end."""
     if end is None:
         return 0.0
     if about["chance"] is not None:
-        return float(end["low"] - about["chance"])
+        return float(end["low"] - max(about["chance"], about["counts"]))
     curve = result.rows("training", task=about["task"], attention=EXACT, measure="loss")
     start = min(curve, key=lambda row: row["step"])
     return float(start["value"] - end["high"])

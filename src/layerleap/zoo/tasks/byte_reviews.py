@@ -1,7 +1,7 @@
 """Film reviews as bytes: is the verdict good or bad, read letter by letter?
 
 In: the bundled reviews. Out: a `Task` with 256 symbols, after the text task of the Long Range
-Arena; reviews are cut much shorter, so that a small model learns something in minutes.
+Arena. Only the end of a review is kept, so that a small model learns something in minutes.
 """
 
 import json
@@ -40,11 +40,15 @@ def byte_reviews(path: Path, settings: ByteReviewSettings | None = None) -> Task
     with path.open(encoding="utf8") as lines:
         records = [json.loads(line) for line in lines]
     random.Random(s.seed).shuffle(records)  # the file has one source after the other
-    sides = []
+    sides, known = [], set[bytes]()
     for wanted, n in ((False, s.n_fitted), (True, s.n_held_out)):
-        own = [record for record in records if is_held_out(record["text"]) == wanted][:n]
-        if not own:
+        ends: dict[bytes, int] = {}  # different reviews may have the same end; each counts once
+        for record in records:
+            end = record["text"].encode("utf8", "replace")[-s.longest :]
+            if is_held_out(record["text"]) == wanted and end not in known and len(ends) < n:
+                ends.setdefault(end, int(record["label"]))
+        if not ends:
             raise BadText(f"{path} has no reviews to {'test' if wanted else 'train'} on")
-        cut = [list(record["text"].encode("utf8", "replace")[-s.longest :]) for record in own]
-        sides.append(Rows.of(cut, [int(record["label"]) for record in own]))
+        known |= ends.keys()
+        sides.append(Rows.of([list(end) for end in ends], list(ends.values())))
     return Task("byte-reviews", 2 + BYTES, 2, *sides)

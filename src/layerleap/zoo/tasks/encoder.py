@@ -82,11 +82,7 @@ def train_encoder(
 
 
 def new_encoder(task: Task, settings: EncoderSettings) -> Any:
-    """An untrained classifier without dropout: rotary positions, and a mean over all positions.
-
-    Both matter for long sequences of bytes. A head that reads one position, with learned positions,
-    learns nothing on them in thousands of steps.
-    """
+    """An untrained classifier without dropout: rotary positions, and a mean over all positions."""
     from transformers import ModernBertConfig, ModernBertForSequenceClassification
 
     config = ModernBertConfig(
