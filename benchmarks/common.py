@@ -159,7 +159,7 @@ def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]
         folder: where the report is, or will be.
         command: what makes it.
         is_wanted: whether the settings that it was made with are those asked for; among them
-            `quick` and `sections`, those that could run.
+            `quick`, the `method` of the study, and `sections`, those that could run.
     """
     path = folder / "study.json"
     if path.is_file():
@@ -167,6 +167,7 @@ def study(folder: Path, command: Sequence[str], is_wanted: Callable[[Any], bool]
         run, sections = found.get("run", {}), found.get("sections", [])
         ran = [section["key"] for section in sections if section["status"] == "done"]
         settings = {**found["settings"], "quick": run.get("quick"), "sections": ran}
+        settings["method"] = run.get("method")
         if run.get("whole", False) and is_wanted(settings):
             return found
     # What an interrupted run has finished would be taken over, and its time not counted.
@@ -192,6 +193,7 @@ def study_row(
     name = made.name
     whole = {key: wanted[key] for key in asked}
     whole |= {"quick": False, "sections": [section.key for section in made.sections]}
+    whole["method"] = made.method
     found = study(
         BUILD / (f"bench-smoke-{name}" if smoke else name) / MODEL,
         ("study", name, MODEL, *(small if smoke else ())),

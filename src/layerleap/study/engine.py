@@ -249,7 +249,9 @@ class Study(Generic[S]):
             result = run.result()
         seconds = round(time.monotonic() - started, 1)
         whole = not any(row["resumed"] for row in result.sections)
-        result.run.update(seconds=seconds, whole=whole, peak_mib=peak_memory(), quick=quick)
+        result.run.update(
+            seconds=seconds, whole=whole, peak_mib=peak_memory(), quick=quick, method=self.method
+        )
         return result
 
     def chosen(

@@ -17,6 +17,7 @@ from layerleap.errors import BadSettings
 from layerleap.zoo.small_vit import learning_rate
 from layerleap.zoo.tasks.task import PAD, START, Rows, Task
 
+THETA = 10_000.0  # of rotary positions; the library's default is for thousands of positions
 Point = dict[str, float]  # step, loss and accuracy on held-out rows
 
 
@@ -91,6 +92,7 @@ def new_encoder(task: Task, settings: EncoderSettings) -> Any:
         max_position_embeddings=task.longest, num_labels=task.classes, pad_token_id=PAD,
         bos_token_id=START, cls_token_id=START, eos_token_id=None, sep_token_id=None,
         layer_types=["full_attention"] * settings.layers, classifier_pooling="mean",
+        rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": THETA}},
     )  # fmt: skip
     return ModernBertForSequenceClassification(config)
 
