@@ -42,6 +42,15 @@ def test_a_plain_view_has_a_plain_address(tab):
     until(page, "location.hash === '#p=one'")
 
 
+def test_a_link_opens_even_if_the_page_writes_its_address_at_that_moment(tab):
+    page = tab()
+    page.evaluate(
+        "() => { location.hash = 'vector=12.34'; history.replaceState(null, '', location.pathname); }"
+    )
+    page.wait_for_selector("#vector .ends li")
+    until(page, "location.hash === '#vector=12.34'")
+
+
 def test_a_damaged_link_still_opens(tab):
     page = tab("p=one+two&cell=x.y&edits=foo;L1.N2=3&pins=%7B&watch=3&vector=1&view=evil&new=-x")
     ran(page)

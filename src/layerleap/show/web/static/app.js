@@ -83,20 +83,23 @@ on(["model"], ({ model, prompt }) => {
   if (prompt) run();
 });
 
-/** A damaged link opens, but not in silence. */
-function warn() {
-  const lost = link.unreadEdits(location.hash).map((text) => `"${text}"`);
+/** A damaged link opens, but not in silence. @param {string} fragment */
+function warn(fragment) {
+  const lost = link.unreadEdits(fragment).map((text) => `"${text}"`);
   if (lost.length) edits.refuse(`In the link ${lost.join(" and ")} cannot be read as an edit, so it was left out.`);
 }
-warn();
+warn(location.hash);
 
-window.addEventListener("hashchange", () => {
+// The event comes later than the change. By then the page may have written its own view over the
+// address, so the link is taken from the event.
+window.addEventListener("hashchange", (event) => {
+  const fragment = new URL(event.newURL).hash;
   const before = link.toFragment(now());
-  const view = link.fromFragment(location.hash);
-  if (link.toFragment(view) === before || !location.hash.includes("=")) return;
+  const view = link.fromFragment(fragment);
+  if (link.toFragment(view) === before || !fragment.includes("=")) return;
   set({ traces: [null, null] });
   edits.refuse("");
-  warn();
+  warn(fragment);
   link.show(view);
   if (view.prompt) run();
 });
