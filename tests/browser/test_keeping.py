@@ -45,7 +45,7 @@ def test_a_plain_view_has_a_plain_address(tab):
 def test_a_link_opens_even_if_the_page_writes_its_address_at_that_moment(tab):
     page = tab()
     page.evaluate(
-        "() => { location.hash = 'vector=12.34'; history.replaceState(null, '', location.pathname); }"
+        "location.hash = 'vector=12.34'; history.replaceState(null, '', location.pathname)"
     )
     page.wait_for_selector("#vector .ends li")
     until(page, "location.hash === '#vector=12.34'")

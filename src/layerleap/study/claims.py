@@ -104,12 +104,22 @@ def share_of(answers: Iterable[Answer], needed: float) -> Answer:
     return "no" if len(given) - no < least else "cannot tell"
 
 
+def more_than_half(answers: Iterable[Answer]) -> Answer:
+    """Does the claim hold in more than half of the cases? Undecided ones may be either."""
+    given = list(answers)
+    yes, may_be = given.count("yes"), len(given) - given.count("no")
+    if 2 * yes > len(given):
+        return "yes"
+    return "no" if given and 2 * may_be <= len(given) else "cannot tell"
+
+
 def at_every(answers: Iterable[Answer]) -> Answer:
     """Does the claim hold in all cases? "partly" if it holds in more than half of them."""
     given = list(answers)
     if share_of(given, 1.0) == "yes":
         return "yes"
-    return "partly" if 2 * given.count("yes") > len(given) else share_of(given, 0.5)
+    most = more_than_half(given)
+    return "partly" if most == "yes" else most
 
 
 def opposite(answer: Answer) -> Answer:

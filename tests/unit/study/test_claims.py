@@ -2,7 +2,15 @@
 
 import pytest
 
-from layerleap.study.claims import above, all_of, below, difference, share_of, untested
+from layerleap.study.claims import (
+    above,
+    all_of,
+    below,
+    difference,
+    more_than_half,
+    share_of,
+    untested,
+)
 
 
 def row(value, low, high):
@@ -69,3 +77,11 @@ def test_a_claim_about_many_cases_counts_answers(answers, needed, answer):
 def test_an_untested_claim_says_why():
     verdict = untested("only one text was given")
     assert (verdict.agrees, verdict.seen) == ("not tested", "only one text was given")
+
+
+def test_half_is_not_more_than_half():
+    assert more_than_half(["yes", "yes", "no"]) == "yes"
+    assert more_than_half(["yes", "no"]) == "no"
+    assert more_than_half(["yes", "cannot tell", "no"]) == "cannot tell"
+    assert more_than_half(["yes", "yes", "cannot tell", "cannot tell"]) == "cannot tell"
+    assert more_than_half([]) == "cannot tell"

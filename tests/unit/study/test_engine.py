@@ -133,6 +133,8 @@ def test_findings_are_of_sections_that_have_run(llama):
         (["yes", "yes", "cannot tell"], "partly"),
         (["yes", "no", "no"], "no"),
         (["yes", "cannot tell", "no"], "cannot tell"),
+        (["yes", "cannot tell"], "cannot tell"),
+        (["yes", "no"], "no"),
         ([], "cannot tell"),
     ],
 )

@@ -19,7 +19,6 @@ from layerleap.study.icl import STUDY, IclSettings, changes, conditions, layers,
 from layerleap.study.icl import context as context_module
 from layerleap.study.icl.conditions import Trial
 from layerleap.study.icl.context import IclContext
-from layerleap.study.icl.judged import more_than_half
 from layerleap.study.icl.rates import _Search, next_rate
 from layerleap.study.icl.similarity import paired_mean
 from layerleap.study.result import StudyResult
@@ -141,7 +140,7 @@ def test_no_claim_rests_on_a_way_of_training_that_does_not_learn():
     assert {known[text]["agrees"] for text in needs} >= {"yes"}
     for text in needs:
         assert idle[text]["agrees"] == "cannot tell"
-        assert "training does not clearly learn here" in idle[text]["seen"]
+        assert "not clearly learn" in idle[text]["seen"]
     free = "Through linear shortcuts, layer-causal training is closer than through the logit lens "
     for text in known:
         if text.startswith(free):
@@ -267,14 +266,6 @@ def test_the_mean_over_layers_leaves_out_the_embedding_which_always_agrees():
     assert rows[-1]["layer"] is None
     for row in made().rows("readings", layer=0):
         assert row["value"] == 1
-
-
-def test_most_layers_are_more_than_half_of_them():
-    assert more_than_half(["yes", "yes", "no"]) == "yes"
-    assert more_than_half(["yes", "no"]) == "no"
-    assert more_than_half(["yes", "cannot tell", "no"]) == "cannot tell"
-    assert more_than_half(["yes", "yes", "cannot tell", "cannot tell"]) == "cannot tell"
-    assert more_than_half([]) == "cannot tell"
 
 
 def test_untrained_blocks_are_compared_with_trained_ones_query_by_query():

@@ -29,8 +29,9 @@ def dress(axes: Any, which: str, axis: Axis, n_layers: int, categories: Sequence
     elif axis.scale == "log":
         getattr(axes, f"set_{which}scale")("log")
         low, high = getattr(axes, f"get_{which}lim")()
-        # Few powers of ten: ticks in between too.
-        side.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+        # Few powers of ten: ticks in between too, but no more than have room in a small panel.
+        between = (1, 2, 5) if high < 30 * low else (1, 3) if high < 300 * low else (1,)
+        side.set_major_locator(ticker.LogLocator(subs=between))
         side.set_major_formatter(ticker.FuncFormatter(_log_tick))
         side.set_minor_formatter(ticker.NullFormatter())
     elif axis.scale == "times":

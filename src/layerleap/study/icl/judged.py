@@ -13,6 +13,7 @@ from layerleap.study.claims import (
     above,
     all_of,
     at_every,
+    more_than_half,
     untested,
 )
 from layerleap.study.icl.rates import NAMES
@@ -21,7 +22,7 @@ from layerleap.study.result import Row, StudyResult
 
 MEASURES = {"aou": "SimAOU", "amd": "SimAM delta", "am": "SimAM"}
 LESS = 0.2  # share of the trained model's value: lower by less than this counts as the same
-IDLE = "training does not clearly learn here"
+IDLE = "does not clearly learn"
 HIGH = 0.8  # a plain SimAM above this is high
 
 
@@ -82,7 +83,8 @@ def learns(result: StudyResult, row: Row) -> bool:
 def idle_words(result: StudyResult, task: str, *ways: str) -> str:
     """Which of the ways do not learn a task, in words; empty if all do."""
     idle = [NAMES[way] for way in ways if not learns(result, {"task": task, "way": way})]
-    return f"({', '.join(idle)}: {IDLE})" if idle else ""
+    verb = IDLE if len(idle) == 1 else "do not clearly learn"
+    return f"({' and '.join(idle)} {verb})" if idle else ""
 
 
 def is_known(row: Row | None) -> bool:
@@ -163,14 +165,6 @@ def _layers(measure: str) -> Claim:
     return Claim(f"Layer-causal training is closer in most layers ({MEASURES[measure]}).", test)
 
 
-def more_than_half(answers: list[Answer]) -> Answer:
-    """Do more than half of the answers say yes? Undecided ones may be either."""
-    yes, may_be = answers.count("yes"), len(answers) - answers.count("no")
-    if 2 * yes > len(answers):
-        return "yes"
-    return "no" if answers and 2 * may_be <= len(answers) else "cannot tell"
-
-
 def _above_control(control: str, text: str) -> Claim:
     def test(result: StudyResult) -> Verdict:
         if not working(result):
@@ -181,13 +175,12 @@ def _above_control(control: str, text: str) -> Claim:
         for task in working(result):
             for way in ("gd", "lcgd-id"):
                 over = control if control == "noise/" else f"{way}/{control}"
-                row, reason = (
-                    lead(result, task, "aou", f"{way}/", over),
-                    idle_words(result, task, way),
-                )
+                row = lead(result, task, "aou", f"{way}/", over)
+                is_idle = not learns(result, {"task": task, "way": way})
                 is_measured = is_measured or is_known(row)
-                answers.append("cannot tell" if reason else above(row))
-                seen.append(f"{task}, {NAMES[way]} {reason or interval(row, '{:+.3f}')}")
+                answers.append("cannot tell" if is_idle else above(row))
+                said = IDLE if is_idle else interval(row, "{:+.3f}")
+                seen.append(f"{task}, {NAMES[way]} {said}")
         if not is_measured:
             return untested("it was not measured in this run")
         return Verdict(
