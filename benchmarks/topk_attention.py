@@ -149,7 +149,7 @@ def _times(length: int, rounds: int) -> dict[str, list[float]]:
 
 
 def _closeness(length: int) -> Row:
-    """The largest difference to exact attention where k is the length, gradients included."""
+    """The largest difference to exact attention where k is the length; gradients are listed."""
     import torch
 
     inputs = _inputs(length)

@@ -192,6 +192,16 @@ def test_exact_decoders_write_what_generate_writes(name):
     assert not torch.equal(transformer.model.generate(torch.tensor([PROMPT]), **OPTIONS), theirs)
 
 
+def test_early_exit_runs_under_the_edit_and_at_the_last_layer_writes_what_generate_writes():
+    transformer = prepared("llama")
+    theirs, texts = written(transformer), []
+    for layer in (transformer.n_layers, 1):
+        custom = decoder(bank_of(transformer), transformer=transformer, rule=ll.exits.Fixed(layer))
+        texts.append(written(transformer, custom_generate=custom))
+    assert torch.equal(texts[0], theirs)
+    assert texts[1].shape == theirs.shape
+
+
 def test_exact_decoders_write_the_same_bits_in_bfloat16():
     model = build("llama").bfloat16()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
@@ -286,6 +296,23 @@ def test_gradient_checkpointing_gives_the_same_gradients(dropout):
         model.zero_grad()
         torch.manual_seed(0)
         model(ids, labels=ids).loss.backward()
+        grads.append([parameter.grad.clone() for parameter in model.parameters()])
+    for one, two in zip(*grads, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_the_edit_trains_with_gradient_checkpointing():
+    """Blocks run again in the backward pass, outside a pass of the model."""
+    model = build("llama").double().train()
+    transformer, grads, ids = Transformer.wrap(model, check=False), [], torch.tensor([PROMPT])
+    for checkpointing in (False, True):
+        model.train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.zero_grad()
+        with transformer.edit(TopKAttention(k=2, chunk=3)) as report:
+            model(ids, labels=ids, use_cache=False).loss.backward()
+        assert str(len(PROMPT)) in str(report)
         grads.append([parameter.grad.clone() for parameter in model.parameters()])
     for one, two in zip(*grads, strict=True):
         assert torch.equal(one, two)

@@ -63,7 +63,7 @@ def test_sinks_and_biases_get_their_gradients(way, k, chunk):
     for shape in ((1, 4, 7, 9), (2, 1, 1, 9), (2, 4, 7, 9)):
         tensors, (sinks, bias) = qkv(), drawn((4,), shape, seed=1)
         ours = topk_attend(
-            *tensors, visible_from([bias], *tensors[:2], is_causal=True), k, chunk=chunk,
+            *tensors, visible_from({"bias": bias}, *tensors[:2], is_causal=True), k, chunk=chunk,
             sinks=sinks, softcap=2.0,
         )  # fmt: skip
         theirs = dense_topk(*tensors, k, mask=causal(7, 9), bias=bias, sinks=sinks, softcap=2.0)
@@ -94,7 +94,7 @@ def test_masks_hide_keys_and_rows_that_see_nothing_give_zero(way, kind, k):
     given = (
         mask if kind == "boolean" else torch.zeros(mask.shape).double().masked_fill(~mask, lowest)
     )
-    visible = visible_from([given], *tensors[:2], is_causal=False)
+    visible = visible_from({"mask": given}, *tensors[:2], is_causal=False)
     ours = topk_attend(*tensors, visible, k, chunk=3)
     assert_same_gradients(ours, dense_topk(*tensors, k, mask=mask), tensors)
     assert torch.equal(ours[1, :2], torch.zeros(2, 4, 3, dtype=torch.float64))
@@ -328,4 +328,4 @@ def test_what_does_not_fit_is_refused_in_one_line():
         (torch.ones(2, 1, 7, 9, dtype=torch.int64), "torch.int64; expected boolean"),
     ):
         with pytest.raises(BadSettings, match=message):
-            visible_from([mask], query, key, is_causal=False)
+            visible_from({"attention_mask": mask}, query, key, is_causal=False)

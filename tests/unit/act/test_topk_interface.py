@@ -8,12 +8,16 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForCausalLM,
+    GPTJConfig,
+    LlamaPreTrainedModel,
     QuantizedCache,
 )
 
 import layerleap as ll
-from layerleap.act.edits import TopKAttention
-from layerleap.act.topk.interface import HARMLESS
+from layerleap.act.edits import Pages, TopKAttention
+from layerleap.act.topk.interface import HARMLESS, _without_interface, attention_function
+from layerleap.act.topk.pages import PagedKeys
+from layerleap.act.topk.settings import TopKSettings
 from layerleap.errors import BadSettings, ModelRefused
 
 
@@ -61,6 +65,8 @@ def test_bad_options_are_refused_in_one_line(door):
         ({"k": {2: 0}}, "k of block 2 is 0; expected a whole number"),
         ({"k": {2: [1, 0.5]}}, "k of block 2 is 0.5; expected"),
         ({"k": {2: "a"}}, "k of block 2 is 'a'; expected"),
+        ({"k": {0: 3, 1: 3}}, "k has block 0; expected blocks by number, from 1"),
+        ({"k": {True: 3}}, "k has block True; expected blocks by number, from 1"),
         ({"chunk": 0}, "chunk is 0; expected at least 1 query"),
         ({"chunk": 1.5}, "chunk is 1.5; expected a whole number"),
         ({"recompute": 1}, "recompute is 1; expected True or False"),
@@ -74,7 +80,6 @@ def test_blocks_and_heads_that_do_not_exist_are_refused():
     model = wrapped("llama")
     for edit, message in (
         (TopKAttention(blocks=[4]), "block 4 does not exist: this model has blocks 1 to 3"),
-        (TopKAttention(k={0: 3}), "block 0 does not exist"),
         (TopKAttention(k=(1, 2, 3)), "k for 3 heads; this attention has 4"),
     ):
         with pytest.raises(BadSettings, match=message), model.edit(edit), torch.no_grad():
@@ -111,6 +116,28 @@ def test_a_window_without_a_mask_is_refused_if_it_would_hide_keys():
     assert torch.equal(called(sliding_window=5), called())
     with pytest.raises(ModelRefused, match="sliding window of 4 keys but was given 5 keys"):
         called(sliding_window=4)
+
+
+def test_a_window_is_checked_against_all_keys_not_those_of_chosen_pages():
+    paged = PagedKeys(Pages(size=2, keep=1))
+    function = attention_function(TopKSettings(2), 1, paged)
+    query, key, value = (torch.randn(1, 2, n, 4) for n in (1, 9, 9))
+    with pytest.raises(ModelRefused, match="window of 5 keys but was given 9"):
+        function(torch.nn.Module(), query, key, value, None, sliding_window=5)
+
+
+def test_a_users_own_class_does_not_make_a_family_refused():
+    """A class in a notebook has no source to look into, and is not the family's."""
+    own = type("MyLlama", (LlamaPreTrainedModel,), {"__module__": "__main__"})
+    own._can_set_attn_implementation = classmethod(lambda cls: False)
+    _without_interface.cache_clear()
+    assert _without_interface(own.config_class) is None
+    assert _without_interface(GPTJConfig) is not None
+
+
+def test_a_bias_of_another_shape_is_refused_by_its_name():
+    with pytest.raises(BadSettings, match="position_bias has shape"):
+        called(position_bias=torch.zeros(1, 2, 3, 5))
 
 
 def test_sinks_of_another_shape_are_refused():

@@ -54,6 +54,20 @@ def test_a_float_mask_of_hidden_keys_is_as_good_as_a_boolean_one():
         PagedKeys(SMALL).narrow(query, key, value, floats - 0.5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_pages_far_below_the_best_one_are_still_ordered(dtype):
+    """Their share of attention is 0 in this precision; their bounds differ all the same."""
+    key = torch.zeros(1, 1, 8, 4, dtype=dtype)
+    key[0, 0, :, 0] = torch.tensor([5, 40, -90, -60, -70, 400, -80, -50])
+    query = torch.tensor([1.0, 0, 0, 0], dtype=dtype).view(1, 1, 1, 4)
+    kept = PagedKeys(Pages(size=1, keep=3)).narrow(query, key, key, None, scaling=1.0)[0]
+    assert sorted(kept[0, 0, :, 0].tolist()) == [5, 40, 400]
+    hidden = torch.ones(1, 1, 1, 8, dtype=torch.bool)
+    hidden[..., [0, 1]] = False
+    kept = PagedKeys(Pages(size=1, keep=3)).narrow(query, key, key, hidden, scaling=1.0)[0]
+    assert sorted(kept[0, 0, :, 0].tolist()) == [-60, -50, 400]
+
+
 def test_the_best_pages_and_the_keys_after_the_last_page_are_kept():
     query, key, value = drawn(23)
     query[:] = 0

@@ -32,9 +32,10 @@ class ReplaceAttention(Edit):
             ...
 
     The mask is what the model makes for its own implementation. With "sdpa" it is boolean, or None
-    where plain causal attention, aligned to the last key, is meant. The decoders of this package
-    write what `generate` writes only if each query's output depends on nothing but that query and
-    the keys and values that its mask leaves visible.
+    where plain causal attention is meant: query i sees the keys up to i. A cache of fixed size may
+    then have more keys than there are queries, all of them empty; a single query sees all keys.
+    The decoders of this package write what `generate` writes only if each query's output depends on
+    nothing but that query and the keys and values that its mask leaves visible.
     """
 
     function: AttentionFunction

@@ -123,9 +123,13 @@ def _pre_activations(
 
 
 def _keep(k: int, score: Score, values: Tensor, _: Callable[[], Rows]) -> tuple[Tensor, int]:
-    """The coefficients (row, neuron) with all but the k highest scores of each row set to 0."""
+    return keep_highest(k, score, values), len(values)
+
+
+def keep_highest(k: int, score: Score, values: Tensor) -> Tensor:
+    """The values (row, neuron) with all but the k highest scores of each row set to 0."""
     kept = score(values).topk(k, dim=1, sorted=False).indices
-    return torch.zeros_like(values).scatter(1, kept, values.gather(1, kept)), len(values)
+    return torch.zeros_like(values).scatter(1, kept, values.gather(1, kept))
 
 
 class _RowMajor:

@@ -30,7 +30,7 @@ class TopKAttention(Edit):
     biases act as they do in the model. Where a query sees at most k keys, attention is exact.
 
     With `pages`, passes over one token per text score only the keys of some pages of the cache:
-    faster with a long cache, and never exact. Other passes score all keys.
+    not exact. Other passes, and those that compute gradients, score all keys.
     """
 
     k: K = 64  # keys per query; or one number per query head; or either of them by block

@@ -119,7 +119,7 @@ def _attend(call: Call, inputs: "_Inputs") -> Tensor:
         if wants_grad:
             output: Tensor = _TopKAttention.apply(call, inputs.visible.is_causal, *tensors)
             return output
-        return _forward(call, inputs)[0]
+        return _forward(call, inputs, keep=False)[0]
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,9 @@ class _TopKAttention(torch.autograd.Function):
     def forward(ctx: Any, call: Call, is_causal: bool, *tensors: Any) -> Tensor:
         query, key, value, sinks, mask, *biases = tensors
         inputs = _Inputs(query, key, value, sinks, Visible(is_causal, mask, tuple(biases)))
-        output, selected = _forward(call, inputs)
+        output, selected = _forward(call, inputs, keep=not call.recompute)
         ctx.call, ctx.is_causal, ctx.n_inputs = call, is_causal, len(tensors)
-        ctx.save_for_backward(*tensors, *([] if call.recompute else selected))
+        ctx.save_for_backward(*tensors, *selected)
         return output
 
     @staticmethod
@@ -204,8 +204,11 @@ class _TopKAttention(torch.autograd.Function):
         return None, None, *gradients
 
 
-def _forward(call: Call, inputs: _Inputs) -> tuple[Tensor, list[Tensor | None]]:
-    """The output, and for each block the numbers of the selected keys; None for all."""
+def _forward(call: Call, inputs: _Inputs, *, keep: bool) -> tuple[Tensor, list[Tensor | None]]:
+    """The output, and for each block the numbers of the selected keys; None for all.
+
+    `keep` says whether a backward pass will need the numbers; without it, the list is empty.
+    """
     query, value = inputs.query, inputs.value
     n_texts, n_heads, n_queries = query.shape[:3]
     output = query.new_empty(n_texts, n_queries, n_heads, value.shape[-1])
@@ -218,8 +221,9 @@ def _forward(call: Call, inputs: _Inputs) -> tuple[Tensor, list[Tensor | None]]:
         heads = slice(block.heads.start * block.group, block.heads.stop * block.group)
         by_head = block.per_head(rows).flatten(1, 2)
         output[block.texts, block.queries, heads] = by_head.transpose(1, 2)
-        selected.append(index)
-        del scores, weights
+        if keep:
+            selected.append(index)
+        del scores, weights, index
     return output, selected
 
 

@@ -65,8 +65,10 @@ def blocks_of(query: Tensor, key: Tensor, chunk: int, *, is_causal: bool) -> Ite
 
 
 def _heads(n_texts: int, n_heads: int, fitting: int) -> Iterator[tuple[slice, slice]]:
-    if n_texts * n_heads <= fitting:
-        yield slice(0, n_texts), slice(0, n_heads)
+    if fitting >= n_heads:
+        step = fitting // n_heads
+        for text in range(0, n_texts, step):
+            yield slice(text, min(text + step, n_texts)), slice(0, n_heads)
         return
     for text in range(n_texts):
         for head in range(0, n_heads, fitting):

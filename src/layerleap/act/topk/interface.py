@@ -90,6 +90,7 @@ def attention_function(
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         k = settings.k_of(_block_of(module, settings) if block is None else block)
+        _check_window(module, key, attention_mask, kwargs.get("sliding_window"))
         if paged is not None and not _learns(query, key):
             if kwargs.get("position_bias") is not None:
                 raise BadSettings(
@@ -123,14 +124,12 @@ def attend(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """(text, query, head, width): the output of one attention module."""
+    """(text, query, head, width): the output of one attention module.
+
+    A sliding window is in the mask.
+    """
     check_arguments(module, kwargs)
     check_cache(kwargs.get("past_key_values"))  # where a family passes it
-    if attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
-        raise ModelRefused(
-            f"{type(module).__name__} has a sliding window of {sliding_window} keys but was given "
-            f"{key.shape[2]} keys without a mask; expected a mask that has the window"
-        )
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     n_queries = query.shape[2]
     is_causal = bool(is_causal) and attention_mask is None and n_queries > 1
@@ -138,7 +137,8 @@ def attend(
         # Without a mask, transformers means a cache of fixed size that was empty before.
         key, value = key[:, :, :n_queries], value[:, :, :n_queries]
         position_bias = None if position_bias is None else position_bias[..., :n_queries]
-    visible = visible_from([attention_mask, position_bias], query, key, is_causal=is_causal)
+    added = {"attention_mask": attention_mask, "position_bias": position_bias}
+    visible = visible_from(added, query, key, is_causal=is_causal)
     return topk_attend(
         query, key, value, visible, k, chunk=settings.chunk, scaling=scaling, softcap=softcap,
         sinks=_sinks(module, s_aux, query), dropout=dropout, recompute=settings.recompute,
@@ -156,6 +156,14 @@ def check_arguments(module: nn.Module, arguments: dict[str, Any]) -> None:
         raise ModelRefused(
             f"{type(module).__name__} calls attention with {name!r}: {what}; top-k attention "
             "cannot compute that, so set another attention implementation"
+        )
+
+
+def _check_window(module: nn.Module, key: Tensor, mask: Tensor | None, window: int | None) -> None:
+    if mask is None and window is not None and key.shape[2] > window:
+        raise ModelRefused(
+            f"{type(module).__name__} has a sliding window of {window} keys but was given "
+            f"{key.shape[2]} keys without a mask; expected a mask that has the window"
         )
 
 
@@ -226,7 +234,11 @@ def _without_interface(config: type[PreTrainedConfig]) -> str | None:
 
     transformers accepts any name when it loads such a model, and then ignores it.
     """
-    own = [model for model in _subclasses(PreTrainedModel) if model.config_class is config]
+    package = config.__module__.rpartition(".")[0]  # a family's own classes, not those of users
+    own = [
+        model for model in _subclasses(PreTrainedModel)
+        if model.config_class is config and model.__module__.rpartition(".")[0] == package
+    ]  # fmt: skip
     names = [model.__name__ for model in own if not model._can_set_attn_implementation()]
     return min(names, key=len, default=None)
 

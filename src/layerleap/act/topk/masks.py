@@ -5,7 +5,7 @@ causality aligned to the last key. Out: scores of a block with all of it applied
 minus infinity. Masks for fewer heads, texts or queries are broadcast, never copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 
@@ -60,7 +60,7 @@ class Visible:
         return None if total is None else total.flatten(2, 3).flatten(0, 1)
 
 
-def check_mask(mask: Tensor, query: Tensor, key: Tensor, name: str = "attention_mask") -> Tensor:
+def check_mask(mask: Tensor, query: Tensor, key: Tensor, name: str) -> Tensor:
     """The mask, cut to the keys there are; an error if it does not fit.
 
     In a cache of fixed size, a mask may be longer than the keys.
@@ -86,10 +86,10 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor, name: str = "attention_
 
 
 def visible_from(
-    masks: Sequence[Tensor | None], query: Tensor, key: Tensor, *, is_causal: bool
+    masks: Mapping[str, Tensor | None], query: Tensor, key: Tensor, *, is_causal: bool
 ) -> Visible:
-    """What queries see with these masks and biases, each boolean or float."""
-    checked = [check_mask(mask, query, key) for mask in masks if mask is not None]
+    """What queries see with these masks and biases by name, each boolean or float."""
+    checked = [check_mask(m, query, key, name) for name, m in masks.items() if m is not None]
     boolean = [mask for mask in checked if mask.dtype == torch.bool]
     together = reduce(torch.logical_and, boolean) if boolean else None
     return Visible(is_causal, together, tuple(m for m in checked if m.dtype != torch.bool))

@@ -105,12 +105,14 @@ class PagedKeys:
     ) -> Tensor:
         """(text, head, candidate): numbers of the keys to score."""
         size, device = self.pages.size, key.device
-        bounds = _bounds(query, self._summary(key, n_pages))
+        bounds = _bounds(query, self._summary(key, n_pages)) * scaling
+        bounds = bounds.to(torch.promote_types(bounds.dtype, torch.float32))
         if mask is not None:
             seen = mask[..., : n_pages * size].unflatten(-1, (n_pages, size)).any(-1)
             bounds = bounds.masked_fill(~seen, torch.finfo(bounds.dtype).min)
         # Query heads that share keys have as many votes as they would have attention, at most.
-        votes = (bounds * scaling).softmax(-1).sum(2)
+        # Logarithms: pages far below the best one would otherwise all have no votes, and tie.
+        votes = bounds.log_softmax(-1).logsumexp(2)
         best = votes.topk(self.pages.keep, -1, sorted=False).indices
         inside = best[..., None] * size + torch.arange(size, device=device)
         rest = torch.arange(n_pages * size, key.shape[2], device=device)

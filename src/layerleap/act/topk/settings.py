@@ -65,7 +65,7 @@ def checked_k(k: Any) -> K:
         return _checked_ks(k, "k")
     if not k:
         raise BadSettings("k is empty; expected a number for some blocks")
-    if strange := [block for block in k if not isinstance(block, int)]:
+    if strange := [b for b in k if not isinstance(b, int) or isinstance(b, bool) or b < 1]:
         raise BadSettings(f"k has block {strange[0]!r}; expected blocks by number, from 1")
     return {block: _checked_ks(k[block], f"k of block {block}") for block in sorted(k)}
 

@@ -352,13 +352,24 @@ class EditedModel:
         self, changes: list[tuple[Applied, Change]], module: nn.Module
     ) -> AttentionFunction | None:
         for applied, change in reversed(changes):
-            if change.module is module and self._acts(change):
+            if change.module is module and self._attends(change):
                 return partial(self._attend_instead, applied, change.function)
         return None
+
+    def _attends(self, change: Change) -> bool:
+        """True if an attention function takes part, also when a block runs again for gradients.
+
+        Gradient checkpointing runs blocks again in the backward pass, outside a pass of the model.
+        Attention functions need no positions, so they may act there.
+        """
+        if self._pass is None and change.module not in self._shared:
+            return not self.is_suspended
+        return self._acts(change)
 
     def _attend_instead(
         self, applied: Applied, function: AttentionFunction, module: nn.Module, query: Tensor,
         *args: Any, **kwargs: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
-        applied.count(self._number, query.shape[0] * query.shape[2])
+        if self._pass is not None:
+            applied.count(self._number, query.shape[0] * query.shape[2])
         return function(module, query, *args, **kwargs)
