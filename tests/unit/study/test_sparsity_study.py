@@ -4,7 +4,7 @@ import json
 import math
 import random
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
@@ -24,7 +24,17 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.study.registry import find
-from layerleap.study.sparsity import STUDY, budget, memory, relu, runs, training
+from layerleap.study.sparsity import (
+    STUDY,
+    budget,
+    ffn,
+    heads,
+    memory,
+    relu,
+    relu_ffn,
+    runs,
+    training,
+)
 from layerleap.study.sparsity.curves import kept_share
 from layerleap.study.sparsity.observed import observe, row_weights, statistics
 from layerleap.study.sparsity.passes import Rows
@@ -129,7 +139,7 @@ def test_weights_of_rows_are_those_of_eager_attention(name):
 
 def test_statistics_of_attention_are_right_for_a_row_by_hand():
     weights = torch.tensor([[[0.5, 0.05, 0.1, 0.15, 0.2, 0.0]]])  # one head, the row at 4
-    found = statistics(weights, torch.tensor([4]), (1, 3, 99), 2, torch.ones(6))
+    found = statistics(weights, torch.tensor([4]), (1, 3, 99), 2)
     values = {name: round(float(value), 4) for name, value in found.items()}
     entropy = -sum(p * math.log(p) for p in (0.5, 0.05, 0.1, 0.15, 0.2))
     assert values == {
@@ -254,11 +264,66 @@ def test_a_block_restricted_alone_is_the_whole_model_with_that_edit():
 
 def test_bytes_kept_are_those_of_the_formulas():
     heads, k, length = memory.HEADS, memory.K, 512
-    kept = {name: memory.kept_bytes(f, length) for name, f in memory.IMPLEMENTATIONS.items()}
+    shape = (1, heads, length, memory.WIDTH)
+    kept = {
+        name: memory.kept_bytes(attend, shape, shape, shape)
+        for name, attend in memory.IMPLEMENTATIONS.items()
+    }
     assert kept["eager"] == 4 * heads * length**2
     assert kept["chunked"] == kept["top-k, recomputed"] == 0
     assert 0.8 < kept["top-k"] / (4 * heads * length * k) <= 1  # first rows see fewer than k
     assert kept["sdpa"] < kept["top-k"]
+
+
+def test_an_ffn_that_keeps_few_neurons_keeps_few_numbers_and_masking_saves_nothing():
+    length, wide = 96, (relu_ffn.NEURONS, relu_ffn.D_MODEL)
+    kept = {
+        name: memory.kept_bytes(ffn, (length, relu_ffn.D_MODEL), wide, wide)
+        for name, ffn in relu_ffn.FFNS.items()
+    }
+    assert kept["whole"] == 4 * length * relu_ffn.NEURONS
+    assert kept["top-k"] == (4 + 4) * length * relu_ffn.FFN_K
+    assert kept["masked"] > kept["whole"]
+
+
+def test_gradients_of_the_lean_ffn_are_those_of_autograd():
+    generator = torch.Generator().manual_seed(0)
+    x, keys, values = (
+        torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
+        for shape in ((5, 4), (9, 4), (9, 4))
+    )
+    few = partial(relu_ffn.topk_relu_ffn, k=3)
+    assert torch.autograd.gradcheck(few, (x, keys, values))
+    whole = (x @ keys.mT).relu() @ values
+    torch.testing.assert_close(relu_ffn.topk_relu_ffn(x, keys, values, 9), whole)
+
+
+def test_heads_are_named_by_intervals():
+    near = {place: {"low": 0.0, "high": 0.1} for place in ("first", "previous", "self", "near")}
+
+    def does(low, high, **places):
+        return heads._does({**near, "spread": {"low": low, "high": high}, **places})
+
+    assert does(0.3, 0.4) == "spread"
+    assert does(0.1, 0.2) == "distant"
+    assert does(0.2, 0.3) == "mixed"  # it may be spread out
+    assert does(0.1, 0.2, first={"low": 0.6, "high": 0.7}) == "first"
+    assert does(0.1, 0.2, first={"low": 0.2, "high": 0.45}) == "mixed"
+    assert does(0.1, 0.2, first={"low": None, "high": None}) == "mixed"
+
+
+def test_a_loss_that_falls_while_outputs_change_does_not_make_few_neurons_enough():
+    def row(measure, value):
+        ends = {"value": value, "low": value - 0.01, "high": value + 0.01}
+        return {"share": 0.125, "rule": "size", "measure": measure, **ends}
+
+    def verdict(loss, agreement):
+        tables = {"ffn": [row("loss", loss), row("agreement", agreement)]}
+        return ffn._enough(replace(small_study("llama"), tables=tables)).agrees
+
+    assert verdict(-0.1, 0.99) == "yes"
+    assert verdict(-0.1, 0.8) == "partly"
+    assert verdict(0.5, 0.8) == "no"
 
 
 def test_growth_is_the_exponent():
@@ -384,7 +449,7 @@ def test_the_rule_for_relu_is_judged_where_fewer_neurons_are_kept_than_are_activ
     result = replace(small_study("llama"), tables={
         "relu_active": [{"ffn": "ReLU", "value": 0.3, "low": 0.29, "high": 0.31}],
         "relu_paired": [
-            {"ffn": "ReLU", "share": share, "rule": "pre-activation", "measure": "loss",
+            {"ffn": "ReLU", "share": share, "rule": "pre-activation", "measure": "kl",
              "value": gap, "low": gap, "high": gap}
             for share, gap in ((0.125, 0.3), (0.25, 0.2), (0.5, 0.0))
         ],
@@ -481,12 +546,10 @@ def test_every_section_runs_and_every_claim_is_judged(name):
     result = small_study(name)
     assert not result.failed
     judged = [row for row in result.claims if row["section"] not in ("relu", "training")]
-    assert len(judged) == 13
+    assert len(judged) == 14
     open_ones = [row["claim"] for row in judged if row["agrees"] == "not tested"]
     assert not [
-        claim
-        for claim in open_ones
-        if not any(word in claim for word in ("budget", "Layers", "saves memory in training"))
+        claim for claim in open_ones if not any(word in claim for word in ("budget", "Layers"))
     ]
     assert result.headlines
     ks = {row["k"] for row in result.rows("attention")}

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ import torch
 from layerleap.act.topk.interface import topk_attention
 from layerleap.errors import BadSettings, BadText
 from layerleap.zoo.reviews import is_held_out
+from layerleap.zoo.tasks import encoder
 from layerleap.zoo.tasks.byte_reviews import ByteReviewSettings, byte_reviews
-from layerleap.zoo.tasks.encoder import EncoderSettings, new_encoder, scores, train_encoder
+from layerleap.zoo.tasks.encoder import EncoderSettings, scores, train_encoder
 from layerleap.zoo.tasks.listops import ListOpsSettings, expression, listops, written
 from layerleap.zoo.tasks.task import PAD, START, Rows, Task
 
@@ -158,10 +160,21 @@ def test_with_k_at_the_length_training_is_that_of_exact_attention():
     assert sparse != exact
 
 
-def test_both_kinds_of_attention_start_from_the_same_weights_and_see_the_same_batches():
-    def weights(seed):
-        torch.manual_seed(seed)
-        return new_encoder(made_task(), QUICK).state_dict()
+def test_both_kinds_of_attention_start_from_the_same_weights_and_see_the_same_batches(monkeypatch):
+    seen, batches = [], encoder._batches
 
-    first, again = weights(0), weights(0)
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    def watched(rows, settings, seed):
+        seen.append([])
+        for batch in batches(rows, settings, seed):
+            seen[-1].append(batch.tolist())
+            yield batch
+
+    monkeypatch.setattr(encoder, "_batches", watched)
+    still = replace(QUICK, rate=0.0)  # so that the weights at the end are those at the beginning
+    exact, sparse = (
+        train_encoder(made_task(), name, still, seed=5)[0].state_dict()
+        for name in ("sdpa", topk_attention(k=2))
+    )
+    assert all(torch.equal(exact[name], sparse[name]) for name in exact)
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == still.steps

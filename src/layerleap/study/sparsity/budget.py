@@ -22,7 +22,7 @@ from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.sparsity.context import SparsityContext
 from layerleap.study.sparsity.curves import measure_columns, nats
-from layerleap.study.sparsity.passes import Measured, Rows
+from layerleap.study.sparsity.passes import MEASURES, Measured, Rows
 from layerleap.study.sparsity.shared_out import Plan, finer, furthest, guessed, steps
 from layerleap.study.tables import Column, Table, estimate, percent
 
@@ -173,7 +173,7 @@ def _checked(
         ("budget", own.columns()), ("same everywhere", other.columns()),
         (GAIN, other.columns() - own.columns()),
     ):  # fmt: skip
-        for name, row in zip(("kl", "agreement", "loss"), rows.estimates(columns), strict=True):
+        for name, row in zip(MEASURES, rows.estimates(columns), strict=True):
             found.append({**about, "what": what, "measure": name, **row})
     return found
 

@@ -7,9 +7,8 @@ at, and the section of the study that shows it.
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
-from layerleap.study.claims import Claim, Verdict, above, share_of, untested
+from layerleap.study.claims import Claim, Verdict, above, below, share_of, untested
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -23,7 +22,7 @@ MOST = 0.5  # a head is named after a place if the interval of its share is abov
 SPREAD = 0.25  # and "spread" if it attends to more than this part of the keys it sees
 NAMES = {
     "first": "first token", "previous": "previous token", "self": "own token", "near": "nearby",
-    "spread": "spread out", "selective": "a few distant tokens", "mixed": "mixed",
+    "spread": "spread out", "distant": "distant tokens", "mixed": "mixed",
 }  # fmt: skip
 DRAWN = ("first", "previous", "near", "self")
 SHOWN = 12  # heads in the table of those that need most keys
@@ -80,9 +79,9 @@ def _does(own: dict[str, Row]) -> str:
             return place
     if above(own["spread"], SPREAD) == "yes":
         return "spread"
-    inside: Tensor = torch.tensor([own[p]["high"] or 0.0 for p in ("first", "self", "near")])
-    is_far = own["first"]["high"] is not None and float(inside.sum()) < MOST
-    return "selective" if is_far else "mixed"
+    ends = [own[place]["high"] for place in ("first", "self", "near")]
+    is_far = None not in ends and sum(ends) < MOST
+    return "distant" if is_far and below(own["spread"], SPREAD) == "yes" else "mixed"
 
 
 def _layer_rows(context: SparsityContext, observed: Observed, name: str) -> Iterator[Row]:
@@ -194,7 +193,8 @@ SECTION = Section(
     "Attention of every head at the same rows, as the model computes it. A head is named after "
     "the first token, the previous token, its own token or nearby tokens if more than half of its "
     "attention goes there, spread out if its attention is as wide as a quarter of the keys it "
-    "sees, and mixed if intervals leave it open.",
+    "sees, distant tokens if it is neither and less than half goes to all of these places, and "
+    "mixed if intervals leave it open.",
     short="Heads", help="attention mass in the top k by layer and head", 
     findings=_findings, claims=CLAIMS,
     figures=(

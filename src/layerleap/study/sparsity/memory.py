@@ -1,7 +1,7 @@
-"""What training keeps in memory for attention, by implementation and length.
+"""What training keeps in memory for attention and for FFNs, by implementation and length.
 
-In: the shape of one attention layer. Out: bytes that the backward pass needs kept, counted exactly,
-how they grow with length, and the section of the study that shows it.
+In: the shape of one layer. Out: bytes that the backward pass needs kept, counted exactly, how they
+grow with length, and the section of the study that shows it.
 
 Inputs and output are not counted: the layers around hold those with every implementation. What is
 alive only while a chunk is computed is not counted either; `make bench` measures peaks.
@@ -23,6 +23,7 @@ from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.sparsity.context import SparsityContext
 from layerleap.study.sparsity.curves import interval
+from layerleap.study.sparsity.relu_ffn import D_MODEL, FFN_NAMES, FFNS, NEURONS
 from layerleap.study.tables import Column, Table, estimate
 
 HEADS, WIDTH = 12, 64  # the layer that the paper measured
@@ -58,13 +59,15 @@ NAMES = {
 }  # fmt: skip
 
 
-def kept_bytes(attend: Attend, length: int) -> int:
-    """Bytes that are kept for the backward pass, without those of inputs and output."""
-    generator = torch.Generator().manual_seed(length)
-    inputs = [
-        torch.randn(1, HEADS, length, WIDTH, generator=generator, requires_grad=True)
-        for _ in range(3)
-    ]
+def kept_bytes(attend: Attend, *shapes: tuple[int, ...]) -> int:
+    """Bytes that are kept for the backward pass, without those of inputs and output.
+
+    Args:
+        attend: what is computed.
+        shapes: of its three inputs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
     own = {value.untyped_storage().data_ptr() for value in inputs}
     kept: dict[int, int] = {}
     alive: list[Tensor] = []  # so that no address is used twice
@@ -97,16 +100,21 @@ def growth(lengths: list[int], sizes: list[int]) -> Row | None:
 def _run(context: SparsityContext) -> Tables:
     lengths = sorted(set(context.settings.lengths))
     rows: list[Row] = []
+    ffns: list[Row] = []
     for number, length in enumerate(lengths):
-        context.progress("memory of attention", number, len(lengths), "lengths")
+        context.progress("memory of training", number, len(lengths), "lengths")
         for name, attend in IMPLEMENTATIONS.items():
-            rows.append({"name": name, "length": length, "bytes": kept_bytes(attend, length)})
+            kept = kept_bytes(attend, *[(1, HEADS, length, WIDTH)] * 3)
+            rows.append({"name": name, "length": length, "bytes": kept})
+        for name, ffn in FFNS.items():
+            kept = kept_bytes(ffn, (length, D_MODEL), (NEURONS, D_MODEL), (NEURONS, D_MODEL))
+            ffns.append({"name": name, "length": length, "bytes": kept})
     grows = []
     for name in IMPLEMENTATIONS:
         sizes = [row["bytes"] for row in rows if row["name"] == name]
         if (found := growth(lengths, sizes)) is not None:
             grows.append({"name": name, **found, "lengths": len(lengths)})
-    return {"memory": rows, "memory_growth": grows}
+    return {"memory": rows, "memory_growth": grows, "memory_ffn": ffns}
 
 
 # --- claims and findings -----------------------------------------------------------------------
@@ -125,11 +133,12 @@ def _linear(result: StudyResult) -> Verdict:
     )
 
 
-def _leaner(result: StudyResult, other: str) -> Verdict:
+def _leaner(result: StudyResult, table: str, name: str, other: str) -> Verdict:
+    names = {"memory": NAMES, "memory_ffn": FFN_NAMES}[table]
     pairs = [
         (row["length"], row["bytes"], peer["bytes"])
-        for row in result.rows("memory", name="top-k")
-        if (peer := result.row("memory", name=other, length=row["length"])) is not None
+        for row in result.rows(table, name=name)
+        if (peer := result.row(table, name=other, length=row["length"])) is not None
     ]
     if not pairs:
         return untested("nothing was measured")
@@ -138,7 +147,7 @@ def _leaner(result: StudyResult, other: str) -> Verdict:
     length, ours, theirs = pairs[-1]
     return Verdict(
         at_every(above(gap) for gap in gaps),
-        f"at {length:,} positions top-{K} keeps {ours / MIB:.2f} MiB and {other} "
+        f"at {length:,} positions: {names[name]} {ours / MIB:.2f} MiB, {names[other]} "
         f"{theirs / MIB:.2f} MiB",
         "yes if it keeps less at every length; bytes are counted, so there is no interval",
     )
@@ -147,8 +156,13 @@ def _leaner(result: StudyResult, other: str) -> Verdict:
 CLAIMS = (
     Claim("What top-k attention keeps for the backward pass is linear in the length.", _linear),
     Claim("Training with top-k attention keeps less than with plain attention.",
-          partial(_leaner, other="eager")),
-    Claim("It keeps less than today's fused kernels (sdpa), too.", partial(_leaner, other="sdpa")),
+          partial(_leaner, table="memory", name="top-k", other="eager")),
+    Claim("It keeps less than today's fused kernels (sdpa), too.",
+          partial(_leaner, table="memory", name="top-k", other="sdpa")),
+    Claim("Training a ReLU FFN keeps less if each token keeps an eighth of its neurons.",
+          partial(_leaner, table="memory_ffn", name="top-k", other="whole")),
+    Claim("(ours) So does the edit TopKNeurons, which works on any FFN.",
+          partial(_leaner, table="memory_ffn", name="masked", other="whole")),
 )  # fmt: skip
 
 
@@ -161,6 +175,12 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
     yield Finding(
         f"One layer of {HEADS} heads of {WIDTH} keeps for its backward pass at {length:,} "
         f"positions, beside inputs and output: {listed}.", under="memory", headline=True,
+    )  # fmt: skip
+    ffns = {row["name"]: row for row in result.rows("memory_ffn")}
+    listed = ", ".join(f"{FFN_NAMES[n]} {row['bytes'] / MIB:.2f} MiB" for n, row in ffns.items())
+    yield Finding(
+        f"A ReLU FFN of {NEURONS:,} neurons keeps at {length:,} positions, beside inputs and "
+        f"output: {listed}.", under="memory",
     )  # fmt: skip
     grows = {row["name"]: row for row in result.rows("memory_growth")}
     sdpa = grows.get("sdpa")
@@ -181,22 +201,24 @@ def _points(result: StudyResult) -> Iterator[Row]:
             yield {"x": row["length"], "y": row["bytes"] / MIB, "line": row["name"]}
 
 
-def _table_rows(result: StudyResult) -> Iterator[Row]:
-    for row in result.rows("memory"):
-        yield {**row, "column": NAMES[row["name"]], "mib": row["bytes"] / MIB}
+def _table_rows(result: StudyResult, table: str, names: dict[str, str]) -> Iterator[Row]:
+    for row in result.rows(table):
+        yield {**row, "column": names[row["name"]], "mib": row["bytes"] / MIB}
 
 
 SECTION = Section(
     "memory", "How much does training keep in memory?", _run,
     f"One causal attention layer of {HEADS} heads of {WIDTH}, batch of one, whatever the model: "
     "the bytes that autograd keeps for the backward pass beside inputs and output, counted. "
-    f"Top-k attention has k = {K}.",
-    short="Memory", help="bytes kept by eager, chunked, sdpa and top-k attention",
+    f"Top-k attention has k = {K}. So, too, of one ReLU FFN of {NEURONS:,} neurons, of which an "
+    "eighth is kept.",
+    short="Memory", help="bytes kept by eager, chunked, sdpa and top-k attention, and by FFNs",
     findings=_findings, claims=CLAIMS,
     figures=(
         Figure(
-            "memory", "Kept for the backward pass", "On both axes, each step is a factor.",
-            _points, x=Axis("positions", "log"), y=Axis("MiB", "log"), size=(5.6, 3.6),
+            "memory", "Kept by attention for the backward pass",
+            "On both axes, each step is a factor.", _points, x=Axis("positions", "log"),
+            y=Axis("MiB", "log"), size=(5.6, 3.6),
             sample="bytes are counted, not sampled",
             lines={
                 "eager": Line(NAMES["eager"], "orange", marker="s"),
@@ -209,7 +231,13 @@ SECTION = Section(
     ),
     tables=(
         Table(
-            "memory-table", "Kept for the backward pass, in MiB", _table_rows,
+            "memory-table", "Kept by attention for the backward pass, in MiB",
+            partial(_table_rows, table="memory", names=NAMES),
+            (Column("length", "positions"),), across="column", cells=(Column("mib", "", "{:.2f}"),),
+        ),
+        Table(
+            "ffn-memory-table", "Kept by a ReLU FFN for the backward pass, in MiB",
+            partial(_table_rows, table="memory_ffn", names=FFN_NAMES),
             (Column("length", "positions"),), across="column", cells=(Column("mib", "", "{:.2f}"),),
         ),
         Table(

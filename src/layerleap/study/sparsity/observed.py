@@ -66,13 +66,8 @@ class _Watcher:
     ) -> None:  # fmt: skip
         self.keys, self.window, self.model = keys, window, model
         self.modules = modules
-        self.mask = batch.mask.bool().cpu()
-        keep = batch.keep.cpu()
-        if model.row_kind != "position":  # one row per text: what its pooled positions look at
-            self.queries = [keep[text].nonzero()[:, 0] for text in range(len(keep))]
-        else:
-            self.queries = [own.nonzero()[:, 0] for own in keep]
-        self.pools = model.row_kind != "position"
+        self.queries = [own.nonzero()[:, 0] for own in batch.keep.cpu()]
+        self.pools = model.row_kind != "position"  # one row per text: the mean over its positions
         self.seen: dict[int, list[dict[str, Tensor]]] = {}
         self.runs: dict[nn.Module, int] = {}
 
@@ -102,12 +97,10 @@ class _Watcher:
             module, query[text], key[text], _of_text(attention_mask, text), rows.to(query.device),
             **{k: _of_text(v, text) if k == "position_bias" else v for k, v in kwargs.items()},
         )  # fmt: skip
-        stats = statistics(weights, rows, self.keys, self.window, self.mask[text])
-        return (
-            {name: value.mean(0, keepdim=True) for name, value in stats.items()}
-            if (self.pools)
-            else stats
-        )
+        stats = statistics(weights, rows, self.keys, self.window)
+        if not self.pools:
+            return stats
+        return {name: value.mean(0, keepdim=True) for name, value in stats.items()}
 
     def stacked(self, blocks: Sequence[int]) -> dict[str, Tensor]:
         """(row, block, head) by name."""
@@ -174,7 +167,7 @@ def row_weights(
 
 
 def statistics(
-    weights: Tensor, rows: Tensor, keys: Sequence[int], window: int, real: Tensor
+    weights: Tensor, rows: Tensor, keys: Sequence[int], window: int
 ) -> dict[str, Tensor]:
     """Mass of the top keys and of some places, from (head, row, key): (row, head) by name.
 

@@ -66,14 +66,19 @@ def _active(rows: Rows, ffns: dict[int, FeedForward]) -> Tensor:
 # --- claims and findings -----------------------------------------------------------------------
 
 
-def _rule(result: StudyResult, kind: str) -> Verdict:
-    """Judged where the rules can differ: where fewer neurons are kept than are active."""
+def _open_share(result: StudyResult, kind: str) -> float | None:
+    """The largest share, up to half, at which rules can differ: fewer neurons than are active."""
     active = result.row("relu_active", ffn=kind)
-    known = sorted({row["share"] for row in result.rows("relu_paired", ffn=kind)})
+    known = {row["share"] for row in result.rows("relu_paired", ffn=kind)}
     below = [share for share in known if active is None or share < active["value"]]
-    if not below:
+    return max((share for share in below if share <= HALF), default=None)
+
+
+def _rule(result: StudyResult, kind: str) -> Verdict:
+    share = _open_share(result, kind)
+    if share is None:
         return untested("no share that was tried is smaller than that of the active neurons")
-    return papers_rule(result, "relu_paired", min(HALF, below[-1]), ffn=kind)
+    return papers_rule(result, "relu_paired", share, ffn=kind)
 
 
 def _sparser(result: StudyResult) -> Verdict:
@@ -110,17 +115,21 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
             f"{row['model']}: {shares(row)} of the coefficients of a position are not 0.",
             under="relu",
         )
-    share = nearest(result, "relu", "share", HALF)
-    costs = {
-        kind: result.row("relu", ffn=kind, share=share, rule="pre-activation", measure="kl")
-        for kind in TWINS
-    }
-    if share is not None and all(costs.values()):
-        yield Finding(
-            f"Half of the neurons by the paper's rule cost {nats(costs[RELU])} with ReLU and "
-            f"{nats(costs[GATED])} with gates, in two models trained alike.",
-            under="relu", headline=True,
-        )  # fmt: skip
+    for kind, name in TWINS.items():
+        share = _open_share(result, kind)
+        by_rule, by_size = (
+            result.row("relu", ffn=kind, share=share, rule=rule, measure="kl")
+            for rule in ("pre-activation", "size")
+        )
+        if share is not None and by_rule is not None and by_size is not None:
+            yield Finding(
+                f"{name}, with {percent(share, 1)} of the neurons, fewer than are active: KL "
+                f"{nats(by_rule)} if the paper's rule chooses them, {nats(by_size)} by size.",
+                under="relu", headline=True,
+            )  # fmt: skip
+    verdict = _sparser(result)
+    if verdict.agrees != "not tested":
+        yield Finding(f"ReLU against gates: {verdict.seen}.", under="relu", headline=True)
 
 
 def _points(result: StudyResult) -> Iterator[Row]:

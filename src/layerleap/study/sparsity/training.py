@@ -288,10 +288,8 @@ def _findings(result: StudyResult) -> Iterator[Finding]:
 
 def _points(result: StudyResult) -> Iterator[Row]:
     for row in result.rows("training"):
-        wanted = "loss" if row["task"] == TUNING else "accuracy"
-        if row["measure"] == wanted:
-            yield {**row, "x": row["step"], "y": row["value"], "line": row["attention"],
-                   "panel": f"{row['task']}: {wanted}"}  # fmt: skip
+        yield {**row, "x": row["step"], "y": row["value"], "line": row["attention"],
+               "panel": f"{row['task']}: {row['measure']}"}  # fmt: skip
 
 
 def _table_rows(result: StudyResult) -> Iterator[Row]:

@@ -5,7 +5,6 @@ In: sequences of symbols. Out: `Task`, the form that all tasks share.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch import Tensor
 from layerleap.brief import Brief
 
 PAD, START = 0, 1  # symbols of every task; the others begin at 2
-Side = Literal["fitted", "held_out"]
 
 
 @dataclass(frozen=True, repr=False)
