@@ -69,10 +69,14 @@ def test_tasks_are_listed_and_measured(task: Path, model: Path) -> None:
     words = ("tasks", model, "--task", task, "--queries", 6, "--seeds", 1)
     measured = run(*words)
     assert measured.exit_code == 0, measured.output
-    assert "Right answers (%) by number of demonstrations" in measured.stdout
+    printed = " ".join(measured.stdout.split())
+    assert "Right answers (%) by number of demonstrations" in printed
+    assert "not clearly" in printed
+    assert "6 queries per task, over seeds: 1." in printed
     rows = json.loads(run(*words, "--json").stdout)
     assert rows[0]["task"] == "sizes"
-    assert {"works", "accuracy", "leads"} <= rows[0].keys()
+    assert {"works", "accuracy", "leads", "left_out"} <= rows[0].keys()
+    assert (rows[0]["queries"], rows[0]["seeds"]) == (6, 1)
 
 
 @pytest.mark.parametrize("joined", [True, False])

@@ -11,7 +11,7 @@ interval also spans Student's t-interval over the means of seeds, which is wide 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -30,9 +30,9 @@ class NestedEstimate:
     """A mean with its interval, the number of queries of all seeds, and of seeds."""
 
     value: float
-    low: float | None  # None with one query
+    low: float | None  # None with fewer than two queries
     high: float | None
-    rows: int
+    rows: int  # of a mean, those that are known
     seeds: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,7 +52,12 @@ def nested_means(
     known = [group.isfinite() for group in groups]
     values = [group.double().nan_to_num(0.0, 0.0, 0.0) for group in groups]
     hits = [value * mask for value, mask in zip(values, known, strict=True)]
-    return nested_ratios(hits, known, bounds=bounds, resamples=resamples, seed=seed)
+    found = nested_ratios(hits, known, bounds=bounds, resamples=resamples, seed=seed)
+    rows = torch.cat(known).sum(0).tolist()
+    return [
+        replace(one, rows=n) if n > 1 else replace(one, low=None, high=None, rows=n)
+        for one, n in zip(found, rows, strict=True)
+    ]
 
 
 def nested_ratios(

@@ -18,6 +18,15 @@ def test_with_one_seed_the_interval_is_the_bootstrap_over_queries():
     assert ours.high == pytest.approx(theirs.high, abs=0.03)
 
 
+def test_values_that_are_not_known_are_not_counted_and_one_alone_has_no_interval():
+    nan = math.nan
+    values = torch.tensor([[0.5, 0.1], [nan, 0.2], [nan, nan], [nan, 0.6]])
+    one, three = nested_means([values])
+    assert (one.value, one.low, one.high, one.rows) == (0.5, None, None, 1)
+    assert (three.rows, three.value) == (3, pytest.approx(0.3))
+    assert three.low < 0.3 < three.high
+
+
 def test_seeds_that_differ_widen_the_interval():
     groups = [torch.full((50, 1), float(level)) for level in (0, 1, 2)]
     estimate = nested_means(groups)[0]

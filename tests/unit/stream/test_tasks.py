@@ -84,6 +84,26 @@ def test_columns_and_the_words_for_labels_can_be_named(tmp_path):
         load(file, field="body", label="class", labels={"0": "small"})
 
 
+def test_words_for_labels_are_for_every_source():
+    pairs = [("fine", "0"), ("dull", "1"), ("so moving", "0"), ("so flat", "1")]
+    words = {"0": "good", "1": "bad"}
+    assert {e.answer for e in load(pairs, labels=words).examples} == {"good", "bad"}
+    numbers = {int(value): word for value, word in words.items()}
+    assert load(pairs, labels=numbers).examples == load(pairs, labels=words).examples
+    kinds = {e.answer for e in load("kinds").examples}
+    upper = load("kinds", labels={kind: kind.upper() for kind in kinds})
+    assert {e.answer for e in upper.examples} == {kind.upper() for kind in kinds}
+    with pytest.raises(BadText, match="labels= has no word"):
+        load(pairs, labels={"0": "good"})
+
+
+def test_a_task_that_is_made_already_takes_no_other_template():
+    task = load([("a", "b"), ("c", "d")])
+    assert load(task) is task
+    with pytest.raises(BadSettings, match="template is given for a task that is made already"):
+        load(task, template="{text} is")
+
+
 def test_many_different_answers_make_a_mapping_unless_it_says_otherwise():
     assert load(MAPPING).kind == "mapping"
     assert load(PAIRS, kind="mapping").kind == "mapping"
@@ -135,7 +155,10 @@ def test_a_query_has_the_same_tokens_alone_and_after_demonstrations(classes):
     encoded = encode(tiny("llama"), classes)
     drawn = draw(encoded, demonstrations=4, queries=5)
     for piece in drawn.queries:
-        alone, after = encoded.query(piece), encoded.context(drawn.demonstrations) + piece.prompt
+        alone, after = (
+            encoded.start + piece.prompt,
+            encoded.context(drawn.demonstrations) + piece.prompt,
+        )
         assert after[-len(piece.prompt) :] == alone[1:] == piece.prompt
         assert alone[0] == after[0] == encoded.demonstration(piece)[0] == 1  # the first token
         assert encoded.demonstration(piece)[-1:] == piece.answer

@@ -120,7 +120,11 @@ class InContext:
         """Plain JSON values."""
         about = {"model": self.model, "task": self.task, "kind": self.kind}
         leads = {over: self.lead(over) for over in (*BASELINES, "shuffled")}
-        return {**about, "works": self.works(), "accuracy": self.table, "leads": leads}
+        counts = {"queries": sum(map(len, self.right["true", self.shots[0]])),
+                  "seeds": len(self.seeds), "left_out": self.left_out}  # fmt: skip
+        return {
+            **about, **counts, "works": self.works(), "accuracy": self.table, "leads": leads,
+        }  # fmt: skip
 
     def to_pandas(self) -> "pandas.DataFrame":
         """The table of accuracies as a data frame."""

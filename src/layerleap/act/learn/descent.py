@@ -83,10 +83,14 @@ def learn(
     lessons = [lesson(transformer, [one], tokens) for one in demonstrations]
     chosen = choose(transformer, parameters)
     known = dict(transformer.model.named_parameters())
+    before = 0  # demonstrations that were learned already
     delta = dict(zeros_like({name: known[name].detach() for name in chosen.names}))
     if start is not None:
         start.check_model(transformer)
-        delta |= {name: value.clone() for name, value in start.tensors.items()}
+        delta |= {
+            name: value.to(known[name].device, copy=True) for name, value in start.tensors.items()
+        }
+        before = int(start.settings.get("demonstrations", 0))
     if learning_rate > (most := min(torch.finfo(one.dtype).max for one in delta.values())):
         raise BadSettings(f"learning_rate is {learning_rate}; expected at most {most:.3g}")
     losses: list[dict[int, float]] = []
@@ -94,24 +98,31 @@ def learn(
         with torch.no_grad():
             values = {name: changed(known[name], value) for name, value in delta.items()}
         found = gradients(
-            transformer, chosen, values, one, how=how, lens=lens, share=share, seed=seed + step
+            transformer,
+            chosen,
+            values,
+            one,
+            how=how,
+            lens=lens,
+            share=share,
+            seed=seed + before + step,
         )
         for name, gradient in found.tensors.items():
             delta[name].sub_(gradient.to(delta[name].dtype), alpha=learning_rate)
         losses.append(found.losses)
         progress("learning", step + 1, len(lessons), "demonstrations")
-    _require_finite(delta)
+    require_finite(delta)
     settings = {
         "how": how, "learning_rate": learning_rate, "parameters": list(chosen.words),
         "tokens": tokens, "lens": (lens or Lens(transformer)).name if how != "full" else None,
-        "share": share, "seed": seed, "demonstrations": len(lessons),
+        "share": share, "seed": seed, "demonstrations": before + len(lessons),
     }  # fmt: skip
     return Learned(Delta.of(transformer, delta, **settings), losses)
 
 
-def _require_finite(delta: Mapping[str, Tensor]) -> None:
+def require_finite(values: Mapping[str, Tensor]) -> None:
     """Refuse what the last step made infinite; earlier steps show in the next one's loss."""
-    if bad := [name for name, value in delta.items() if not value.isfinite().all()]:
+    if bad := [name for name, value in values.items() if not value.isfinite().all()]:
         raise NotFinite(
             f"what was learned is NaN or infinite in {bad[0]} after the last step; lower the "
             "learning rate, or use a wider dtype"

@@ -90,8 +90,8 @@ def require_learner(transformer: Transformer) -> None:
     """Refuse models that do not predict the next token of one text."""
     is_pair = transformer.model.config.is_encoder_decoder
     if transformer.kind != "next-token" or is_pair:
-        kind = "encoder-decoder" if is_pair else f"{transformer.kind} model"
+        kind = "an encoder-decoder" if is_pair else f"a {transformer.kind} model"
         raise ModelRefused(
-            f"{transformer.identity.name} is a {kind}; learning from demonstrations needs a "
-            "decoder that predicts the next token"
+            f"{transformer.identity.name} is {kind}; learning here needs a decoder that predicts "
+            "the next token"
         )

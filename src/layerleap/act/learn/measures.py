@@ -4,7 +4,7 @@ In: observations of one query in several conditions, or predictions of many quer
 per block, layer or query; averages and intervals are the caller's.
 
     SimAOU          cosine of the changes of attention outputs, of L2-normalised outputs
-    SimAM           cosine of attention scores; already high before any learning
+    SimAM           cosine of attention scores; far from 0 before any learning
     SimAM delta     cosine of the changes of attention scores
     change-Jaccard  of the changed predictions, the share that changed in the same way
     Rec2FTP         of the queries that fine-tuning made right, the share that context made right

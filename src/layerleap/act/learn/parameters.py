@@ -44,11 +44,6 @@ class Chosen(Brief):
         """The names of the parameters."""
         return tuple(self.masks)
 
-    @property
-    def n_entries(self) -> int:
-        """How many masked entries learn; parameters without a mask count in `Delta`."""
-        return sum(int(mask.sum()) for mask in self.masks.values() if mask is not None)
-
     def of_block(self, block: int) -> tuple[str, ...]:
         """The chosen parameters of one block; block 0 are those outside all blocks."""
         return tuple(name for name in self.masks if self.blocks[name] == block)

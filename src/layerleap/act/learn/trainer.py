@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from layerleap.act.learn.delta import Delta
+from layerleap.act.learn.descent import require_finite
 from layerleap.act.learn.gradients import How, check_lens, gradients
 from layerleap.act.learn.lessons import Demonstration, lesson, require_learner
 from layerleap.act.learn.optimizer import Kind, Optimizer
 from layerleap.act.learn.parameters import Chosen, choose
 from layerleap.arguments import check_fields, checked
 from layerleap.brief import Brief
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.extras import report_library
 from layerleap.files import whole_folder, write_json
 from layerleap.maps.artifact import Artifact
@@ -311,10 +312,16 @@ class _Run:
 
     def _check(self) -> None:
         """Measure the loss on held-out text; training time does not count it."""
+        require_finite(self.values)
         tested = None
         if len(self.tested) > 1:
             with computing_with(self.transformer, self._inputs()):
                 tested = lm_loss(self.transformer.model, self.tested, self.settings.max_tokens)
+            if not math.isfinite(tested["loss"]):
+                raise NotFinite(
+                    f"the held-out loss is {tested['loss']} after step {self.step}; lower the "
+                    "learning rate, or use a wider dtype"
+                )
         losses = [loss for loss in self.losses if math.isfinite(loss)]
         self.losses = []
         self.record.append(

@@ -100,7 +100,7 @@ def command_of(study: "Study[Any]") -> Any:
                 "files in it stay.")], Path("report")),
         "sections": (Annotated[str | None, typer.Option(help="Which optional sections to run, "
                      f"separated by commas: {listed}; or 'none'. All by default.")], None),
-        "quick": (Annotated[bool, typer.Option("--quick", help="A first look: smaller sizes.")],
+        "quick": (Annotated[bool, typer.Option("--quick", help="A first look: smaller defaults.")],
                   False),
         "loading": (Loading, None), "json": (Json, False),
     }  # fmt: skip

@@ -125,18 +125,45 @@ def accuracy_table(rows: list[Row]) -> RenderableType:
     shots = sorted({cell["shots"] for row in rows for cell in row["accuracy"]} - {None})
     table = new_table(Text("Right answers (%) by number of demonstrations"))
     table.add_column("task", overflow="fold")
-    for head in (*map(str, shots), "shuffled", "commonest"):
-        table.add_column(head, justify="right")
-    table.add_column("learned?")
+    for head in (*map(str, shots), "shuffled", "no model"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("learned?", no_wrap=True)
     for row in rows:
         values = {(cell["answers"], cell["shots"]): cell["value"] for cell in row["accuracy"]}
         most = max(n for answers, n in values if answers == "true")
-        keys = [*(("true", n) for n in shots), ("shuffled", most), ("majority", None)]
+        values["none", None] = max(values["majority", None], values["copy", None])
+        keys = [*(("true", n) for n in shots), ("shuffled", most), ("none", None)]
         cells = [Text(f"{100 * values[key]:.0f}" if key in values else "") for key in keys]
-        verdict = "yes" if row["works"] else "no"
-        style = COLOURS[GOOD_OR_BAD[verdict]]
-        table.add_row(_plain(row["task"]), *cells, Text(verdict, style=style))
-    return table
+        table.add_row(_plain(row["task"]), *cells, _learned(row))
+    return Group(table, *(Text(one, style="dim") for one in _about_accuracy(rows)))
+
+
+def _learned(row: Row) -> Text:
+    """The verdict, and under it the lead over no demonstrations in points."""
+    answer, style = ("yes", "good") if row["works"] else ("not clearly", "partly")
+    text, lead = Text(answer, style=COLOURS[style]), row["leads"]["zero-shot"]
+    if lead["low"] is None:
+        return text
+    ends = (100 * lead[key] for key in ("value", "low", "high"))
+    return text.append("\n{:+.0f} ({:+.0f} to {:+.0f})".format(*ends), style="not bold default")
+
+
+def _about_accuracy(rows: list[Row]) -> list[str]:
+    """What the columns mean, and what was left out."""
+    counts = sorted({row["queries"] for row in rows})
+    queries = " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1])))
+    said = [
+        f"{queries} queries per task, over seeds: {rows[0]['seeds']}. Under the verdict: the lead "
+        "of the most demonstrations over none, in points with its 95 % interval. Learned: this "
+        "lead, and those over the commonest answer and over copying the question, are clearly "
+        "above 0; 'no model' is the better of these two."
+    ]
+    return said + [
+        f"{row['task']}: {row['left_out']:,} examples are left out, because their answers have "
+        "several tokens; --answers sequence scores them."
+        for row in rows
+        if row["left_out"]
+    ]
 
 
 def _remarks(rows: list[Row]) -> list[RenderableType]:

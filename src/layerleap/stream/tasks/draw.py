@@ -62,7 +62,7 @@ def draw(
     Args:
         encoded: the task.
         seed: decides which examples, and their order.
-        demonstrations: how many. The first k of them are those of a draw with k demonstrations.
+        demonstrations: how many. Without `search`, the first k of them are those of a draw with k.
         queries: how many, at most.
         search: how many other queries; those of small tasks are fewer in proportion.
     """

@@ -47,24 +47,31 @@ def load(
         ll.tasks.load("mine.csv", template="{text} Verdict:", labels={"0": "bad", "1": "good"})
 
     Args:
-        source: a bundled name, a file, a data set of the hub, or (text, answer) pairs. A bundled
-            name wins over a file of that name: write ./capitals for the file.
+        source: a bundled name, a file, a data set of the hub (its first 20,000 examples), or
+            (text, answer) pairs. A bundled name wins over a file of that name: write ./capitals for
+            the file.
         template: how a text becomes a prompt, with {text} in it; it ends where the answer begins.
         separator: what stands between demonstrations.
         field: the column or key of the text.
         label: the column or key of the answer.
-        labels: the words that stand for the values of that column, such as {"0": "Negative"}.
+        labels: the words that stand for its values, such as {"0": "Negative"}; for all answers.
         kind: "classes" compares the labels with each other, "mapping" all tokens. By default,
             classes if there are few different answers.
     """
-    if isinstance(source, Task):
-        return source
     how = {"template": template, "separator": separator}
+    labels = None if labels is None else {str(value): word for value, word in labels.items()}
+    if isinstance(source, Task):
+        given = [name for name, value in {**how, "labels": labels, "kind": kind}.items() if value]
+        if given:
+            raise BadSettings(
+                f"{given[0]} is given for a task that is made already; give it when you load it"
+            )
+        return source
     if not isinstance(source, str | Path):
-        return make_task("pairs", _checked(source), kind, **how)
+        return make_task("pairs", _worded(_checked(source), labels), kind, **how)
     if source in bundled_names():
         task = bundled(str(source))
-        examples = ((e.text, e.answer) for e in task.examples)
+        examples = _worded(((e.text, e.answer) for e in task.examples), labels)
         own = {"template": task.template, "separator": task.separator, "says": task.says}
         changes = {key: value for key, value in how.items() if value is not None}
         return make_task(task.name, examples, kind or task.kind, **{**own, **changes})
@@ -94,6 +101,19 @@ def _checked(pairs: Iterable[Any]) -> Iterator[tuple[str, str]]:
                 f"item {number} is {pair!r:.60}; expected a text and its answer, both not empty"
             )
         yield pair[0].strip(), pair[1].strip()
+
+
+def _worded(
+    pairs: Iterable[tuple[str, str]], labels: Mapping[str, str] | None
+) -> Iterator[tuple[str, str]]:
+    """The pairs with the words that stand for their answers."""
+    for text, answer in pairs:
+        if labels is not None and answer not in labels:
+            raise BadText(
+                f"an example has the answer {answer!r}, for which labels= has no word; it has "
+                f"{', '.join(map(repr, labels))}"
+            )
+        yield text, answer if labels is None else labels[answer]
 
 
 def _records(source: str | Path, label: str) -> Iterator[Record]:

@@ -46,10 +46,6 @@ class EncodedTask(Brief):
     left_out: int  # examples whose answers are not
     longest: int  # tokens that the model can read
 
-    def query(self, piece: Piece) -> tuple[int, ...]:
-        """The input without demonstrations."""
-        return self.start + piece.prompt
-
     def demonstration(self, piece: Piece) -> tuple[int, ...]:
         """An example with its answer, to be trained on; the answer is at the end."""
         return self.start + piece.prompt + piece.answer
@@ -116,6 +112,8 @@ def encode(
             "labels (labels={'0': 'bad', ...}, or --labels 0=bad,1=good)"
         )
     kept = [piece for piece in pieces if len(piece.answer) == 1 or answers == "sequence"]
+    if len(pieces) < FEWEST:
+        raise BadText(f"task {task.name!r} has {len(pieces)} examples; expected at least {FEWEST}")
     if len(kept) < FEWEST:
         raise BadText(
             f"{len(kept)} of {len(pieces)} answers of task {task.name!r} are one token in "

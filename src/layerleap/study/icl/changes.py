@@ -32,6 +32,7 @@ from layerleap.study.figures import Axis, Figure
 from layerleap.study.icl.context import IclContext, merged
 from layerleap.study.icl.judged import IDLE, interval, judged, learns, not_learned
 from layerleap.study.icl.rates import LINES, NAMES
+from layerleap.study.icl.seeds import over_seeds
 from layerleap.study.icl.similarity import SAMPLE
 from layerleap.study.icl.works import names, panel, working
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -47,6 +48,7 @@ CONTROLS_HERE = (
     "makes no predictions, and those of untrained blocks are random, so neither is a control here."
 )
 TITLES = {"jaccard": "change-Jaccard", "recall": "Rec2FTP"}
+MOST = {"jaccard": 2, "recall": 1}  # what one query can count: two changes that differ
 
 
 def tables(context: IclContext) -> Tables:
@@ -88,10 +90,10 @@ def _changes(cells: list[dict[str, Tensor]], place: Row, seeds: list[int]) -> It
             else recall_to_fine_tuned(first, second, third)
         )
     for measure, ratios in (("jaccard", jaccards), ("recall", recalls)):
-        yield {**place, "measure": measure, **_estimate(ratios)}
+        yield {**place, "measure": measure, **_estimate(ratios, MOST[measure])}
 
 
-def _estimate(ratios: list[Ratio]) -> Row:
+def _estimate(ratios: list[Ratio], most: int) -> Row:
     """The share of all seeds, what it is a share of, and how large that is among all queries.
 
     A share of few queries has no interval: resampled, 2 of 2 would be certain.
@@ -100,9 +102,9 @@ def _estimate(ratios: list[Ratio]) -> Row:
         [getattr(ratio, side)[:, None].double() for ratio in ratios] for side in ("hits", "counted")
     )
     value = nested_ratios(hits, counted, bounds=(0, 1))[0].to_dict()
-    size = nested_means(counted, bounds=(0, 1))[0].to_dict()
+    size = nested_means(counted, bounds=(0, most))[0].to_dict()
     total = sum(ratio.denominator for ratio in ratios)
-    if total < FEWEST:
+    if sum(int((group > 0).sum()) for group in counted) < FEWEST:
         value |= {"low": None, "high": None}
     if size["rows"] < FEWEST:
         size |= {"low": None, "high": None}
@@ -289,5 +291,5 @@ SECTION = Section(
     lead="A prediction is the answer to a query. Context and training each change some of the "
     "answers that the model gives without either. How many of these changes are the same? "
     + CONTROLS_HERE,
-    findings=findings, claims=CLAIMS, figures=FIGURES, tables=TABLES,
+    findings=findings, claims=over_seeds(*CLAIMS), figures=FIGURES, tables=TABLES,
 )  # fmt: skip

@@ -15,6 +15,7 @@ query; "labels", training on shuffled answers; "untrained", a model with untrain
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,7 +31,9 @@ from layerleap.act.learn.observe import Observation, Prompt, observe
 from layerleap.errors import NotFinite
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
+from layerleap.read.saturation import finite_top
 from layerleap.stream.tasks import Draw, EncodedTask, Piece
+from layerleap.stream.tasks.draw import still_right
 from layerleap.study.icl.context import FAILED, IclContext, layer_mean
 
 CURVE_QUERIES = 25  # on which similarity is measured after fewer demonstrations
@@ -171,7 +174,7 @@ def train(
     lens = None if is_plain or model is not context.model else context.lenses[way]
     return learn(
         model, demonstrations, how="full" if is_plain else "layer-causal", learning_rate=rate,
-        parameters=s.parameters, tokens=s.tokens,  # type: ignore[arg-type]
+        parameters=s.chosen_parameters, tokens=s.tokens,  # type: ignore[arg-type]
         lens=lens, start=start,
     ).delta  # fmt: skip
 
@@ -221,20 +224,22 @@ class _Cell:
                 self._curve(way, stop, delta)
             else:
                 trained = self.trial.trained(delta)
-                self.tensors[f"gain/{way}"] = self._log_p(trained) - self._log_p(
-                    self.trial.zero_shot
-                )
+                gain = self._log_p(trained) - self._log_p(self.trial.zero_shot)
+                self.tensors[f"gain/{way}"] = gain
+                self._answers(way, trained, delta)
         assert trained is not None
         self._keep(way, "", self.trial.similarity(trained))
         self._keep(way, "queries", self.trial.similarity(trained, self.partner))
         self.tensors[f"am/{way}/"] = self.trial.sim_am(trained)
-        self._answers(way, trained)
         if way in CONTROLLED:
             self._labels(way, rate)
 
     def _labels(self, way: str, rate: float) -> None:
         """The same training on demonstrations with shuffled answers."""
-        others = lessons(self.encoded, self.drawn.shuffled())
+        dealt = self.drawn.shuffled()
+        if still_right(self.drawn.demonstrations, dealt) == 1:
+            return  # a single demonstration keeps its answer: this would be no control
+        others = lessons(self.encoded, dealt)
         try:
             delta = train(self.context, self.context.model, way, rate, others)
             trained = self.trial.trained(delta)
@@ -242,7 +247,7 @@ class _Cell:
             self.fail(way, "labels")
             return
         self._keep(way, "labels", self.trial.similarity(trained))
-        self._answers(f"{way}/labels", trained)
+        self._answers(f"{way}/labels", trained, delta)
 
     def _log_p(self, observed: Observed) -> Tensor:
         """The log-probability of each query's right answer."""
@@ -291,21 +296,25 @@ class _Cell:
         for measure_, value in values.items():
             self.tensors[f"{measure_}/{way}/{control}"] = value
 
-    def _answers(self, case: str, observed: Observed) -> None:
+    def _answers(self, case: str, observed: Observed, delta: Delta | None = None) -> None:
+        """Predictions, and readings of layers through the model as it was observed."""
         predictions = observed.predictions(self.encoded)
         self.tensors[f"prediction/{case}"] = predictions
         self.tensors[f"right/{case}"] = predictions == truth(self.encoded, self.drawn.queries)
-        for way, lens in self.context.lenses.items():
-            name = way.removeprefix("lcgd-")
-            self.tensors[f"tops/{name}/{case}"] = readings(lens, observed.states[:READ_QUERIES])
+        model, states = self.context.model, observed.states[:READ_QUERIES]
+        # Training may have changed the norm and the head that layers are read with.
+        with nullcontext() if delta is None else model.edit(ApplyDelta(delta)):
+            for way, lens in self.context.lenses.items():
+                name = way.removeprefix("lcgd-")
+                self.tensors[f"tops/{name}/{case}"] = readings(lens, states)
 
 
 @torch.no_grad()
 def readings(lens: Lens, states: Tensor) -> Tensor:
     """The token that each layer would predict: (query, layer, d_model) -> (query, layer)."""
     model = lens.transformer
-    tops = [
-        lens.logits(h.to(model.device(layer)), layer).argmax(-1).cpu()
-        for layer, h in enumerate(states.unbind(1))
-    ]
+    tops = []
+    for layer, h in enumerate(states.unbind(1)):
+        logits = lens.logits(h.to(model.device(layer)), layer)
+        tops.append(finite_top(logits, 1, f"lens {lens.name!r}", layer)[:, 0].cpu())
     return torch.stack(tops, 1)

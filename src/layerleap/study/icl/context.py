@@ -77,7 +77,7 @@ class IclContext(Context[IclSettings]):
         return drawn
 
     def in_context(self, task: str) -> InContext:
-        """Accuracy in context, with the demonstrations and queries of the rest of the study.
+        """Accuracy in context: the demonstrations of the rest of the study, its first queries.
 
         More demonstrations than that follow the same ones. They are examples that no query of this
         measurement is, as many as there are and as fit before the queries of every seed.

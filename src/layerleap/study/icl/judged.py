@@ -6,6 +6,9 @@ count; without one, a claim is not tested.
 
 from collections.abc import Callable
 
+import torch
+
+from layerleap.read.nested import nested_means
 from layerleap.study.claims import (
     Answer,
     Claim,
@@ -116,17 +119,31 @@ def _untrained(result: StudyResult) -> Verdict:
     rows = [(task, result.row("untrained_leads", task=task)) for task in working(result)]
 
     def answer(task: str, row: Row) -> Answer:
-        if above(lead(result, task, "aou", "gd/", "noise/")) != "yes" or row["trained"] is None:
+        if above(lead(result, task, "aou", "gd/", "noise/")) != "yes":
             return "cannot tell"  # there is no similarity that could be reached
-        return above(row, -LESS * abs(row["trained"]))
+        return above(_reached(result, task))
 
     return judged(
         result, rows, answer,
-        f"untrained minus trained, query by query: yes if its interval is above -{LESS} times the "
-        "size of the trained value on all tasks that are learned in context; cannot tell where the "
-        "trained value is not above noise. Untrained blocks are drawn anew for every seed",
+        f"untrained minus trained is shown; yes if the interval of untrained minus {1 - LESS:g} "
+        "times trained, seed by seed, is above 0 on all tasks that are learned in context; cannot "
+        "tell where the trained value is not above noise. Untrained blocks are drawn anew for "
+        "every seed",
         "{:+.3f}", ("gd",),
     )  # fmt: skip
+
+
+def _reached(result: StudyResult, task: str) -> Row:
+    """SimAOU with untrained blocks minus what counts as that of the trained model, over seeds."""
+    seeds: dict[str, dict[int, float]] = {"": {}, "untrained": {}}
+    for row in result.rows("similarity", task=task, measure="aou", way="gd", layer=None):
+        if row["control"] in seeds and row["seed"] is not None and row["value"] is not None:
+            seeds[row["control"]][row["seed"]] = row["value"]
+    trained, untrained = seeds[""], seeds["untrained"]
+    gaps = [untrained[n] - (1 - LESS) * trained[n] for n in trained.keys() & untrained.keys()]
+    if not gaps:
+        return {"value": None, "low": None, "high": None}
+    return nested_means([torch.tensor([[gap]]) for gap in gaps])[0].to_dict()
 
 
 def _high_before(result: StudyResult) -> Verdict:
@@ -156,6 +173,8 @@ def _layers(measure: str) -> Claim:
                 continue
             answers.append(more_than_half(own))
             seen.append(f"{task} {own.count('yes')} of {len(rows)} layers, {own.count('no')} not")
+        if not result.rows("layer_leads", measure=measure):
+            return untested("it was not measured in this run")
         return Verdict(
             all_of(answers), "; ".join(seen),
             "yes for a task if the interval of the difference is above 0 in more than half of the "

@@ -19,6 +19,7 @@ from layerleap.study.icl.conditions import READ_QUERIES
 from layerleap.study.icl.context import IclContext, merged
 from layerleap.study.icl.judged import interval, judged
 from layerleap.study.icl.rates import NAMES
+from layerleap.study.icl.seeds import over_seeds
 from layerleap.study.icl.similarity import ALL_LINES, SAMPLE
 from layerleap.study.icl.works import names, panel, working
 from layerleap.study.result import Finding, Row, StudyResult, Tables
@@ -80,8 +81,8 @@ def _agreement(
 def _with_mean(values: Tensor) -> Tensor:
     """The values by layer, and their mean over blocks.
 
-    Layer 0 is the embedding of the query's last token, which is the same in all conditions, so it
-    agrees whatever was learned.
+    Layer 0 is the embedding of the query's last token. Without absolute positions it is the same in
+    all conditions, so it agrees whatever was learned.
     """
     return torch.cat([values, values[:, 1:].mean(1, keepdim=True)], 1)
 
@@ -186,5 +187,6 @@ SECTION = Section(
     short="Layers", help="readings of layers and saturation",
     lead="A lens reads what every layer would predict. After training, do layers predict what they "
     "predict in context, and do predictions settle at the same layer? " + CONTROLS_HERE,
-    findings=findings, claims=(_claim("gd"), _claim("lcgd-id")), figures=FIGURES, tables=TABLES,
+    findings=findings, claims=over_seeds(_claim("gd"), _claim("lcgd-id")), figures=FIGURES,
+    tables=TABLES,
 )  # fmt: skip

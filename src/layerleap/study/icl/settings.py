@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from layerleap.act.learn.lessons import Tokens
+from layerleap.act.learn.parameters import choose
 from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
@@ -78,7 +79,9 @@ class IclSettings(Settings):
         parse=_words,
     )
     parameters: str = option(
-        "keys-values", "Which parameters learn: keys-values as in the paper, blocks, or a pattern."
+        "keys-values",
+        "Which parameters learn: keys-values as in the paper, blocks, or patterns of names; "
+        "separated by commas.",
     )
     tokens: str = option(
         "answer",
@@ -127,16 +130,24 @@ class IclSettings(Settings):
 
     def quickened(self) -> "IclSettings":
         """One seed, one task, few demonstrations and queries, and the logit lens alone."""
+        asked = self.demonstrations if self.demonstrations != IclSettings.demonstrations else 0
         return replace(
             self, tasks=self.tasks[:1], seeds=1, demonstrations=min(self.demonstrations, 8),
-            most=min(self.most, 8), queries=min(self.queries, 30), search=min(self.search, 10),
+            most=min(self.most, max(8, asked)), queries=min(self.queries, 30),
+            search=min(self.search, 10),
             rates=_few(self.rates),
             lenses=("id",), bank=None, tuned=None,
         )  # fmt: skip
 
+    @property
+    def chosen_parameters(self) -> tuple[str, ...]:
+        """The words or patterns that choose what learns."""
+        return _words(self.parameters)
+
     def resolved(self, model: Transformer) -> Self:
         """The settings with banks loaded."""
         require_decoder(model)
+        choose(model, self.chosen_parameters)  # refuses mistyped ones before anything runs
         return replace(self, bank=_bank(self.bank, model), tuned=_bank(self.tuned, model))
 
     @property

@@ -11,6 +11,7 @@ from layerleap.study.claims import Answer, Claim, Verdict, above, all_of, at_eve
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line, Mark
 from layerleap.study.icl.context import IclContext
+from layerleap.study.icl.seeds import over_seeds
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.tables import GOOD_OR_BAD, Column, Table, estimate, percent
 
@@ -74,15 +75,16 @@ def findings(result: StudyResult) -> Iterator[Finding]:
         )
         if first is None or most is None:
             continue
+        one = ", with this one draw of demonstrations" if result.settings["seeds"] == 1 else ""
         mixed = "" if shuffled is None else f", {percent(shuffled['value'])} with shuffled answers"
         verdict = (
-            "In-context learning works here."
+            f"In-context learning works here{one}."
             if row["works"]
             else "Demonstrations do not clearly help, so the rest is meaningless for this task."
         )
         yield Finding(
             f"{task}: {percent(first['value'])} right zero-shot, {percent(most['value'])}"
-            f"{_ends(most)} with {shots} demonstrations{mixed}. {verdict}",
+            f"{_ends(most)} with {shots} demonstrations{mixed} ({most['rows']} queries). {verdict}",
             under="accuracy", headline=True,
         )  # fmt: skip
 
@@ -203,6 +205,7 @@ SECTION = Section(
     short="In context",
     lead="Before anything is compared: does the model get better at the task when it is shown "
     "demonstrations? Better than without any, than always giving the commonest answer, and than "
-    "copying the question? If not, there is no learning in context to compare with.",
-    findings=findings, claims=CLAIMS, figures=FIGURES, tables=TABLES,
+    "copying the question? If not, there is no learning in context to compare with. Accuracy is "
+    "that of the first queries of each seed; later sections ask all of them.",
+    findings=findings, claims=over_seeds(*CLAIMS), figures=FIGURES, tables=TABLES,
 )  # fmt: skip

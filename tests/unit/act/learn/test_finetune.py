@@ -1,6 +1,7 @@
 """Fine-tuning: what it learns, leaves alone, saves and resumes."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -224,6 +225,19 @@ def test_texts_and_models_that_cannot_be_trained_on_are_refused(model, tmp_path)
         tuned(model, folder=tmp_path)
     with pytest.raises(NotFinite, match="lower the learning rate"):
         tuned(model, learning_rate=1e30, optimizer="sgd", how="full")
+
+
+@pytest.mark.parametrize("held_out", [0.0, 0.25])
+def test_a_last_step_that_diverges_is_refused_and_leaves_no_folder(
+    model, tmp_path, held_out, monkeypatch
+):
+    def infinite(self, name, value, *_):
+        value.fill_(math.inf if held_out == 0 else 1e30)  # finite, but no loss will be
+
+    monkeypatch.setattr(Optimizer, "update", infinite)
+    with pytest.raises(NotFinite, match="lower the learning rate"):
+        tuned(model, how="full", folder=tmp_path / "tuned", steps=1, held_out=held_out)
+    assert not (tmp_path / "tuned" / "config.json").exists()
 
 
 def test_the_held_out_loss_of_a_half_precision_model_is_summed_in_float32():

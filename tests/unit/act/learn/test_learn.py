@@ -41,6 +41,16 @@ def test_learning_is_plain_steps_in_the_order_given(model):
     assert len(learned.losses) == 3
 
 
+def test_two_halves_are_one_pass_even_if_rows_are_drawn(model):
+    given = demonstrations(4)
+    how = {"learning_rate": 0.2, "how": "layer-causal", "share": 0.5}
+    whole = learn(model, given, **how).delta
+    half = learn(model, given[:2], **how).delta
+    both = learn(model, given[2:], start=half, **how).delta
+    assert all(torch.equal(both.tensors[name], one) for name, one in whole.tensors.items())
+    assert both.settings["demonstrations"] == whole.settings["demonstrations"] == 4
+
+
 @pytest.mark.parametrize("how", ["full", "layer-causal"])
 def test_a_demonstration_seen_often_is_learned(model, how):
     learned = learn(model, demonstrations(1) * 12, how=how, learning_rate=0.5)
@@ -153,11 +163,11 @@ def test_bad_demonstrations_are_refused_in_one_sentence(model):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("bert", "masked-token model"), ("bart", "encoder-decoder")]
+    ("name", "kind"), [("bert", "a masked-token model"), ("bart", "an encoder-decoder")]
 )
 def test_models_that_do_not_predict_the_next_token_are_refused(name, kind):
     model = Transformer.wrap(build(name))
-    with pytest.raises(ModelRefused, match=f"is a {kind}; learning from demonstrations needs a"):
+    with pytest.raises(ModelRefused, match=f"is {kind}; learning here needs a decoder"):
         learn(model, demonstrations(), learning_rate=0.1)
 
 

@@ -34,7 +34,7 @@ def finetune_command(
     share: Annotated[
         float | None,
         typer.Option(
-            help="Share of the positions that losses below the last layer are computed on; 1/16 "
+            help="Share of the positions that losses below the last layer are computed on; 0.0625 "
             "by default, 1 for the method of the paper."
         ),
     ] = None,
@@ -56,7 +56,7 @@ def finetune_command(
 
     With --how layer-causal each block learns from its own prediction, read through the model's
     head, and is trained as soon as it has run: memory is that of one block. Interrupted or killed,
-    the same command continues where it stopped.
+    the same command continues from its last checkpoint.
 
     Example: layerleap finetune smollm2 --text news --steps 50 -o smollm2-news
     """
