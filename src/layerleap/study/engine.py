@@ -309,7 +309,18 @@ class Study(Generic[S]):
                 f"study {self.name!r} has no setting {unknown[0]!r}; choose from {', '.join(known)}"
             )
         settings = replace(settings or self.settings(), **changes)
-        return settings.quickened() if quick else settings
+        return _quick(settings) if quick else settings
+
+
+def _quick(settings: S) -> S:
+    """Smaller sizes; what was asked for, rather than left at its default, stays."""
+    usual = {each.name: each.default for each in fields(settings)}
+    asked = {
+        name: getattr(settings, name)
+        for name, default in usual.items()
+        if getattr(settings, name) != default
+    }
+    return replace(settings.quickened(), **asked)
 
 
 class _Run:
