@@ -46,7 +46,9 @@ def draw(figure: Figure, result: StudyResult) -> str | None:
     lines = -(-len(by_panel) // columns)
     width, height = figure.size
     if figure.y.scale == "category":
-        height = 1.4 + 0.42 * max(len(_categories(panel, "y")) for panel in by_panel.values())
+        beside = len({row.get("line") for row in rows}) if figure.dodge else 1
+        each = max(0.42, 0.21 * beside)  # points side by side, each with room for its note
+        height = 1.4 + each * max(len(_categories(panel, "y")) for panel in by_panel.values())
     with canvas.drawing():
         layout = "compressed" if figure.kind == "heatmap" else "constrained"
         sheet = canvas.new_figure(width * columns + 0.5, height * lines + 0.2, layout)
@@ -186,7 +188,8 @@ def _dots(axes: Any, figure: Figure, panel: list[Row], looks: dict[str, Line]) -
     shown = [name for name in looks if _of(panel, name)]
     for name in shown:
         line = looks[name]
-        shift = (shown.index(name) - (len(shown) - 1) / 2) * 0.3 if figure.dodge else 0.0
+        step = min(0.3, 0.75 / len(shown)) if figure.dodge else 0.0
+        shift = (shown.index(name) - (len(shown) - 1) / 2) * step
         thick = line.style == "range"
         for row in _of(panel, name):
             place = (categories.index(row[key]) if axis.scale == "category" else row[key]) + shift
