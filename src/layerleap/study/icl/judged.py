@@ -140,7 +140,7 @@ def _reached(result: StudyResult, task: str) -> Row:
         if row["control"] in seeds and row["seed"] is not None and row["value"] is not None:
             seeds[row["control"]][row["seed"]] = row["value"]
     trained, untrained = seeds[""], seeds["untrained"]
-    gaps = [untrained[n] - (1 - LESS) * trained[n] for n in trained.keys() & untrained.keys()]
+    gaps = [untrained[n] - (1 - LESS) * trained[n] for n in sorted(trained) if n in untrained]
     if not gaps:
         return {"value": None, "low": None, "high": None}
     return nested_means([torch.tensor([[gap]]) for gap in gaps])[0].to_dict()
