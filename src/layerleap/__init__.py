@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_HOME` below is what r
     from layerleap.show.web.session import debug
     from layerleap.stream import tasks
     from layerleap.stream.documents import iter_documents
-    from layerleap.stream.examples import Sampling
+    from layerleap.stream.sampling import Sampling
     from layerleap.study import registry as studies
     from layerleap.study.result import StudyResult
     from layerleap.study.suitability.result import Suitability
@@ -111,7 +111,7 @@ _HOME = {
     "weights": ("layerleap.read.vocabulary.weights", "weights"),
     "debug": ("layerleap.show.web.session", "debug"),
     "iter_documents": ("layerleap.stream.documents", "iter_documents"),
-    "Sampling": ("layerleap.stream.examples", "Sampling"),
+    "Sampling": ("layerleap.stream.sampling", "Sampling"),
     "tasks": ("layerleap.stream.tasks", ""),
     "studies": ("layerleap.study.registry", ""),
     "StudyResult": ("layerleap.study.result", "StudyResult"),

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -154,3 +154,15 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, as hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def content_hash(tensors: Mapping[str, Any], header: Mapping[str, Any], own: str = "sha256") -> str:
+    """Hash of all numbers and of the header, whatever its layout; without its entry `own`."""
+    fields = {key: value for key, value in header.items() if key != own}
+    # A round trip first: JSON has no tuples, and its keys are strings.
+    plain = json.loads(json.dumps(fields))
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for key, value in sorted(tensors.items()):
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).numpy().data)
+    return digest.hexdigest()

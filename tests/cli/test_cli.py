@@ -433,7 +433,7 @@ def test_no_space_left_on_the_disk(
 
     fit = ("fit", folder, "--text", text, "-o", tmp_path / "bank")
     with monkeypatch.context() as patch:
-        patch.setattr("layerleap.maps.artifact.save_file", full)
+        patch.setattr("safetensors.torch.save_file", full)
         refused(run(*fit), "No space left on device")
     # The pass over the text is not lost: the same command goes on from its end.
     assert [path.name for path in tmp_path.iterdir()] == [".bank.fitting.safetensors"]

@@ -8,7 +8,7 @@ from tiny_models import sentences, tiny
 
 import layerleap as ll
 from layerleap.errors import BadSettings
-from layerleap.maps.tuned import Tuning
+from layerleap.maps.settings import Tuning
 from layerleap.read.probes.cells import folds_of
 from layerleap.read.probes.scores import held_out, score_probe
 from layerleap.read.probes.task import TaskProbe

@@ -8,16 +8,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from layerleap.errors import BadArtifact, CannotFetch, CannotWrite, WrongModel, first_line
-from layerleap.files import read_json, sha256_of, whole_folder, write_json
-from layerleap.models.transformer import Transformer
-from layerleap.stats.tensor_file import content_hash
+from layerleap.files import content_hash, read_json, sha256_of, whole_folder, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from layerleap.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,12 @@ class Artifact:
     format: int
 
     def save(
-        self, folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor],
+        self, folder: str | Path, config: Mapping[str, Any], tensors: "Mapping[str, Tensor]",
         readme: str,
     ) -> Path:  # fmt: skip
         """Write it atomically; only an earlier one of its kind or an empty folder is replaced."""
+        from safetensors.torch import save_file  # here: settings are checked without torch
+
         folder = Path(folder)
         self.check_target(folder)
         with whole_folder(folder) as temporary:
@@ -79,8 +82,15 @@ class Artifact:
 
     def load(
         self, source: str | Path, *, revision: str | None = None, token: str | None = None
-    ) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
+    ) -> tuple[Path, dict[str, Any], dict[str, Any]]:
         """The path of the JSON file, its content, and the tensors; from a folder or the hub."""
+        path, config = self.read(source, revision=revision, token=token)
+        return path, config, _load_weights(path.parent / self.weights, config.get("sha256"))
+
+    def read(
+        self, source: str | Path, *, revision: str | None = None, token: str | None = None
+    ) -> tuple[Path, dict[str, Any]]:
+        """The path of the JSON file and its content, without the tensors."""
         folder = Path(source)
         if not folder.is_dir():
             folder = self._download(str(source), revision, token)
@@ -98,7 +108,7 @@ class Artifact:
             raise BadArtifact(
                 f"{path} was changed after it was saved; copy or fit the {self.what} again"
             )
-        return path, config, _load_weights(folder / self.weights, config.get("sha256"))
+        return path, config
 
     def _download(self, repo_id: str, revision: str | None, token: str | None) -> Path:
         from huggingface_hub import snapshot_download
@@ -120,7 +130,7 @@ class Artifact:
             ) from error
 
     def check_model(
-        self, model: Mapping[str, Any], n_layers: int, d_model: int, transformer: Transformer
+        self, model: Mapping[str, Any], n_layers: int, d_model: int, transformer: "Transformer"
     ) -> None:
         """Raise `WrongModel` unless `model` has exactly the weights of `transformer`."""
         identity = transformer.identity
@@ -150,7 +160,9 @@ def require_identity(model: Mapping[str, Any]) -> None:
             raise ValueError(f"it does not identify its model: no {key}")
 
 
-def _load_weights(path: Path, sha256: str | None) -> dict[str, Tensor]:
+def _load_weights(path: Path, sha256: str | None) -> "dict[str, Tensor]":
+    from safetensors.torch import load_file
+
     if not path.is_file():
         raise BadArtifact(f"{path} is missing; copy the whole folder")
     actual = sha256_of(path)
@@ -163,3 +175,7 @@ def _load_weights(path: Path, sha256: str | None) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise BadArtifact(f"{path} is not a safetensors file ({error})") from error
+
+
+BANK = Artifact("bank", "bank.json", "maps.safetensors", 1)
+TUNED_MODEL = Artifact("fine-tuned model", "layerleap.json", "", 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from layerleap.errors import BadArtifact, BadSettings
-from layerleap.maps.artifact import Artifact, require_identity
+from layerleap.maps.artifact import BANK, require_identity
 from layerleap.maps.card import model_card
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from layerleap.read.evaluate import Evaluation
     from layerleap.read.lens import Lens
 
-FORMAT = 1
-CONFIG, WEIGHTS = "bank.json", "maps.safetensors"
-BANK = Artifact("bank", CONFIG, WEIGHTS, FORMAT)
+CONFIG, WEIGHTS = BANK.config, BANK.weights
 PART = "part."  # prefix of tensors of parts; names of layer maps start with a number
 
 

@@ -29,9 +29,11 @@ from layerleap.errors import (
     WrongModel,
 )  # fmt: skip
 from layerleap.files import cache_root
-from layerleap.maps.bank import BANK, ShortcutBank
-from layerleap.maps.linear import LinearMap, check_solving, solve, solve_parts
+from layerleap.maps.artifact import BANK
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.linear import LinearMap, solve, solve_parts
 from layerleap.maps.ridge import RidgeChooser, without_rows
+from layerleap.maps.settings import check_solving
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting, silent
 from layerleap.stats.collect import METHOD as COLLECTED

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, NotFinite
+from layerleap.maps.settings import check_solving
 from layerleap.models.discovery.parts import BlockPart
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Moments
@@ -170,15 +171,6 @@ def solve_parts(
             fits.append(replace(fit, src=src, dst=dst, part=part.part))
         progress("solving parts", index + 1, len(parts), "parts")
     return maps, fits
-
-
-def check_solving(ridge: float | str | None, rank: int | None, d_model: int) -> None:
-    """Refuse an invalid ridge or rank; call it before spending a pass over the text."""
-    if rank is not None and not 1 <= rank <= d_model:
-        raise BadSettings(f"rank {rank} is out of range; expected 1 to {d_model}")
-    is_number = isinstance(ridge, float | int) and 0 <= ridge < torch.inf
-    if ridge not in (None, "auto") and not is_number:
-        raise BadSettings(f"ridge {ridge!r} is invalid; expected 'auto' or a number of at least 0")
 
 
 def _f32(value: Tensor | None) -> Tensor | None:

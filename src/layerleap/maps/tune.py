@@ -16,7 +16,8 @@ from layerleap.brief import Brief
 from layerleap.extras import report_library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import with_scores
-from layerleap.maps.tuned import Tuning, summary, tune_maps
+from layerleap.maps.settings import Tuning
+from layerleap.maps.tuned import summary, tune_maps
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
 from layerleap.stats.collect import collect

@@ -15,15 +15,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadSettings, BadText, NotFinite, check_choice
+from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
+from layerleap.maps.settings import Tuning
 from layerleap.maps.translator import Answers, Translator, kl_gradient, logits_of, translators
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -34,36 +35,6 @@ from layerleap.stats.tensor_file import TensorFile, require_same_run
 ENTRIES = 2**23  # logits held at a time when readings are measured: 32 MB in float32
 CHECKPOINT = TensorFile("tuning", 3)
 COUNTERS = ("seconds", "best", "misses", "stopped")  # by layer
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How maps are trained; plain values, written into the bank."""
-
-    max_rows: int = 23_040  # rows per layer at most; the file is read again if needed
-    rows_per_step: int = 256
-    lr: float = 1e-3  # decays linearly to 0; 3e-3 makes KL worse at first, 1e-2 diverges
-    check_every: int = 15  # steps between two checks on the held-out states
-    patience: int = 3  # checks without improvement after which a layer stops
-    start: Literal["mat", "identity"] = "mat"
-    seed: int = 0  # decides the order of the rows
-
-    def __post_init__(self) -> None:
-        for name in ("max_rows", "rows_per_step", "check_every", "patience"):
-            if getattr(self, name) < 1:
-                raise BadSettings(f"{name} {getattr(self, name)} is too small; expected 1 or more")
-        if self.max_rows < self.rows_per_step:
-            raise BadSettings(
-                f"max_rows {self.max_rows} is less than one step of {self.rows_per_step} rows"
-            )
-        if not 0 < self.lr < float("inf"):
-            raise BadSettings(f"lr {self.lr} is not a valid step size; expected a number above 0")
-        check_choice(self.start, ("mat", "identity"), "start")
-
-    @property
-    def steps(self) -> int:
-        """The number of steps at most."""
-        return self.max_rows // self.rows_per_step
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 In: named tensors and plain values. Out: a file, written atomically; or its content, verified.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from layerleap.errors import BadArtifact, WrongModel
-from layerleap.files import whole_file
+from layerleap.files import content_hash, whole_file
 
 
 @dataclass(frozen=True)
@@ -82,17 +81,3 @@ def require_same_run(path: Path, saved: Mapping[str, Any], about: Mapping[str, A
             f"({', '.join(differing)}); delete it to start over, or repeat those settings to "
             "resume"
         )
-
-
-def content_hash(
-    tensors: Mapping[str, Tensor], header: Mapping[str, Any], own: str = "sha256"
-) -> str:
-    """Hash of all numbers and of the header, whatever its layout; without its entry `own`."""
-    fields = {key: value for key, value in header.items() if key != own}
-    # A round trip first: JSON has no tuples, and its keys are strings.
-    plain = json.loads(json.dumps(fields))
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-    for key, value in sorted(tensors.items()):
-        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.reshape(-1).numpy().data)
-    return digest.hexdigest()

@@ -11,14 +11,13 @@ and absolute positions counted from 0, it cannot affect a real token.
 import hashlib
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerleap.arguments import check_fields
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.models.discovery.probe import prepare
@@ -27,10 +26,9 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.pairs import iter_pairs
 from layerleap.stream.positions import EveryNth, OnePerText, Positions, parse_positions
+from layerleap.stream.sampling import Sampling as Sampling  # part of this module's names, too
 from layerleap.stream.split import (
     Side,
-    Unit,
-    check_per_document,
     fingerprint,
     is_held_out,
     iter_texts,
@@ -42,33 +40,6 @@ DENSEST_MASKS = 7  # masked models are trained with about one token in seven mas
 # Config fields for the length of the position table; the last one is for speech decoders.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
 WINDOW = 2048  # examples sorted by length at a time: little padding, constant memory
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How documents are cut into texts and positions chosen; plain values, written into cards."""
-
-    unit: Unit = "sentence"
-    max_tokens: int = 128  # longer texts are truncated
-    positions: str = "one"  # "one", "all" or "every:N"
-    per_document: int | None = 256  # at most this many texts per document; None for all
-    held_out: float = 0.25  # share of documents that are never fitted on
-    include_special: bool = False  # masked models: whether [CLS] and [SEP] may be masked and read
-    seed: int = 0
-    field: str = "text"  # the column or key that holds the text in records
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        parse_positions(self.positions)
-        if self.max_tokens < 1:
-            raise BadSettings(f"max_tokens {self.max_tokens} is too small; expected 1 or more")
-        check_per_document(self.per_document)
-        if not 0 <= self.held_out < 1:
-            raise BadSettings(f"held_out is {self.held_out}; expected at least 0 and below 1")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

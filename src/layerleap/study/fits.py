@@ -19,7 +19,8 @@ import layerleap
 from layerleap.errors import BadText, LayerleapError, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import METHOD, solve_bank
-from layerleap.maps.linear import check_solving, solve_parts
+from layerleap.maps.linear import solve_parts
+from layerleap.maps.settings import check_solving
 from layerleap.memory import give_back
 from layerleap.progress import Progress
 from layerleap.read.lens import Lens

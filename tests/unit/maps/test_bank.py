@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from families import build
 from safetensors import SafetensorError
@@ -23,8 +24,8 @@ from layerleap.errors import (
     WrongModel,
 )
 from layerleap.maps import artifact
-from layerleap.maps.artifact import config_hash
-from layerleap.maps.bank import BANK, CONFIG, WEIGHTS, ShortcutBank
+from layerleap.maps.artifact import BANK, config_hash
+from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank
 from layerleap.maps.fit import fit
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
@@ -237,7 +238,8 @@ def failing_at(monkeypatch, where, error):
                 return
         raise error
 
-    target = (Path, "write_text") if where == "readme" else (artifact, where)
+    owners = {"readme": (Path, "write_text"), "save_file": (safetensors.torch, "save_file")}
+    target = owners.get(where, (artifact, where))
     monkeypatch.setattr(*target, fail)
 
 

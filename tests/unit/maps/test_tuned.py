@@ -14,8 +14,9 @@ from layerleap.maps import tuned
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import solve_bank
 from layerleap.maps.linear import LinearMap
+from layerleap.maps.settings import Tuning
 from layerleap.maps.translator import Translator, kl_gradient, translators
-from layerleap.maps.tuned import Tuning, batch, summary, tune_maps
+from layerleap.maps.tuned import batch, summary, tune_maps
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
 from layerleap.read.metrics import Reference

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
+from layerleap.files import content_hash
 from layerleap.stats.moments import (
     Moments,
     load_about,
     load_moments,
     save_moments,
 )
-from layerleap.stats.tensor_file import content_hash
 
 LAYERS, WIDTH = 2, 4
 few = settings(max_examples=25, deadline=None, derandomize=True, database=None)

@@ -19,7 +19,8 @@ from layerleap.models.transformer import Transformer
 from layerleap.show.cli.suitability_table import suitability_table
 from layerleap.show.html.suitability import suitability_html
 from layerleap.study.suitability import study as module
-from layerleap.study.suitability.study import SuitabilitySettings, suitability
+from layerleap.study.suitability.settings import SuitabilitySettings
+from layerleap.study.suitability.study import suitability
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
+from layerleap.act.spelling import KNOBS, Knob, is_number
 from layerleap.errors import BadSettings, NotFinite
 
 Needs = Literal["nothing", "state", "reading"]  # what one check costs
@@ -65,12 +66,8 @@ class ThresholdRule(Rule):
     expected: ClassVar[str]  # what the knob should be, in words
 
     def __post_init__(self) -> None:
-        value = getattr(self, self.knob)
-        is_valid = _is_number(value) and self.least <= value <= self.most
-        if not is_valid or (self.is_integer and not isinstance(value, int)):
-            raise BadSettings(
-                f"rule {self.name!r} got {self.knob} {value!r}; expected {self.expected}"
-            )
+        knob = Knob(self.knob, self.expected, self.least, self.most, self.is_integer)
+        knob.check(self.name, getattr(self, self.knob))
 
     @abstractmethod
     def _score(self, evidence: Evidence) -> Tensor:
@@ -104,10 +101,7 @@ class Fixed(ThresholdRule):
 
     layer: int
     name = "fixed"
-    knob = "layer"
-    least = 1
-    is_integer = True
-    expected = "a layer from 1 on (at layer 0 nothing has been computed)"
+    knob, expected, least, most, is_integer, _ = KNOBS[name]
     sentence = "exit at layer {layer}"
 
     def _score(self, evidence: Evidence) -> Tensor:
@@ -129,16 +123,15 @@ class Gap(ThresholdRule):
     temperature: float = 4.0
     name = "gap"
     needs = "reading"
-    knob = "lam"
     slope = 0.9
-    expected = "any finite number"
+    knob, expected, least, most, is_integer, _ = KNOBS[name]
     sentence = "exit if p1 - p2 > 0.9 * {lam:g} + 0.1 exp(-{temperature:g} i / {length:g})"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (_is_number(self.length) and self.length > 0):
+        if not (is_number(self.length) and self.length > 0):
             raise BadSettings(f"length {self.length!r} is not a mean text length; expected above 0")
-        if not (_is_number(self.temperature) and self.temperature >= 0):
+        if not (is_number(self.temperature) and self.temperature >= 0):
             raise BadSettings(
                 f"temperature {self.temperature!r} is not a number from 0 on; expected >= 0"
             )
@@ -158,8 +151,7 @@ class TopProbability(ThresholdRule):
     threshold: float
     name = "top-probability"
     needs = "reading"
-    least, most = 0, 1
-    expected = "a probability from 0 to 1"
+    knob, expected, least, most, is_integer, _ = KNOBS[name]
     sentence = "exit if p1 > {threshold:g}"
 
     def _score(self, evidence: Evidence) -> Tensor:
@@ -175,8 +167,7 @@ class Entropy(ThresholdRule):
     name = "entropy"
     needs = "reading"
     slope = -1.0
-    least = 0
-    expected = "an entropy in nats, 0 or more"
+    knob, expected, least, most, is_integer, _ = KNOBS[name]
     sentence = "exit if the entropy < {threshold:g} nats"
 
     def _score(self, evidence: Evidence) -> Tensor:
@@ -191,8 +182,7 @@ class Similarity(ThresholdRule):
     threshold: float
     name = "similarity"
     needs = "state"
-    least, most = -1, 1
-    expected = "a cosine from -1 to 1"
+    knob, expected, least, most, is_integer, _ = KNOBS[name]
     sentence = "exit if cos(h[l], h[l-1]) > {threshold:g}"
 
     def _score(self, evidence: Evidence) -> Tensor:
@@ -222,8 +212,7 @@ class Task(ThresholdRule):
     probe: "StateProbe | None" = field(default=None, compare=False, repr=False)  # saved separately
     name = "task"
     needs = "state"
-    least, most = 0, 1
-    expected = "a probability from 0 to 1"
+    knob, expected, least, most, is_integer, _ = KNOBS[name]
     sentence = "exit if P(rank 2 or later is being decided) > {threshold:g}"
 
     def _score(self, evidence: Evidence) -> Tensor:
@@ -251,10 +240,7 @@ class Patience(ThresholdRule):
     k: int
     name = "patience"
     needs = "reading"
-    knob = "k"
-    least = 1
-    is_integer = True
-    expected = "a number of layers from 1 on"
+    knob, expected, least, most, is_integer, _ = KNOBS[name]
     sentence = "exit after {k} layers with the same top token"
 
     def _score(self, evidence: Evidence) -> Tensor:
@@ -308,8 +294,3 @@ def rule_from_dict(data: Mapping[str, Any]) -> Rule:
         return kinds[name].from_fields(values)
     except (TypeError, ValueError, KeyError) as error:
         raise BadSettings(f"wrong fields for rule {name!r}: {error}") from error
-
-
-def _is_number(value: Any) -> bool:
-    is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.act.fine_tuning import How
 from layerleap.act.learn.delta import Delta, changed
-from layerleap.act.learn.gradients import How, gradients, zeros_like
+from layerleap.act.learn.gradients import gradients, zeros_like
 from layerleap.act.learn.lessons import (
     Demonstration,
     Tokens,

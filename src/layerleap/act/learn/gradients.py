@@ -18,11 +18,12 @@ their blocks wait for each other: the head is then read once for all of them.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from layerleap.act.fine_tuning import How, check_share
 from layerleap.act.learn.lessons import Lesson
 from layerleap.act.learn.parameters import Chosen
 from layerleap.errors import BadSettings, ModelRefused, NotFinite, WrongModel, check_choice
@@ -33,8 +34,6 @@ from layerleap.models.hooks.parameters import computing_with
 from layerleap.models.inputs import run
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import ENTRIES, Lens
-
-How = Literal["full", "layer-causal"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,10 +67,7 @@ def gradients(
             in layer-causal learning block by block. It may change the value in place.
     """
     check_choice(how, How, "how")
-    if not 0 < share <= 1:
-        raise BadSettings(f"share is {share}; expected more than 0 and at most 1")
-    if how == "full" and (lens is not None or share != 1.0):
-        raise BadSettings("a lens and a share of the rows are for how='layer-causal' alone")
+    check_share(how, share, has_lens=lens is not None)
     check_lens(transformer, lens)
     learns = set(chosen.names)
     leaves = {name: v.detach().requires_grad_(name in learns) for name, v in values.items()}

@@ -8,12 +8,12 @@ is there; and everything a checkpoint has to hold is a dictionary of tensors.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Kind = Literal["adamw", "sgd"]
+from layerleap.act.fine_tuning import Kind
+
 BETAS, EPSILON = (0.9, 0.95), 1e-8
 
 

@@ -22,18 +22,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from layerleap.act.fine_tuning import SHARE, FineTuning, How, Kind
 from layerleap.act.learn.delta import Delta
 from layerleap.act.learn.descent import require_finite
-from layerleap.act.learn.gradients import How, check_lens, gradients
+from layerleap.act.learn.gradients import check_lens, gradients
 from layerleap.act.learn.lessons import Demonstration, lesson, require_learner
-from layerleap.act.learn.optimizer import Kind, Optimizer
+from layerleap.act.learn.optimizer import Optimizer
 from layerleap.act.learn.parameters import Chosen, choose
-from layerleap.arguments import check_fields, checked
+from layerleap.arguments import checked
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.extras import report_library
 from layerleap.files import whole_folder, write_json
-from layerleap.maps.artifact import Artifact
+from layerleap.maps.artifact import TUNED_MODEL
 from layerleap.maps.tuned import batch
 from layerleap.models.hooks.parameters import computing_with
 from layerleap.models.transformer import Transformer
@@ -52,41 +53,6 @@ if TYPE_CHECKING:
     import pandas
 
 CHECKPOINT = TensorFile("finetuning", 1)
-FOLDER = Artifact("fine-tuned model", "layerleap.json", "", 1)
-SHARE = 1 / 16  # of the rows, in layer-causal training: head and blocks then cost about the same
-
-
-@dataclass(frozen=True)
-class FineTuning:
-    """How a model is fine-tuned; plain values, written beside the result."""
-
-    how: How = "layer-causal"
-    parameters: tuple[str, ...] = ("blocks",)
-    steps: int = 100
-    learning_rate: float = 1e-5  # the peak: warmed up, then a cosine decay to 0
-    optimizer: Kind = "adamw"
-    decay: float = 0.01
-    batch: int = 4  # windows per step
-    max_tokens: int = 128  # tokens of a window
-    share: float = 1.0  # of the rows whose losses below the last layer are computed
-    check_every: int = 25  # steps between two measurements on held-out text
-    tested_tokens: int = 2048  # of held-out text
-    held_out: float = 0.25  # share of the documents that is never trained on
-    seed: int = 0  # decides which documents are held out, and the order of the windows
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        least_values = {"steps": 1, "batch": 1, "max_tokens": 2, "check_every": 1,
-                        "tested_tokens": 0, "seed": 0}  # fmt: skip
-        for name, least in least_values.items():
-            if getattr(self, name) < least:
-                raise BadSettings(f"{name} is {getattr(self, name)}; expected {least} or more")
-        if not 0 < self.learning_rate < math.inf:
-            raise BadSettings(f"learning_rate is {self.learning_rate}; expected a number above 0")
-        if not 0 <= self.decay < math.inf:
-            raise BadSettings(f"decay is {self.decay}; expected 0 or more")
-        if not 0 <= self.held_out < 1:
-            raise BadSettings(f"held_out is {self.held_out}; expected 0 or more and less than 1")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -116,7 +82,7 @@ class FineTuned(Brief):
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the fine-tuned model in the format of the hub, with its tokenizer and record."""
         folder = Path(folder)
-        FOLDER.check_target(folder)
+        TUNED_MODEL.check_target(folder)
         zero = {name: torch.zeros_like(value) for name, value in self.values.items()}
         with whole_folder(folder) as temporary, quiet_transformers(), torch.no_grad():
             model = Delta.of(self.transformer, zero).merged(self.transformer)
@@ -126,7 +92,7 @@ class FineTuned(Brief):
             model.save_pretrained(temporary)
             if self.transformer.tokenizer is not None:
                 self.transformer.tokenizer.save_pretrained(temporary)
-            write_json(temporary / FOLDER.config, self.to_dict())
+            write_json(temporary / TUNED_MODEL.config, self.to_dict())
         return folder
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,7 +167,7 @@ def finetune(
     if max_tokens > (limit := longest_input(transformer)):
         raise BadSettings(f"max_tokens is {max_tokens}; this model reads at most {limit}")
     if folder is not None:
-        FOLDER.check_target(folder)
+        TUNED_MODEL.check_target(folder)
     with reporting(progress) as report:
         text, _ = resolve_text(transformer, text, Sampling(), report)
         run = _Run(transformer, text, settings, lens)

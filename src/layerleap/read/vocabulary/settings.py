@@ -4,15 +4,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings
 from layerleap.files import cache_root
-from layerleap.models.transformer import Transformer
-from layerleap.stream.batches import modality
-from layerleap.stream.examples import reads_pairs
-from layerleap.stream.source import default_text
+
+if TYPE_CHECKING:
+    from layerleap.models.transformer import Transformer
 
 METHOD = 3  # raise it when the same weights would give another index: caches then start anew
 MOST_TOKENS = 250  # per end: ranks are kept in one byte
@@ -37,13 +36,13 @@ class IndexSettings:
         if self.clusters is not None and self.clusters < 0:
             raise BadSettings(f"clusters is {self.clusters}; expected 0 (none) or more, or None")
 
-    def to_dict(self, transformer: Transformer) -> dict[str, Any]:
+    def to_dict(self, transformer: "Transformer") -> dict[str, Any]:
         """With the weights and the method: all that decides what the file holds."""
         own = {"method": METHOD, "fingerprint": transformer.identity.fingerprint}
         return {**own, **asdict(self)}
 
 
-def default_path(transformer: Transformer, settings: IndexSettings) -> Path:
+def default_path(transformer: "Transformer", settings: IndexSettings) -> Path:
     """The file in the cache for these weights and settings."""
     key = json.dumps(settings.to_dict(transformer), sort_keys=True)
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]
@@ -65,8 +64,12 @@ def text_name(text: Any) -> str | None:
     )
 
 
-def reference_text(transformer: Transformer) -> tuple[str | None, str]:
+def reference_text(transformer: "Transformer") -> tuple[str | None, str]:
     """The default text for natural ranges, or None and why there is none."""
+    from layerleap.stream.batches import modality  # settings are checked without torch
+    from layerleap.stream.examples import reads_pairs
+    from layerleap.stream.source import default_text
+
     name = transformer.identity.name
     if modality(transformer) != "text" or reads_pairs(transformer):
         return None, f"no text is bundled for {name}, which does not read single texts"

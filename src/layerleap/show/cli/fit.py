@@ -65,7 +65,7 @@ def fit(
     """
     with clean_errors(), TerminalProgress() as progress:
         from layerleap.maps.fit import fit
-        from layerleap.maps.linear import check_solving
+        from layerleap.maps.settings import check_solving
         from layerleap.stats import collect, finish
         from layerleap.stats.tally import world
 
@@ -103,7 +103,7 @@ def fit(
 
 def _check_out(path: Path, *, is_shard: bool = False) -> None:
     """Fail before the pass if the result cannot be written there."""
-    from layerleap.maps.bank import BANK
+    from layerleap.maps.artifact import BANK
 
     if not is_shard:
         BANK.check_target(path)

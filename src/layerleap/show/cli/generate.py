@@ -8,13 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from layerleap.act.spelling import read_layers, read_rule
 from layerleap.errors import BadSettings
 from layerleap.show.cli.options import Blocks, Dtype, Json, Model, Revision, Tail, load_model
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
-
-EXAMPLES = {
-    "similarity": "0.98", "top-probability": "0.9", "entropy": "0.5", "gap": "0.8", "fixed": "20",
-}  # fmt: skip
 
 
 def generate(
@@ -111,7 +108,7 @@ def generate(
         prompt = sys.stdin.read() if prompt == "-" else prompt
         how: dict[str, Any] = {"max_new_tokens": tokens, "chat": chat}
         how |= {"do_sample": True, "temperature": temperature} if sample else {}
-        exits = {**_exit(exit), "checks": _layers(checks), "policy": policy}
+        exits = {**_exit(exit), "checks": read_layers(checks) if checks else None, "policy": policy}
         edits = [parse_edit(text) for text in edit or ()]
         transformer = load_model(model, blocks, tail, revision, dtype)
         if exit is None and not json:
@@ -196,39 +193,12 @@ class _Painter:
         tell(summary)
 
 
-def _layers(text: str | None) -> list[int] | None:
-    if not text:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise BadSettings(
-            f"--checks {text!r} is not a list of layers; expected numbers separated by commas, "
-            "such as 20,24,28"
-        ) from error
-
-
 def _exit(text: str | None) -> dict[str, Any]:
     """The rule (by name and knob) or the plan file of --exit."""
     if text is None:
         return {}
     if text.endswith(".json"):
         return {"plan": text}
-    from layerleap.act.exits.rules import RULES, ThresholdRule, rule_from_dict
+    from layerleap.act.exits.rules import rule_from_dict
 
-    name, _, knob = text.partition(":")
-    kind = RULES.get(name)
-    if kind is None or name in ("oracle", "task"):  # one knows the answer, one needs its probe
-        names = ", ".join(rule for rule in RULES if rule not in ("oracle", "task"))
-        raise BadSettings(f"unknown rule {name!r}; expected one of: {names}")
-    if not issubclass(kind, ThresholdRule):
-        return {"rule": rule_from_dict({"name": name})}
-    try:
-        value = int(knob) if kind.is_integer else float(knob)
-    except ValueError as error:
-        example = EXAMPLES.get(name, "3")
-        raise BadSettings(
-            f"rule {name!r} needs a number after a colon, as in {name}:{example}"
-        ) from error
-    more = {"length": 30.0} if name == "gap" else {}
-    return {"rule": rule_from_dict({"name": name, kind.knob: value, **more})}
+    return {"rule": rule_from_dict(read_rule(text))}

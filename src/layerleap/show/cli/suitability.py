@@ -45,7 +45,7 @@ def suitability(
     """
     with clean_errors():
         from layerleap.files import cache_root
-        from layerleap.study.suitability.study import SuitabilitySettings
+        from layerleap.study.suitability.settings import SuitabilitySettings
         from layerleap.study.suitability.study import suitability as run
 
         if plan is not None and bank is None:

@@ -10,14 +10,14 @@ gets it in all conditions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from layerleap.brief import Brief
 from layerleap.errors import BadText, ModelRefused, check_choice
-from layerleap.models.inputs import encode as encode_text
-from layerleap.models.transformer import Transformer
-from layerleap.stream.examples import longest_input
 from layerleap.stream.tasks.task import Task
+
+if TYPE_CHECKING:  # tasks are loaded, and their mistakes found, without torch
+    from layerleap.models.transformer import Transformer
 
 Answers = Literal["token", "sequence"]
 FEWEST = 4  # examples that a task needs for a model
@@ -79,7 +79,7 @@ class EncodedTask(Brief):
 
 
 def encode(
-    transformer: Transformer, task: Task, *, answers: Answers = "token", bos: bool | None = None,
+    transformer: "Transformer", task: Task, *, answers: Answers = "token", bos: bool | None = None,
     can_score: bool = True,
 ) -> EncodedTask:  # fmt: skip
     """The task in the tokens of a model.
@@ -119,6 +119,8 @@ def encode(
             f"{len(kept)} of {len(pieces)} answers of task {task.name!r} are one token in "
             f"{transformer.identity.name}; expected at least {FEWEST}:{instead} choose another task"
         )
+    from layerleap.stream.examples import longest_input
+
     labels: dict[str, tuple[int, ...]] = {}
     for piece in kept:
         labels.setdefault(piece.label, piece.answer)
@@ -129,7 +131,7 @@ def encode(
     )  # fmt: skip
 
 
-def require_decoder(transformer: Transformer) -> None:
+def require_decoder(transformer: "Transformer") -> None:
     """Refuse models that cannot continue a text."""
     is_pair = bool(transformer.model.config.is_encoder_decoder)
     if transformer.kind != "next-token" or is_pair:
@@ -140,20 +142,22 @@ def require_decoder(transformer: Transformer) -> None:
         )
 
 
-def _start(transformer: Transformer, bos: bool | None) -> tuple[int, ...]:
+def _start(transformer: "Transformer", bos: bool | None) -> tuple[int, ...]:
     first = transformer.need_tokenizer().bos_token_id
     if bos and first is None:
         raise BadText(f"the tokenizer of {transformer.identity.name} has no first token (BOS)")
     return () if first is None or bos is False else (int(first),)
 
 
-def _tokens(transformer: Transformer, texts: Sequence[str]) -> list[tuple[int, ...]]:
+def _tokens(transformer: "Transformer", texts: Sequence[str]) -> list[tuple[int, ...]]:
     """The tokens of each text alone, without first and last tokens."""
+    from layerleap.models.inputs import encode as encode_text
+
     ids = transformer.need_tokenizer()(list(texts), add_special_tokens=False)["input_ids"]
     return [tuple(encode_text(transformer, one)) for one in ids]
 
 
-def _pieces(transformer: Transformer, task: Task) -> list[Piece]:
+def _pieces(transformer: "Transformer", task: Task) -> list[Piece]:
     texts = [task.prompt(example.text) for example in task.examples]
     prompts = _tokens(transformer, texts)
     wholes = _tokens(
@@ -173,7 +177,7 @@ def _pieces(transformer: Transformer, task: Task) -> list[Piece]:
     return pieces
 
 
-def _separator(transformer: Transformer, task: Task) -> tuple[int, ...]:
+def _separator(transformer: "Transformer", task: Task) -> tuple[int, ...]:
     try:
         return _tokens(transformer, [task.separator])[0] if task.separator else ()
     except BadText:  # a tokenizer that drops white space

@@ -8,7 +8,7 @@ from typing import Self
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.linear import check_solving
+from layerleap.maps.settings import check_solving
 from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import modality
 from layerleap.stream.examples import DENSEST_MASKS

@@ -18,8 +18,8 @@ from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite
 from layerleap.files import read_json, write_json
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import default_bank
+from layerleap.maps.settings import Tuning
 from layerleap.maps.tune import tune
-from layerleap.maps.tuned import Tuning
 from layerleap.models.transformer import Transformer
 from layerleap.models.untrained import untrained_blocks
 from layerleap.read.lens import Lens

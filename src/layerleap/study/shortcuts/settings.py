@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from layerleap.errors import BadSettings, check_choice
-from layerleap.maps.linear import check_solving
+from layerleap.maps.settings import check_solving
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import DENSEST_MASKS, require_text
 from layerleap.study.engine import option

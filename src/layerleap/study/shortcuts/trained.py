@@ -10,7 +10,8 @@ import torch
 from layerleap.errors import BadArtifact
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import solve
-from layerleap.maps.tuned import Tuning, tune_maps
+from layerleap.maps.settings import Tuning
+from layerleap.maps.tuned import tune_maps
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.stats.moments import Moments

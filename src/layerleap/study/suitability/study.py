@@ -7,7 +7,7 @@ rules are replayed, and their time is added up from measured blocks, heads and m
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -24,46 +24,15 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read.metrics import Bootstrap, Estimate
 from layerleap.read.scores import Scores
-from layerleap.stream.examples import Sampling, longest_input, require_text
+from layerleap.stream.examples import longest_input, require_text
 from layerleap.stream.source import default_text
 from layerleap.study.engine import describe, now, work_folder
 from layerleap.study.fits import FitContext, FitSettings
 from layerleap.study.suitability import candidates
 from layerleap.study.suitability.result import Suitability
+from layerleap.study.suitability.settings import SuitabilitySettings
 
 LENSES = {"id": "-", "mat": "mat"}  # by map, the name of the lens in the scores
-
-
-@dataclass(frozen=True)
-class SuitabilitySettings:
-    """Settings of a suitability study."""
-
-    text: str | None = None  # None is the default text of the model: wikipedia, or generated
-    tolerance: float = 0.05  # largest fraction of answers that may differ from the full model's
-    delta: float = 0.05  # how often, over calibration sets, the guarantee may fail
-    n_fit: int = 2000  # texts to fit maps on, unless a bank is passed
-    n_read: int = 1000  # held-out texts to read
-    context: int = 32  # context length of a timed answer, in tokens
-    repeats: int = 20  # timed passes
-    starts: str | None = None  # real sequences from which a masked model draws its texts
-    sampling: Sampling = field(default_factory=Sampling)
-
-    def __post_init__(self) -> None:
-        for name in ("tolerance", "delta"):
-            if not 0 < getattr(self, name) < 1:
-                raise BadSettings(
-                    f"{name} {getattr(self, name)} is out of range; expected between 0 and 1"
-                )
-        for name in ("n_fit", "n_read", "repeats"):
-            if getattr(self, name) < 1:
-                raise BadSettings(f"{name} is {getattr(self, name)}; expected at least 1")
-        if self.context < 2:
-            raise BadSettings(f"context is {self.context} tokens; expected at least 2")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with the fields of `sampling` among them."""
-        flat = asdict(self)
-        return {**{k: v for k, v in flat.items() if k != "sampling"}, **flat["sampling"]}
 
 
 @checked

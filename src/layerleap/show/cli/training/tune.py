@@ -70,8 +70,8 @@ def tune_command(
     """
     with clean_errors(), TerminalProgress() as progress:
         from layerleap import ShortcutBank, tune
-        from layerleap.maps.bank import BANK
-        from layerleap.maps.tuned import Tuning
+        from layerleap.maps.artifact import BANK
+        from layerleap.maps.settings import Tuning
 
         tuning = Tuning(
             start=start,  # type: ignore[arg-type]  # checked there

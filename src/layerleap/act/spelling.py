@@ -1,0 +1,150 @@
+"""Edits, exit rules and lists of layers as they are typed, read without a model and without torch.
+
+In: what was typed. Out: plain values, from which edits and rules are made; or an error in one line,
+before anything slow is loaded.
+
+    L12.N34=5       set the coefficient of neuron 34 of block 12 to 5
+    L12.N34*-1      multiply it by -1
+    L12.N34+3       add 3; L12.N34-3 subtracts 3
+    L12.N34=off     switch the neuron off
+    ...@last        at the last position only; also @all (the default), @generated, @0,3,5
+
+    similarity:0.95, patience:3, never ...      an exit rule and its number
+"""
+
+import math
+import re
+from typing import Any, Literal, NamedTuple
+
+from layerleap.errors import BadSettings, did_you_mean
+
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+EDIT = re.compile(
+    rf"L(?P<block>\d{{1,9}})\.?N(?P<neuron>\d{{1,9}})\s*(?:(?P<sign>[=*+-])\s*(?P<value>{NUMBER}|off))"
+    r"\s*(?:@\s*(?P<positions>[a-z]+|\d{1,9}(?:\s*,\s*\d{1,9})*))?",
+    re.IGNORECASE,
+)
+LONGEST = 1000  # characters of an edit
+PLACES = {"all": "", "last": " at the last position", "generated": " at generated positions"}
+
+
+class TypedEdit(NamedTuple):
+    """An edit of one neuron as it was typed."""
+
+    block: int
+    neuron: int
+    change: Literal["set", "scale", "add", "off"]
+    value: float
+    positions: Any  # a name or a tuple of numbers
+
+
+def read_edit(spec: str) -> TypedEdit:
+    """What a string such as "L12.N34=5@last" says."""
+    if not isinstance(spec, str):
+        raise BadSettings(
+            f"{spec!r:.80} is not an edit; expected a string such as 'L12.N34=5' or a value such "
+            "as ll.edits.ZeroNeuron(block=1, neuron=0)"
+        )
+    match = EDIT.fullmatch(spec.strip()) if len(spec) < LONGEST else None
+    if match is None:
+        raise BadSettings(
+            f"cannot read the edit {spec[:LONGEST]!r}; expected a block, a neuron and a change, as "
+            "in L12.N34=5, L12.N34*0.5, L12.N34+3 or L12.N34=off, and positions if not all, as in "
+            "L12.N34=5@last"
+        )
+    place = int(match["block"]), int(match["neuron"])
+    positions = _positions(spec, match["positions"])
+    sign, value = match["sign"], match["value"].lower()
+    if value == "off":
+        if sign != "=":
+            raise BadSettings(f"cannot read the edit {spec!r}; a neuron is switched off by =off")
+        return TypedEdit(*place, "off", 0.0, positions)
+    number = float(value)
+    if not math.isfinite(number):
+        raise BadSettings(f"the number in the edit {spec!r} is too large")
+    if sign in "=*":
+        return TypedEdit(*place, "set" if sign == "=" else "scale", number, positions)
+    return TypedEdit(*place, "add", number if sign == "+" else -number, positions)
+
+
+def _positions(spec: str, text: str | None) -> Any:
+    if text is None:
+        return "all"
+    if text[0].isdigit():
+        return tuple(int(number) for number in text.split(","))
+    name = next((name for name in PLACES if name == text.lower()), None)
+    if name is None:
+        raise BadSettings(
+            f"unknown positions {text!r} in the edit {spec!r}; expected {', '.join(PLACES)}, or "
+            "numbers as in @0,3"
+        )
+    return name
+
+
+class Knob(NamedTuple):
+    """The number that a rule is given."""
+
+    field: str
+    expected: str  # in words
+    least: float = -math.inf
+    most: float = math.inf
+    is_integer: bool = False
+    example: str = ""
+
+    def check(self, rule: str, value: Any) -> None:
+        """Refuse a number that the rule cannot have."""
+        is_valid = is_number(value) and self.least <= value <= self.most
+        if not is_valid or (self.is_integer and not isinstance(value, int)):
+            raise BadSettings(f"rule {rule!r} got {self.field} {value!r}; expected {self.expected}")
+
+
+PROBABILITY = "a probability from 0 to 1"
+KNOBS = {
+    "fixed": Knob("layer", "a layer from 1 on (at layer 0 nothing has been computed)", 1,
+                  is_integer=True, example="20"),
+    "gap": Knob("lam", "any finite number", example="0.8"),
+    "top-probability": Knob("threshold", PROBABILITY, 0, 1, example="0.9"),
+    "entropy": Knob("threshold", "an entropy in nats, 0 or more", 0, example="0.5"),
+    "similarity": Knob("threshold", "a cosine from -1 to 1", -1, 1, example="0.98"),
+    "task": Knob("threshold", PROBABILITY, 0, 1, example="0.9"),
+    "patience": Knob("k", "a number of layers from 1 on", 1, is_integer=True, example="3"),
+}  # fmt: skip
+TYPED = (*(name for name in KNOBS if name != "task"), "never")  # "task" needs its probe
+
+
+def read_rule(text: str) -> dict[str, Any]:
+    """The rule that was typed as "name:number", for `rule_from_dict`."""
+    name, _, number = text.partition(":")
+    if name not in TYPED:
+        raise BadSettings(
+            f"unknown rule {name!r}; expected one of: {', '.join(TYPED)}{did_you_mean(name, TYPED)}"
+        )
+    if name not in KNOBS:
+        return {"name": name}
+    knob = KNOBS[name]
+    try:
+        value = int(number) if knob.is_integer else float(number)
+    except ValueError as error:
+        raise BadSettings(
+            f"rule {name!r} needs a number after a colon, as in {name}:{knob.example}"
+        ) from error
+    knob.check(name, value)
+    more = {"length": 30.0} if name == "gap" else {}
+    return {"name": name, knob.field: value, **more}
+
+
+def read_layers(text: str, option: str = "--checks") -> list[int]:
+    """Layers separated by commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise BadSettings(
+            f"{option} {text!r} is not a list of layers; expected numbers separated by commas, "
+            "such as 20,24,28"
+        ) from error
+
+
+def is_number(value: Any) -> bool:
+    """True for a finite number that is not a truth value."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)
