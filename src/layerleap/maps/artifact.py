@@ -133,6 +133,7 @@ class Artifact:
         self, model: Mapping[str, Any], n_layers: int, d_model: int, transformer: "Transformer"
     ) -> None:
         """Raise `WrongModel` unless `model` has exactly the weights of `transformer`."""
+        transformer.refresh()
         identity = transformer.identity
         if (n_layers, d_model) != (transformer.n_layers, transformer.d_model):
             raise WrongModel(
@@ -141,10 +142,11 @@ class Artifact:
                 f"fit a {self.what} for it"
             )
         if model.get("fingerprint") != identity.fingerprint:
+            since = ", changed since it was loaded" if transformer.is_changed else ""
             raise WrongModel(
                 f"this {self.what} belongs to {model['name']} (weights "
                 f"{str(model.get('fingerprint'))[:8]}), but the weights of {identity.name} are "
-                f"{identity.fingerprint[:8]}; fit a {self.what} for them"
+                f"{identity.fingerprint[:8]}{since}; fit a {self.what} for them"
             )
 
 

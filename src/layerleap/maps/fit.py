@@ -217,6 +217,7 @@ def default_bank(
     progress: Progress | bool = True,
 ) -> ShortcutBank:
     """The cached bank for exactly these weights; fitted now if there is none."""
+    transformer.refresh()
     text, plan = default_text(transformer), _default_plan(transformer)
     key = json.dumps([METHOD, COLLECTED, text, plan["sampling"].to_dict(), plan["n_texts"]])
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]  # other defaults give another bank

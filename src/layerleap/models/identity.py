@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from layerleap.models.changes import adapters, plain_tensors
+
 SAMPLES = 256  # values per tensor that enter the hash directly
 
 
@@ -47,22 +49,27 @@ def identify(model: PreTrainedModel, name: str | None, revision: str | None) -> 
 def fingerprint(model: PreTrainedModel) -> str:
     """A hash of every weight: its name, its shape, the sum of all values and some of them.
 
-    Values are rounded to bfloat16 first, so that casting a model between float32 and bfloat16
-    keeps its fingerprint. The bits are summed as integers, so the sum does not depend on the
-    device. The fingerprint identifies a checkpoint; it does not protect against forgery.
+    Where modules have adapters, also which of them are on. Values are rounded to bfloat16 first, so
+    that casting a model between float32 and bfloat16 keeps its fingerprint. The bits are summed as
+    integers, so the sum does not depend on the device. The fingerprint identifies a checkpoint; it
+    does not protect against forgery.
     """
     digest = hashlib.sha256()
     for name, entry in sorted(model.state_dict().items()):
+        own = name.replace("_orig_mod.", "")  # which compiled modules put before it
         for weight in _tensors(entry):
-            digest.update(f"{name}{tuple(weight.shape)}".encode())
+            digest.update(f"{own}{tuple(weight.shape)}".encode())
             digest.update(_sample(weight if weight.device.type != "meta" else _fetch(model, name)))
+    if found := adapters(model):
+        digest.update(repr(found).encode())
     return digest.hexdigest()[:32]
 
 
 def _tensors(entry: Any) -> Iterator[Tensor]:
     """The tensors of one entry; quantised modules pack several tensors and settings into one."""
     if isinstance(entry, Tensor):
-        yield entry.int_repr() if entry.is_quantized else entry
+        for weight in plain_tensors(entry):
+            yield weight.int_repr() if weight.is_quantized else weight
     elif isinstance(entry, list | tuple):
         for part in entry:
             yield from _tensors(part)

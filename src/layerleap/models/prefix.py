@@ -9,11 +9,11 @@ not, or that has no cache of keys and values, nothing is shared.
 import copy
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache
 
+from layerleap.models.changes import Known
 from layerleap.models.discovery.compare import rounding, row_gap
 from layerleap.models.discovery.probe import accepts, prepare, probe_ids
 from layerleap.models.hooks.edit import unedited
@@ -22,7 +22,7 @@ from layerleap.models.inputs import padded, run
 from layerleap.models.transformer import Transformer
 
 SHORTEST = 8  # tokens that are worth a pass of their own
-_SHARES: "WeakKeyDictionary[Transformer, bool]" = WeakKeyDictionary()
+_SHARES: Known[bool] = Known()
 
 
 class Prefix:
@@ -78,11 +78,8 @@ def _common(texts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def can_share(transformer: Transformer) -> bool:
     """True if texts that continue from a cache get the same logits; verified once per model."""
-    with hooks_of(transformer.model).lock:
-        if transformer not in _SHARES:
-            with unedited(transformer.model):
-                _SHARES[transformer] = _verify(transformer)
-        return _SHARES[transformer]
+    with hooks_of(transformer.model).lock, unedited(transformer.model):
+        return _SHARES.of(transformer, lambda: _verify(transformer))
 
 
 @torch.no_grad()

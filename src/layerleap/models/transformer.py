@@ -6,7 +6,7 @@ Out: blocks, tail and sites under one contract, or `ModelRefused`; never a half-
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from layerleap.errors import BadSettings, BadText, ModelRefused, first_line
+from layerleap.models.changes import Mark, mark
 from layerleap.models.discovery.blocks import find_blocks
 from layerleap.models.discovery.probe import probe, vocabulary_size
 from layerleap.models.discovery.sites import Anatomy, Site, find_anatomy
@@ -44,6 +45,12 @@ class Transformer:
     d_vocab: int
     processor: Any = None
     no_tokenizer: str = ""  # why it could not be loaded
+    is_changed: bool = False  # the weights are no longer those that were wrapped
+    _mark: Mark = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Remember the weights as they are now."""
+        self._mark = mark(self.model)
 
     @property
     def n_layers(self) -> int:
@@ -126,6 +133,24 @@ class Transformer:
             f"Transformer({self.identity.name}: {type(self.model).__name__}, {self.kind}, "
             f"{self.n_layers} layers, d_model {self.d_model}, {self.d_vocab} outputs)"
         )
+
+    def refresh(self, *, thorough: bool = False) -> None:
+        """Make the identity anew if the weights were changed since they were last looked at.
+
+        Whatever was fitted on the old weights is then refused, and whatever was found out about
+        them is found out again. A model that was only moved keeps its fingerprint.
+
+        Args:
+            thorough: look at every value, not only at a mark; as long as at loading.
+        """
+        now = mark(self.model)
+        if now == self._mark and not thorough:
+            return
+        found = identify(self.model, self.identity.name, self.identity.revision)
+        self.is_changed |= found.fingerprint != self.identity.fingerprint
+        self._mark = now
+        if found != self.identity:
+            self.identity = found
 
     # Both are functions of `models.hooks`, used as methods.
     capture = capture

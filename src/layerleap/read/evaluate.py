@@ -185,6 +185,7 @@ def evaluate(
         n_texts: stop after this many texts; all by default.
         progress: a function to call, True for bars on a terminal or in a notebook, or False.
     """
+    transformer.refresh(thorough=True)
     with reporting(progress) as report:
         banks = _named_banks(transformer, bank, report)
         to_last = {name: _to_last(one) for name, one in banks.items()}

@@ -58,6 +58,11 @@ class Lens:
             return "id"
         return "tuned" if self.bank.settings.get("lens") == "tuned" else "mat"
 
+    def check_model(self) -> None:
+        """Raise `WrongModel` if the weights were changed since the lens was made."""
+        if self.bank is not None:
+            self.bank.check_model(self.transformer)
+
     def map(self, layer: int) -> LinearMap | IdentityMap:
         """The map from `layer` to the last layer."""
         last = self.transformer.n_layers
@@ -121,6 +126,7 @@ class Lens:
             raise BadSettings(
                 f"top_k {top_k} is out of range; expected 1 to {self.transformer.d_vocab}"
             )
+        self.check_model()
         encoded, chosen, batch = self._batch(texts, positions)
         states = self.transformer.capture(batch.inputs, keep=batch.keep).states
         tracks = {name: track(lens, states, top_k) for name, lens in self._lenses().items()}
@@ -146,6 +152,7 @@ class Lens:
 
         if self.transformer.kind.endswith("-class"):
             k = min(k, self.transformer.d_vocab)
+        self.check_model()
         encoded, chosen, batch = self._batch([text], positions)
         tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
         tokens, last = self._tokens(encoded[0]), self.transformer.n_layers

@@ -138,6 +138,8 @@ def score(
         on_logits: called with all logits, by lens and layer.
         on_recording: called with a full recording of each forward pass, and the batch.
     """
+    for lens in lenses.values():
+        lens.check_model()
     predictors = {name: _predictor(name, lens) for name, lens in lenses.items()}
     reader, check = Reader(transformer, predictors, on_logits=on_logits), TailCheck()
     rows: list[tuple[Tensor, Tensor, Tensor]] = []

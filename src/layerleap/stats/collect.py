@@ -79,6 +79,7 @@ def collect(
     n_generated = None if n_texts is None else n_to_generate(n_texts, 1 - sampling.held_out)
     source, sampling = resolve_text(transformer, text, sampling, progress, starts, n_generated)
     kinds = KINDS if parts is True else parts or ()
+    transformer.refresh(thorough=True)
     about = {
         "method": METHOD, "model": transformer.identity.to_dict(),
         "text": str(text) if isinstance(text, str | Path) else "given texts",

@@ -237,6 +237,7 @@ class SavedStates:
 
     def check_model(self, transformer: Transformer) -> None:
         """Raise `WrongModel` unless the states come from exactly these weights."""
+        transformer.refresh()
         if self.model.get("fingerprint") != transformer.identity.fingerprint:
             raise WrongModel(
                 f"these states were saved from {self.model.get('name')} (weights "

@@ -420,6 +420,7 @@ def now() -> str:
 
 def describe(model: Transformer) -> Row:
     """A model as plain JSON values: its identity, kind and sizes."""
+    model.refresh(thorough=True)
     return {
         **model.identity.to_dict(), "kind": model.kind, "reads": modality(model),
         "n_layers": model.n_layers, "d_model": model.d_model,

@@ -84,6 +84,19 @@ class Debugger:
         self._lock = hooks_of(transformer.model).lock
         self._prompts: OrderedDict[tuple[int, ...], Prompt] = OrderedDict()
 
+    def refresh(self) -> None:
+        """Look at the weights again; what was recorded with others is forgotten, a bank refused."""
+        before = self.transformer.identity
+        self.transformer.refresh()
+        if self.transformer.identity != before:
+            with self._lock:
+                self._prompts.clear()
+                self.__dict__.pop("blocks", None)
+        for lens in self.lenses.values():
+            lens.check_model()
+        if self.index is not None:
+            self.index.check_model()
+
     # What the model is
 
     def describe(self) -> dict[str, Any]:
@@ -170,6 +183,7 @@ class Debugger:
 
         Every cell has the probability and rank of the `watch` token and of those to `follow`.
         """
+        self.refresh()
         followed = tuple(self._checked_output(index) or 0 for index in dict.fromkeys(follow))
         reader = CellReader(
             self._lens(lens), self._checked_top(top), self._checked_output(watch), followed
@@ -197,6 +211,7 @@ class Debugger:
 
         With edits, "after" has the same of the edited run.
         """
+        self.refresh()
         ids, own = self.encode(text), self._edits(edits)
         if not 0 <= position < len(ids):
             raise BadSettings(

@@ -233,7 +233,7 @@ class Decoder:
         return request.result(input_ids, choosers, cursor, config, cache)
 
     def _prepare(self, model: PreTrainedModel) -> "_Prepared":
-        if self._prepared is None or self._prepared.transformer.model is not model:
+        if self._prepared is None or self._prepared.is_outdated(model):
             with unedited(model):
                 self._prepared = _Prepared(self, model)
         return self._prepared
@@ -361,6 +361,7 @@ class _Prepared:
         self.transformer = own if own is not None and is_own else Transformer.wrap(model)
         self.axes = find_axes(self.transformer)  # refuses models that cannot run over a cursor
         self.lens = Lens(self.transformer, decoder.bank)  # refuses a bank of another model
+        self._identity = self.transformer.identity
         probe = getattr(decoder.rule, "probe", None)
         if isinstance(probe, TaskProbe):
             probe.check_model(self.transformer)
@@ -378,6 +379,11 @@ class _Prepared:
         self.shortlist = None if ids is None else Shortlist(self.transformer, {*ids, *ends})
         self.decoder = decoder
         self._keeps_bits: bool | None = None
+
+    def is_outdated(self, model: PreTrainedModel) -> bool:
+        """True for another model, or if its weights were changed since."""
+        self.transformer.refresh()
+        return self.transformer.model is not model or self.transformer.identity != self._identity
 
     def cursor(self, text: int, n_prompt: int) -> Cursor:
         """A new cursor over one text of a batch."""

@@ -43,6 +43,7 @@ class Delta:
         cls, transformer: Transformer, tensors: Mapping[str, Tensor], **settings: Any
     ) -> "Delta":
         """A change of parameters of `transformer`; its shapes are checked."""
+        transformer.refresh()
         known = dict(transformer.model.named_parameters())
         for name, value in tensors.items():
             if name not in known or known[name].shape != value.shape:

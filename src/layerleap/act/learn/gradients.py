@@ -80,6 +80,8 @@ def check_lens(transformer: Transformer, lens: Lens | None) -> None:
     """Refuse a lens of another model: it would read the losses with other weights."""
     if lens is None or lens.transformer is transformer:
         return
+    lens.transformer.refresh()
+    transformer.refresh()
     theirs, ours = lens.transformer.identity, transformer.identity
     if theirs.fingerprint != ours.fingerprint:
         raise WrongModel(

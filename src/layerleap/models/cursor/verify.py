@@ -5,11 +5,11 @@ Out: the `Axes` with which a `Cursor` runs it, or `ModelRefused` with the reason
 """
 
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import torch
 
 from layerleap.errors import LayerleapError, ModelRefused
+from layerleap.models.changes import Known
 from layerleap.models.cursor.axes import Axes, compare
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
@@ -21,7 +21,7 @@ from layerleap.models.hooks.edit import unedited
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.transformer import Transformer
 
-_AXES: "WeakKeyDictionary[Transformer, Axes]" = WeakKeyDictionary()
+_AXES: Known[Axes] = Known()
 
 
 def find_axes(transformer: Transformer) -> Axes:
@@ -31,11 +31,8 @@ def find_axes(transformer: Transformer) -> Axes:
     token, whose memory of the text cannot be rolled back (recurrent and linear-attention layers),
     or whose states change when positions wait.
     """
-    with hooks_of(transformer.model).lock:
-        if transformer not in _AXES:
-            with unedited(transformer.model):
-                _AXES[transformer] = _find_axes(transformer)
-        return _AXES[transformer]
+    with hooks_of(transformer.model).lock, unedited(transformer.model):
+        return _AXES.of(transformer, lambda: _find_axes(transformer))
 
 
 def _find_axes(transformer: Transformer) -> Axes:

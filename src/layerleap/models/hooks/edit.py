@@ -119,6 +119,7 @@ def edit(transformer: "Transformer", *edits: Edit) -> Iterator[EditReport]:
             f"{strange[0]!r} is not an edit; expected a value such as edits.ZeroNeuron(block=1, "
             "neuron=0)"
         )
+    transformer.refresh()
     hooks, report = hooks_of(model), EditReport(Applied(one) for one in edits)
     with ExitStack() as undo:
         undo.enter_context(hooks.lock)

@@ -7,17 +7,14 @@ E (E^T E)^-1 w (the pseudo-inverse, which keeps inner products exactly while all
 So the second is the first, of another vector: `dual`.
 """
 
-from typing import Any
-from weakref import WeakKeyDictionary
-
 import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.changes import Known
 from layerleap.models.transformer import Transformer
 
-Made = tuple[tuple[Any, ...], Tensor]  # what a product was made of, and the product
-_PRODUCTS: "WeakKeyDictionary[Transformer, Made]" = WeakKeyDictionary()
+_PRODUCTS: Known[dict[torch.device, Tensor]] = Known()
 
 
 def unembedding(transformer: Transformer) -> Tensor:
@@ -29,15 +26,14 @@ def unembedding(transformer: Transformer) -> Tensor:
     matrices = _head_matrices(transformer)
     if len(matrices) == 1:
         return matrices[0]
-    # A model that is moved, converted or trained on has another product.
-    key = tuple((one.data_ptr(), one._version, one.dtype, one.device) for one in matrices)
-    known = _PRODUCTS.get(transformer)
-    if known is None or known[0] != key:
+    transformer.refresh()
+    known, device = _PRODUCTS.of(transformer, dict), matrices[0].device
+    if device not in known:
         product = matrices.pop()
         while matrices:
             product = product @ matrices.pop()
-        known = _PRODUCTS[transformer] = (key, product)
-    return known[1]
+        known[device] = product
+    return known[device]
 
 
 def _head_matrices(transformer: Transformer) -> list[Tensor]:

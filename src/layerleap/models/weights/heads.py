@@ -16,12 +16,12 @@ With grouped heads, several query heads share one key and value head.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.changes import Known
 from layerleap.models.discovery.compare import is_same
 from layerleap.models.discovery.probe import accepts, probe
 from layerleap.models.discovery.sites import Anatomy, attention_root
@@ -142,13 +142,13 @@ class Heads:
         return _measured_rotation(transformer, self, offset).to(like.device, wide)
 
 
-_HEADS: "WeakKeyDictionary[Transformer, dict[int, Heads | str]]" = WeakKeyDictionary()
+_HEADS: Known[dict[int, Heads | str]] = Known()
 
 
 def heads(transformer: Transformer, block: int) -> Heads:
     """The heads of block `block` (1 to n_layers), discovered and verified once."""
     check_block(transformer, block)
-    known = _HEADS.setdefault(transformer, {})
+    known = _HEADS.of(transformer, dict)
     if block not in known:
         _discover(transformer, [block])
     attention = known[block]
@@ -159,7 +159,7 @@ def heads(transformer: Transformer, block: int) -> Heads:
 
 def all_heads(transformer: Transformer) -> dict[int, Heads | str]:
     """The heads of every block, or why they are not known; two passes verify them all."""
-    known = _HEADS.setdefault(transformer, {})
+    known = _HEADS.of(transformer, dict)
     blocks = range(1, transformer.n_layers + 1)
     if missing := [block for block in blocks if block not in known]:
         _discover(transformer, missing)
@@ -199,7 +199,7 @@ def _observe(transformer: Transformer, inputs: dict[str, Any], within: str) -> _
 
 
 def _discover(transformer: Transformer, blocks: Sequence[int]) -> None:
-    model, known = transformer.model, _HEADS[transformer]
+    model, known = transformer.model, _HEADS.of(transformer, dict)
     if model.main_input_name == "pixel_values":
         reason = (
             f"{transformer.identity.name} reads images, so no text of one token shows its heads"

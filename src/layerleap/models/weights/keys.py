@@ -14,13 +14,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from layerleap.errors import ModelRefused
+from layerleap.models.changes import Known
 from layerleap.models.discovery.compare import is_same, rounding, row_gap
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.trace import Call, trace
@@ -64,13 +64,13 @@ def _product(transformer: Transformer, rows: Rows, x: Tensor) -> Tensor:
     return product if bias is None else product + bias
 
 
-_KEYS: "WeakKeyDictionary[Transformer, dict[int, Keys | str]]" = WeakKeyDictionary()
+_KEYS: Known[dict[int, Keys | str]] = Known()
 
 
 def ffn_keys(transformer: Transformer, block: int) -> Keys:
     """The keys of block `block` (1 to n_layers), discovered and verified once."""
     feed_forward(transformer, block)  # its reasons come first
-    known = _KEYS.setdefault(transformer, {})
+    known = _KEYS.of(transformer, dict)
     if block not in known:
         try:
             known[block] = _discover(transformer, block)

@@ -16,12 +16,12 @@ asked for, so that loading a model does not take longer. A mixture of experts ha
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
+from layerleap.models.changes import Known
 from layerleap.models.discovery.compare import ROUNDING, is_same, rounding, row_gap
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.sites import Anatomy, Site
@@ -110,13 +110,13 @@ class FeedForward:
         return value - value.mean(-1, keepdim=True) if self.centres else value
 
 
-_FFNS: "WeakKeyDictionary[Transformer, dict[int, FeedForward | str]]" = WeakKeyDictionary()
+_FFNS: Known[dict[int, FeedForward | str]] = Known()
 
 
 def feed_forward(transformer: Transformer, block: int) -> FeedForward:
     """The neurons of block `block` (1 to n_layers), discovered and verified once."""
     check_block(transformer, block)
-    known = _FFNS.setdefault(transformer, {})
+    known = _FFNS.of(transformer, dict)
     if block not in known:
         _discover(transformer, [block], within=transformer.blocks[block - 1])
     ffn = known[block]
@@ -127,7 +127,7 @@ def feed_forward(transformer: Transformer, block: int) -> FeedForward:
 
 def feed_forwards(transformer: Transformer) -> dict[int, FeedForward | str]:
     """The neurons of every block, or why it has none; one pass verifies them all."""
-    known = _FFNS.setdefault(transformer, {})
+    known = _FFNS.of(transformer, dict)
     blocks = range(1, transformer.n_layers + 1)
     if missing := [block for block in blocks if block not in known]:
         _discover(transformer, missing)
@@ -140,10 +140,10 @@ def _discover(transformer: Transformer, blocks: Sequence[int], within: str = "")
         calls, _ = trace(transformer.model, inputs, within=within)
         for block in blocks:
             try:
-                _FFNS[transformer][block] = _find(transformer, block, calls)
+                _FFNS.of(transformer, dict)[block] = _find(transformer, block, calls)
             except ModelRefused as error:
                 # Not the error: its traceback would keep the model alive.
-                _FFNS[transformer][block] = str(error)
+                _FFNS.of(transformer, dict)[block] = str(error)
 
 
 def _find(transformer: Transformer, block: int, traced: Sequence[Call]) -> FeedForward:

@@ -144,15 +144,21 @@ class ConceptIndex:
         name = transformer.identity.name
         if own and not file.is_file():
             raise BadArtifact(f"there is no index of {name} yet; run: layerleap index {name}")
-        found = IndexFile(file)
-        of = found.about["model"]
-        if of["fingerprint"] != transformer.identity.fingerprint:
+        index = cls(transformer, IndexFile(file))
+        index.check_model()
+        return index
+
+    def check_model(self) -> None:
+        """Raise `WrongModel` unless the index is of exactly the weights that the model has now."""
+        self.transformer.refresh()
+        of, own = self.file.about["model"], self.transformer.identity
+        if of["fingerprint"] != own.fingerprint:
+            since = ", changed since it was loaded" if self.transformer.is_changed else ""
             raise WrongModel(
-                f"{file} is an index of other weights ({of['name']}, fingerprint "
-                f"{of['fingerprint'][:8]}) than those of {name} "
-                f"({transformer.identity.fingerprint[:8]}); build one with: layerleap index {name}"
+                f"{self.path} is an index of other weights ({of['name']}, fingerprint "
+                f"{of['fingerprint'][:8]}) than those of {own.name} "
+                f"({own.fingerprint[:8]}{since}); build one with: layerleap index {own.name}"
             )
-        return cls(transformer, found)
 
     @property
     def path(self) -> Path:
@@ -186,11 +192,13 @@ class ConceptIndex:
         self, query: str, *, top: int = 20, side: SearchSide = "both", space: Space = "any"
     ) -> Matches:
         """The vectors that match words best; see `layerleap.read.vocabulary.search`."""
+        self.check_model()
         return search(self.file, query, top=top, side=side, space=space)
 
     @checked
     def vector(self, block: int, neuron: int) -> Vector:
         """What is known about one value vector."""
+        self.check_model()
         number = self.file.vector(block, neuron)
         with self.file.reading() as connection:
             ends = ends_of(connection, number)

@@ -192,6 +192,7 @@ class Neurons:
     """The neurons of a model's FFNs, and what they do on a text."""
 
     def __init__(self, transformer: Transformer, bank: ShortcutBank | None = None) -> None:
+        transformer.refresh()
         self.transformer, self.lens = transformer, Lens(transformer, bank)
 
     def __repr__(self) -> str:

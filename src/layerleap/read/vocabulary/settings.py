@@ -44,6 +44,7 @@ class IndexSettings:
 
 def default_path(transformer: "Transformer", settings: IndexSettings) -> Path:
     """The file in the cache for these weights and settings."""
+    transformer.refresh()
     key = json.dumps(settings.to_dict(transformer), sort_keys=True)
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]
     return cache_root() / "indexes" / f"{transformer.identity.fingerprint}-{digest}.sqlite"

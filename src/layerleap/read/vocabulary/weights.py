@@ -110,6 +110,14 @@ class Weights:
 
     def __init__(self, space: Space) -> None:
         self.space, self.transformer = space, space.transformer
+        self._identity = self.transformer.identity
+
+    def _refresh(self) -> None:
+        """Make the space anew if the weights were changed."""
+        self.transformer.refresh()
+        if self._identity != self.transformer.identity:
+            self._identity = self.transformer.identity
+            self.space = Space.of(self.transformer, self.space.norms, self.space.inverse)
 
     def __repr__(self) -> str:
         return f"Weights({self.transformer.identity.name}: {self.space.words()})"
@@ -122,6 +130,7 @@ class Weights:
             name: of the parameter. A neuron has one key, or two in a gated FFN, and a value.
             top: tokens per end.
         """
+        self._refresh()
         if top < 1:
             raise BadSettings(f"top is {top}; expected 1 or more")
         address = parse_address(name)
@@ -169,6 +178,7 @@ class Weights:
             largest: "value", "negative" for the lowest scores, or "magnitude" for both.
             progress: a callable, or whether to show a bar.
         """
+        self._refresh()
         address = parse_address(head)
         check_block(self.transformer, address.block)
         if not address.is_head:
@@ -204,6 +214,7 @@ class Weights:
             seed: of the sample.
             progress: a callable, or whether to show a bar.
         """
+        self._refresh()
         with reporting(progress) as report:
             return head_table(
                 self.space, k=k, sample=sample, tokens=tokens, blocks=blocks, centred=centred,

@@ -1,0 +1,121 @@
+"""Have the weights of a model changed? A mark of them that takes milliseconds.
+
+In: a model. Out: a value that differs from an earlier one if the weights changed since.
+
+`Transformer.refresh` compares marks before anything fitted is applied, and makes the identity anew
+if they differ. A mark holds where each weight is, how often PyTorch saw it change in place, a few
+of its values, and which adapters are on. Writing to `.data` is not counted by PyTorch, so it shows
+only in the sampled values: one that changes a few entries can go unnoticed. The fingerprint of the
+identity sees every value.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+if TYPE_CHECKING:
+    from layerleap.models.transformer import Transformer
+
+T = TypeVar("T")
+SAMPLES = 16  # values of each weight
+PLAIN = (Tensor, nn.Parameter)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The weights of a model at one time; equal if they did not change and were not moved."""
+
+    tensors: tuple[tuple[Any, ...], ...]
+    samples: bytes
+    adapters: tuple[Any, ...]
+
+
+@torch.no_grad()
+def mark(model: nn.Module) -> Mark:
+    """The mark of the weights that the model has now."""
+    tensors, samples = [], []
+    for name, weight in _weights(model):
+        version = None if weight.is_inference() else weight._version
+        place = None if weight.is_meta else weight.data_ptr()
+        tensors.append((name, weight.shape, weight.dtype, weight.device, place, version))
+        if not weight.is_meta:
+            samples.append(_sample(weight))
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for sample in samples:
+        by_device.setdefault(sample.device, []).append(sample)
+    values = b"".join(torch.cat(some).cpu().numpy().tobytes() for some in by_device.values())
+    return Mark(tuple(tensors), values, adapters(model))
+
+
+def adapters(model: nn.Module) -> tuple[Any, ...]:
+    """Which adapters are on, merged and how strong, by module; empty for a model without any.
+
+    Modules with adapters, such as those of PEFT, switch between them without changing a weight.
+    """
+    found: list[Any] = []
+    kinds = {type(module) for module in model.modules()}
+    switching = tuple(kind for kind in kinds if hasattr(kind, "active_adapters"))
+    for path, module in model.named_modules() if switching else ():
+        active = module.active_adapters if isinstance(module, switching) else None
+        if isinstance(active, list | tuple | str):
+            names = ("disable_adapters", "merged_adapters", "scaling")
+            state = [(name, str(getattr(module, name, None))) for name in names]
+            found.append((path, str(active), *state))
+    return tuple(found)
+
+
+class Known(Generic[T]):
+    """What was found out about wrapped models, forgotten once `refresh` gave them a new identity.
+
+    Adapters and casts change more than numbers: a matrix that gave a module's output may no longer.
+    """
+
+    def __init__(self) -> None:
+        self._kept: WeakKeyDictionary[Transformer, tuple[Any, T]] = WeakKeyDictionary()
+
+    def of(self, transformer: "Transformer", find: Callable[[], T]) -> T:
+        """What is kept for this model; found now, if it is not known or the identity changed."""
+        kept = self._kept.get(transformer)
+        if kept is None or kept[0] != transformer.identity:
+            kept = self._kept[transformer] = transformer.identity, find()
+        return kept[1]
+
+
+def plain_tensors(weight: Tensor) -> Iterator[Tensor]:
+    """The weight itself, or the tensors that a subclass keeps, such as integers and scales."""
+    if type(weight) not in PLAIN and is_traceable_wrapper_subclass(weight):
+        names, _ = weight.__tensor_flatten__()
+        for name in names:
+            yield from plain_tensors(getattr(weight, name))
+    else:
+        yield weight
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[int, Tensor]]:
+    """Everything that is saved with the model, numbered in order."""
+    number = 0
+    for module in model.modules():
+        weights: list[Tensor | None] = [*module._parameters.values()]
+        if module._buffers:
+            unsaved = module._non_persistent_buffers_set
+            weights += [value for name, value in module._buffers.items() if name not in unsaved]
+        for weight in weights:
+            if weight is not None:
+                for tensor in plain_tensors(weight):
+                    yield number, tensor
+                    number += 1
+
+
+def _sample(weight: Tensor) -> Tensor:
+    if weight.is_contiguous():
+        flat = weight.view(-1)
+        values = flat[:: max(1, flat.numel() // SAMPLES) | 1]  # odd, to meet many columns
+    else:
+        values = weight[tuple(slice(None, None, max(1, size // 8)) for size in weight.shape)]
+        values = values.reshape(-1)
+    return values if values.dtype == torch.float32 else values.to(torch.float32)
