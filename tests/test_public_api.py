@@ -41,13 +41,17 @@ bank: ll.ShortcutBank = ll.fit(model, "wikipedia", n_texts=10)
 readings: ll.Readings = ll.read(model, "Hello", bank=bank)
 scores: ll.Evaluation = ll.evaluate(model, bank, "news")
 text: ll.Generation = ll.generate(model, "Hello", rule=ll.exits.Similarity(0.98))
+chat = [{"role": "user", "content": "Hello"}]
+texts: list[ll.Generation] = ll.generate(model, ["Hello", "Goodbye"], edits=["L24.N80=-14"])
+layers: list[ll.Readings] = ll.read(model, [chat, chat])
+text = ll.generate(model, chat, edits=[ll.edits.ZeroNeuron(1, 1)])
 result: ll.StudyResult = ll.studies.saturation(model, quick=True)
 answer: ll.Suitability = ll.suitability(model)
 """
     assert checked(tmp_path, right) == ""
     wrong = right + 'bank = ll.load("smollm2")\nll.read(model, "Hello", banks=bank)\nll.reed\n'
     said = checked(tmp_path, wrong)
-    assert said.count(": error:") == 3, said
+    assert len({line.split(": ")[0] for line in said.splitlines() if ": error:" in line}) == 3, said
     assert "Incompatible types in assignment" in said
     assert 'Unexpected keyword argument "banks"' in said
     assert '"reed"' in said

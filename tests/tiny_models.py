@@ -3,7 +3,7 @@
 from typing import Any
 
 from families import build
-from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
@@ -42,6 +42,18 @@ def tiny(name: str = "llama", *, seed: int = 0, side: str = "right", **changes: 
     model = build(name, seed, **changes)
     kind = "masked-token" if "Masked" in type(model).__name__ else "next-token"
     return Transformer.wrap(model, tokenizer(kind, side=side), name=f"tiny-{name}")
+
+
+def spelling() -> Transformer:
+    """A wrapped random model that reads and writes letters, each one token."""
+    letters = [*"<>\u0120abcdefghijklmnopqrstuvwxyz_"]
+    backend = Tokenizer(token_models.BPE({one: number for number, one in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    own = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<", eos_token=">")
+    model = build("llama", 0, vocab_size=len(letters))
+    model.generation_config.eos_token_id = None
+    return Transformer.wrap(model, own, name="spelling")
 
 
 def sentences(n: int, seed: int = 0) -> list[str]:

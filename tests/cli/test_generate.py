@@ -4,7 +4,7 @@ import json
 
 import pytest
 from contract_bank import bank_of
-from tiny_models import tiny
+from tiny_models import spelling, tiny
 from typer.testing import CliRunner
 
 import layerleap
@@ -49,6 +49,16 @@ def test_early_exit_colours_tokens_and_prints_the_agreement(folders, tmp_path):
     assert "agreement" in result.output
     assert "2.2 of 4 layers per token" in result.output  # the first token waits for the prompt
     assert page.read_text().count("layer 2 of 4") == 8
+
+
+def test_generation_stops_at_strings(tmp_path):
+    made = spelling()
+    made.model.save_pretrained(tmp_path)
+    made.tokenizer.save_pretrained(tmp_path)
+    options = (tmp_path, "abc", "--no-bank", "-n", 12, "--json")
+    whole = json.loads(run(*options).stdout)["continuation"]
+    stopped = json.loads(run(*options, "--stop", "000", "--stop", whole[5:7]).stdout)
+    assert stopped["continuation"] == whole[: whole.index(whole[5:7]) + 2]
 
 
 def test_a_plan_file_has_rule_layers_and_bank(folders, tmp_path):

@@ -235,7 +235,8 @@ def test_edits_are_checked_before_any_of_them_acts():
         (ReplaceAttention("average"), "'average' is not callable"),
         (parts_replaced("llama", ["heads"], 0), "unknown kind of parts 'heads'"),
         (parts_replaced("llama", ["ffn"], 4), "layer 4 does not exist"),
-        ("ZeroNeuron", "'ZeroNeuron' is not an edit"),
+        ("ZeroNeuron", "cannot read the edit 'ZeroNeuron'"),
+        (7, "7 is not an edit"),
     ):
         with pytest.raises(BadSettings, match=message), model.edit(good, bad):
             pass

@@ -48,8 +48,8 @@ def generate(prompt: Any = "the cat", **options: Any) -> object:
 
 
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
-    "a number for a text": (lambda: read(5), "text is 5; expected"),
-    "nothing for a text": (lambda: read(None), "text is None; expected"),
+    "a number for a text": (lambda: read(5), "cannot read 5; expected a text"),
+    "nothing for a text": (lambda: read(None), "cannot read None; expected a text"),
     "an empty text": (lambda: read(""), "the text is empty"),
     "a name for a model": (lambda: read(by="smollm2"), "'smollm2'; expected a model from ll.load"),
     "a bare model": (lambda: read(by=model().model), "a LlamaForCausalLM; expected a model from"),
@@ -70,7 +70,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "a sentence as the name of a text": (lambda: fit("The cat sat on."), "no file or folder"),
     "a number as a text to fit on": (lambda: fit(3), "cannot be read from a int"),
     "a record as a text": (lambda: fit({"text": "the cat"}), "cannot be read from a dict"),
-    "records as texts": (lambda: fit([{"text": "the cat"}]), "item 1 has type dict"),
+    "records without the field": (lambda: fit([{"body": "the cat"}]), "has no field 'text'"),
     "no texts": (lambda: fit(n_texts=0), "n_texts 0 leaves nothing to fit on"),
     "texts as a string": (lambda: fit(n_texts="5"), "n_texts is '5'; expected a whole number"),
     "a sampling that is none": (lambda: ll.fit(model(), TEXTS, "document"), "expected a Sampling"),
@@ -82,7 +82,6 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "no bank": (lambda: ll.evaluate(model(), None, TEXTS), "bank is None; expected a ShortcutBank"),
     "no texts to evaluate": (lambda: ll.evaluate(model(), bank(), TEXTS, n_texts=0), "n_texts is"),
     "an empty prompt": (lambda: generate(""), "the prompt is empty"),
-    "several prompts": (lambda: generate(["the", "a"]), "expected a string"),
     "no new token": (lambda: generate(max_new_tokens=0), "max_new_tokens is 0"),
     "a rule by name": (lambda: generate(rule="patience"), "rule is 'patience'; expected an exit"),
     "a typo in an option": (lambda: generate(max_tokens=3), "refuses its options.*max_tokens"),

@@ -1,6 +1,6 @@
 """What a model is given, as arguments of its forward pass.
 
-In: a text, several texts, pairs of texts, token ids, a tensor, or a batch of a tokenizer.
+In: prompts (see `models.prompts`), a tensor, or a batch of a tokenizer or processor.
 Out: keyword arguments of the forward pass; and padding moved to the right, where no family's
 positions can be wrong.
 """
@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, first_line
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.discovery.tail import LAST
+from layerleap.models.prompts import as_pair, encode_all, encode_pair, numbered, several
 
 if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
@@ -32,18 +34,18 @@ def as_inputs(transformer: "Transformer", given: Any) -> dict[str, Any]:
 
     Args:
         transformer: the model; its tokenizer reads texts.
-        given: a text or several; token ids of one text or of several; for an encoder-decoder, a
+        given: a prompt or several, as text, chat messages or token ids; for an encoder-decoder, a
             pair (source, target) or several; a tensor of token ids, pixels or sound features; or
             the arguments themselves, as a tokenizer or processor returns them.
     """
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping) and "role" not in given:
         is_list = isinstance(given.get("input_ids"), list)  # without return_tensors
         if is_list and not transformer.model.config.is_encoder_decoder:
             return padded(transformer, several(transformer, given) or [])
         return dict(given)
-    if isinstance(given, Tensor):
-        return _from_tensor(transformer, given)
-    return _from_texts(transformer, given)
+    if isinstance(given, Tensor | np.ndarray):
+        return _from_tensor(transformer, torch.as_tensor(given))
+    return _from_prompts(transformer, given)
 
 
 def run(transformer: "Transformer", arguments: Mapping[str, Any]) -> Any:
@@ -75,105 +77,19 @@ def _from_tensor(transformer: "Transformer", given: Tensor) -> dict[str, Any]:
     )
 
 
-def _from_texts(transformer: "Transformer", given: Any) -> dict[str, Any]:
-    if isinstance(given, str) or _is_ids(given):
-        given = [given]
-    is_pair = transformer.model.config.is_encoder_decoder
-    if is_pair and isinstance(given, tuple) and len(given) == 2:
-        given = [given]
-    if not isinstance(given, Sequence) or not given:
-        raise BadSettings(
-            f"cannot read {given!r:.60}; expected a text, token ids, a tensor, several of these, "
-            "or a tokenizer's batch"
-        )
-    if not is_pair:
-        return padded(transformer, [encode(transformer, text) for text in given])
-    pairs = [encode_pair(transformer, *as_pair(transformer, one)) for one in given]
+def _from_prompts(transformer: "Transformer", given: Any) -> dict[str, Any]:
+    prompts = several(transformer, given) or [given]
+    if not transformer.model.config.is_encoder_decoder:
+        return padded(transformer, encode_all(transformer, prompts))
+    pairs = []
+    for number, prompt in enumerate(prompts, 1):
+        with numbered(number, len(prompts)):
+            pairs.append(encode_pair(transformer, *as_pair(transformer, prompt)))
     sources, targets = zip(*pairs, strict=True)
     return {
         **padded(transformer, sources),
         **{f"decoder_{name}": value for name, value in padded(transformer, targets).items()},
     }
-
-
-def as_pair(transformer: "Transformer", given: Any) -> tuple[Any, Any]:
-    """`given`, if it is a pair of texts; a list of two would be two texts."""
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise BadSettings(
-            f"{transformer.identity.name} is an encoder-decoder; expected a tuple (source, target) "
-            f"of texts, got {given!r:.60}"
-        )
-    return given
-
-
-def several(transformer: "Transformer", given: Any) -> list[Any] | None:
-    """The texts in `given`, if it holds several, or a batch of them; None if it is one text."""
-    if transformer.model.config.is_encoder_decoder and isinstance(given, tuple):
-        return None  # a pair (source, target) is one text
-    if isinstance(given, Mapping):
-        if given.get("input_ids") is None:
-            raise BadText(f"got {', '.join(map(str, given))}; expected input_ids among them")
-        texts = _lists(given["input_ids"])
-        mask = given.get("attention_mask")
-        masks = [[1] * len(text) for text in texts] if mask is None else _lists(mask)
-        pairs = zip(texts, masks, strict=True)
-        return [[id_ for id_, real in zip(*pair, strict=True) if real] for pair in pairs]
-    if isinstance(given, Tensor):
-        return None if given.dim() < 2 else list(given)
-    is_one = isinstance(given, str) or not isinstance(given, Sequence) or _is_ids(given)
-    return None if is_one or not given else list(given)
-
-
-def _lists(values: Any) -> list[list[int]]:
-    """Values of one text or of several, as lists of several."""
-    rows = values.tolist() if isinstance(values, Tensor) else list(values)
-    return [rows] if _is_ids(rows) else rows
-
-
-def _is_ids(given: Any) -> bool:
-    is_list = isinstance(given, list | tuple) and bool(given)
-    return is_list and all(isinstance(token, int) for token in given)
-
-
-def encode(transformer: "Transformer", text: str | Sequence[int]) -> list[int]:
-    """The token ids of one text, or the ids themselves, checked against the vocabulary."""
-    if isinstance(text, str):
-        _require_characters(text)
-        # Not the special tokens alone.
-        text = transformer.need_tokenizer()(text)["input_ids"] if text else []
-    elif isinstance(text, Tensor):
-        text = text.tolist()
-    try:
-        ids = [int(token) for token in text]
-    except (TypeError, ValueError) as error:
-        raise BadText(f"cannot read {text!r:.60}; expected a text or token ids") from error
-    if not ids:
-        raise BadText("the text is empty; expected at least one token")
-    known = vocabulary_size(transformer.model)
-    if not all(0 <= token < known for token in ids):
-        raise BadText(f"a token id is out of range; this model knows 0 to {known - 1}")
-    return ids
-
-
-def encode_pair(
-    transformer: "Transformer", source: str | Sequence[int], target: str | Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Token ids of the encoder and of the decoder, which starts with the model's start token.
-
-    The decoder's last token is left out: what follows it is the end of the text.
-    """
-    if isinstance(target, str):
-        _require_characters(target)
-        target = transformer.need_tokenizer()(text_target=target)["input_ids"] if target else []
-    config = transformer.model.config
-    start = getattr(config, "decoder_start_token_id", None)
-    start = config.bos_token_id if start is None else start
-    if start is None:
-        raise BadSettings(
-            f"the configuration of {transformer.identity.name} names no decoder_start_token_id; "
-            "give input_ids and decoder_input_ids"
-        )
-    return encode(transformer, source), [int(start), *encode(transformer, target)[:-1]]
 
 
 def padded(transformer: "Transformer", texts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
@@ -208,17 +124,6 @@ def padding_id(transformer: "Transformer") -> int:
     # Some have a padding token for which the model has no embedding.
     known = (id_ for id_ in (own, theirs) if id_ is not None)
     return next((id_ for id_ in known if 0 <= id_ < vocabulary_size(transformer.model)), 0)
-
-
-def _require_characters(text: str) -> None:
-    """Refuse half a surrogate pair, which no tokenizer accepts."""
-    try:
-        text.encode("utf8")
-    except UnicodeEncodeError as error:
-        raise BadText(
-            f"character {error.start} of the text is half a surrogate pair "
-            f"(U+{ord(text[error.start]):04X}), from wrongly decoded bytes; give valid Unicode"
-        ) from error
 
 
 @dataclass(frozen=True, eq=False)

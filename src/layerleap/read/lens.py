@@ -16,16 +16,26 @@ from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.maps.linear import IdentityMap, LinearMap
-from layerleap.models.inputs import as_pair, encode, encode_pair, several, without_padding
+from layerleap.models.inputs import without_padding
+from layerleap.models.prompts import (
+    OnePrompt,
+    Prompts,
+    as_pair,
+    encode,
+    encode_pair,
+    numbered,
+    several,
+)
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
 from layerleap.read.metrics import Comparison, Reference
 from layerleap.read.readings import Readings, Track
 from layerleap.read.top import top_k
+from layerleap.several import Several
 from layerleap.stream.examples import (
-    Batch,
     Example,
     collate,
+    iter_batches,
     longest_input,
     reads_pairs,
     require_text,
@@ -34,6 +44,8 @@ from layerleap.stream.examples import (
 if TYPE_CHECKING:
     from layerleap.read.strip import Strip
 
+Batched = Prompts | Mapping[str, Any]  # several prompts, or a tokenizer's batch
+PASS_TOKENS = 4096  # padded tokens of several texts that share a pass
 ENTRIES = 2**23  # logits held at a time: 32 MB in float32
 
 
@@ -78,31 +90,23 @@ class Lens:
         return self.transformer.logits(self.map(layer)(h))
 
     @overload
-    def read(  # type: ignore[overload-overlap]  # a string is a sequence of strings, too
-        self,
-        text: str | Sequence[int] | Tensor,
-        *,
-        positions: Sequence[int] | None = None,
-        top_k: int = 5,
+    def read(
+        self, text: OnePrompt, *, positions: Sequence[int] | None = None, top_k: int = 5
     ) -> Readings: ...
 
     @overload
     def read(
-        self,
-        text: Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any],
-        *,
-        positions: Sequence[int] | None = None,
-        top_k: int = 5,
-    ) -> list[Readings]: ...
+        self, text: Batched, *, positions: Sequence[int] | None = None, top_k: int = 5
+    ) -> Several[Readings]: ...
 
     def read(
         self, text: Any, *, positions: Sequence[int] | None = None, top_k: int = 5
-    ) -> Readings | list[Readings]:
-        """Every layer's reading of `text`, through this lens and through the logit lens.
+    ) -> Readings | Several[Readings]:
+        """Every layer's reading of a prompt, through this lens and through the logit lens.
 
         Args:
-            text: a string or token ids. For masked models it should contain the mask token.
-                Several texts, or a tokenizer's batch, give a list of readings. For an
+            text: a text, chat messages or token ids. For masked models it should contain the mask
+                token. Several of them, or a tokenizer's batch, give as many readings. For an
                 encoder-decoder, a tuple (source, target): the target is read.
             positions: which tokens to read; negative ones count from the end. By default all, or
                 only the masked ones if there are any.
@@ -110,16 +114,16 @@ class Lens:
         texts = several(self.transformer, text)
         if texts is None:
             return self.read_batch([text], positions=positions, top_k=top_k)[0]
-        return self.read_batch(texts, positions=positions, top_k=top_k)
+        return Several(self.read_batch(texts, positions=positions, top_k=top_k))
 
     def read_batch(
         self,
-        texts: Sequence[str | Sequence[int]],
+        texts: Sequence[Any],
         *,
         positions: Sequence[int] | None = None,
         top_k: int = 5,
     ) -> list[Readings]:
-        """Readings of several texts from one forward pass; each is the same as if read alone."""
+        """Readings of several texts in shared passes; each is the same as if read alone."""
         if self.transformer.kind.endswith("-class"):  # often fewer classes than the default
             top_k = min(top_k, self.transformer.d_vocab)
         if not 1 <= top_k <= self.transformer.d_vocab:
@@ -127,24 +131,27 @@ class Lens:
                 f"top_k {top_k} is out of range; expected 1 to {self.transformer.d_vocab}"
             )
         self.check_model()
-        encoded, chosen, batch = self._batch(texts, positions)
-        states = self.transformer.capture(batch.inputs, keep=batch.keep).states
-        tracks = {name: track(lens, states, top_k) for name, lens in self._lenses().items()}
-        readings = []
-        for number, (ids, keep) in enumerate(zip(encoded, chosen, strict=True)):
-            rows = batch.documents == number
-            own = {name: value.rows(rows) for name, value in tracks.items()}
-            name = self.transformer.output_name
-            readings.append(Readings(self._tokens(ids), keep, self.transformer.n_layers, own, name))
-        return readings
+        encoded, chosen, examples = self._examples(texts, positions)
+        last, name = self.transformer.n_layers, self.transformer.output_name
+        readings = {}
+        for batch in iter_batches(self.transformer, examples, tokens_per_batch=PASS_TOKENS):
+            states = self.transformer.capture(batch.inputs, keep=batch.keep).states
+            tracks = {key: track(lens, states, top_k) for key, lens in self._lenses().items()}
+            for number in batch.documents.unique().tolist():
+                rows = batch.documents == number
+                own = {key: value.rows(rows) for key, value in tracks.items()}
+                tokens = self._tokens(encoded[number])
+                readings[number] = Readings(tokens, chosen[number], last, own, name)
+        return [readings[number] for number in range(len(texts))]
 
     def saturation(
-        self, text: str | Sequence[int], *, positions: Sequence[int] | None = None, k: int = 5
+        self, text: OnePrompt, *, positions: Sequence[int] | None = None, k: int = 5
     ) -> "Strip":
         """The saturation layer of each of the top k tokens at every position.
 
         Args:
-            text: a string or token ids. For masked models it should contain the mask token.
+            text: a text, chat messages or token ids. For masked models it should contain the mask
+                token.
             positions: which tokens to read, as in `read`.
         """
         from layerleap.read.saturation import saturate  # imported here: both import this module
@@ -153,7 +160,8 @@ class Lens:
         if self.transformer.kind.endswith("-class"):
             k = min(k, self.transformer.d_vocab)
         self.check_model()
-        encoded, chosen, batch = self._batch([text], positions)
+        encoded, chosen, examples = self._examples([text], positions)
+        batch = collate(self.transformer, examples)
         tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
         tokens, last = self._tokens(encoded[0]), self.transformer.n_layers
         return Strip(tokens, chosen[0], last, k, tracks, self.transformer.output_name)
@@ -162,28 +170,31 @@ class Lens:
         """The logit lens, and this lens if it has a bank."""
         return {"id": Lens(self.transformer)} | ({self.name: self} if self.bank is not None else {})
 
-    def _batch(
-        self, texts: Sequence[str | Sequence[int]], positions: Sequence[int] | None
-    ) -> tuple[list[list[int]], list[list[int]], Batch]:
-        """The token ids of each text, the positions to read in each, and both as one batch."""
+    def _examples(
+        self, texts: Sequence[Any], positions: Sequence[int] | None
+    ) -> tuple[list[list[int]], list[list[int]], list[Example]]:
+        """The token ids of each text, the positions to read in each, and both as examples."""
         self._require_texts()
         if not texts:
             raise BadText("no text to read; expected at least one")
-        sources, encoded = zip(*(self._encode(text) for text in texts), strict=True)
-        chosen = [self._positions(ids, positions) for ids in encoded]
-        examples = [
-            Example(n, tuple(ids), tuple(keep), source=tuple(source))
-            for n, (source, ids, keep) in enumerate(zip(sources, encoded, chosen, strict=True))
-        ]
-        return list(encoded), chosen, collate(self.transformer, examples)
+        encoded: list[list[int]] = []
+        chosen: list[list[int]] = []
+        examples = []
+        for n, text in enumerate(texts):
+            with numbered(n + 1, len(texts)):
+                source, ids = self._encode(text)
+                encoded.append(ids)
+                chosen.append(self._positions(ids, positions))
+            examples.append(Example(n, tuple(ids), tuple(chosen[n]), source=tuple(source)))
+        return encoded, chosen, examples
 
-    def last_position(self, text: str | Sequence[int]) -> int:
+    def last_position(self, text: OnePrompt) -> int:
         """The last position that `read` reads by default: the last token, or the last mask."""
         self._require_texts()
         return self._positions(self._encode(text)[1], None)[-1]
 
-    def encode(self, text: str | Sequence[int]) -> list[int]:
-        """The token ids of one text that this model can read."""
+    def encode(self, text: OnePrompt) -> list[int]:
+        """The token ids of one prompt that this model can read."""
         self._require_texts()
         return self._encode(text)[1]
 
@@ -254,24 +265,53 @@ def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
     return Track(*(torch.cat(kind, dim=1) for kind in zip(*parts, strict=True)))
 
 
-@checked
+@overload
 def read_text(
     transformer: Transformer,
-    text: str,
+    text: OnePrompt,
     *,
     bank: ShortcutBank | str | Path | None = "default",
     positions: Sequence[int] | None = None,
     top_k: int = 5,
     tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
-) -> Readings:
+) -> Readings: ...
+
+
+@overload
+def read_text(
+    transformer: Transformer,
+    text: Batched,
+    *,
+    bank: ShortcutBank | str | Path | None = "default",
+    positions: Sequence[int] | None = None,
+    top_k: int = 5,
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress | bool = True,
+) -> Several[Readings]: ...
+
+
+@checked
+def read_text(
+    transformer: Transformer,
+    text: Any,
+    *,
+    bank: ShortcutBank | str | Path | None = "default",
+    positions: Sequence[int] | None = None,
+    top_k: int = 5,
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress | bool = True,
+) -> Readings | Several[Readings]:
     """What every layer would say at every position of a text: logit lens and shortcuts.
 
         readings = ll.read(model, "The capital of France is")
         readings.to_pandas()
+        ll.read(model, ["One prompt", "Another one"])[1]
+        ll.read(model, [{"role": "user", "content": "Name a colour."}])  # a chat
 
     Args:
-        text: what to read; for a masked model, with its mask token.
+        text: what to read: a text (for a masked model, with its mask token), chat messages or
+            token ids. Several of them, or a tokenizer's batch, give as many readings.
         bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
             cache, fitted on first use; None reads through the logit lens alone.
         positions: which tokens to read, negative from the end; all of them when None.

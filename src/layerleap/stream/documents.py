@@ -1,6 +1,7 @@
 """Any source of text as a stream of named documents.
 
-In: a bundled name, a file, a folder, "-", the name of a data set, or an iterable of strings.
+In: a bundled name, a file, a folder, "-", the name of a data set, or any iterable of strings or of
+records (dictionaries), such as a `datasets.Dataset` or `IterableDataset`.
 Out: `Document`s, one at a time, so that only one is in memory.
 A plain text file has no documents of its own: each paragraph (or line, if there are no blank
 lines) counts as one, so the file ends up on both sides of the split into fitting and testing.
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from layerleap.errors import BadText
 from layerleap.files import files_under
@@ -47,24 +48,22 @@ class Document:
 
 
 def iter_documents(
-    source: str | Path | Iterable[str], *, field: str = "text"
+    source: str | Path | Iterable[str | Mapping[str, Any]], *, field: str = "text"
 ) -> Iterator[Document]:
     """The documents of `source`; a missing file or folder is an error right away.
 
     Args:
         source: "wikipedia", "news" or "enwik8"; a .txt, .md, .jsonl or .parquet file (or .gz of
             one); a folder of them; "-" for standard input; a data set as "org/name:config:split";
-            or strings. Paragraphs of a plain text file count as documents; a record is one
-            document. A bundled name wins over a file of that name: write ./news for the file.
+            or an iterable of strings or of records. Paragraphs of a plain text file count as
+            documents; a record is one document. A bundled name wins over a file of that name:
+            write ./news for the file. An iterator is used up by the first pass over it.
         field: the column or key with the text in records.
     """
-    if isinstance(source, Mapping) or not isinstance(source, str | Path | Iterable):
-        raise BadText(
-            f"a text cannot be read from a {type(source).__name__}; expected a name, a file, a "
-            "folder or a list of strings"
-        )
     if not isinstance(source, str | Path):
-        return _not_empty(_from_strings(source), "the list of strings")
+        _require_items(source)
+        once = " (which can be read only once)" if isinstance(source, Iterator) else ""
+        return _not_empty(_from_items(source, field), f"the {type(source).__name__}{once}")
     label = str(source)
     if label == "-":
         return _not_empty(_from_plain(sys.stdin.buffer, "stdin"), "standard input")
@@ -90,12 +89,37 @@ def _not_empty(documents: Iterator[Document], label: str) -> Iterator[Document]:
         raise BadText(f"{label} contains no text; expected at least one non-empty document")
 
 
-def _from_strings(strings: Iterable[str]) -> Iterator[Document]:
-    for number, text in enumerate(strings, start=1):
-        if not isinstance(text, str):
-            raise BadText(f"item {number} has type {type(text).__name__}; expected a string")
-        if text.strip():
-            yield Document(f"text#{number}", text.strip())
+def _require_items(source: object) -> None:
+    """Refuse what does not give strings or records one by one."""
+    kind = type(source).__name__
+    if isinstance(source, Mapping):
+        names = ", ".join(map(repr, source))
+        raise BadText(
+            f"a text cannot be read from a {kind} as a whole; choose one of its parts ({names})"
+        )
+    if hasattr(source, "columns"):  # the names of its columns are not a text
+        raise BadText(
+            f"a {kind} is read column by column; give the column of the text, or its rows as "
+            "dictionaries: frame.to_dict('records')"
+        )
+    if not isinstance(source, Iterable):
+        raise BadText(
+            f"a text cannot be read from a {kind}; expected a name, a file, a folder, or an "
+            "iterable of strings or dictionaries"
+        )
+
+
+def _from_items(items: Iterable[Any], field: str) -> Iterator[Document]:
+    for number, item in enumerate(items, start=1):
+        name = f"text#{number}"
+        if isinstance(item, Mapping):
+            yield from _from_record(Record(dict(item), f"item {number}", name), field)
+        elif not isinstance(item, str):
+            raise BadText(
+                f"item {number} has type {type(item).__name__}; expected a string or a dictionary"
+            )
+        elif item.strip():
+            yield Document(name, item.strip())
 
 
 def _from_bundled(path: Path) -> Iterator[Document]:

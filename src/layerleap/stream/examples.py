@@ -21,7 +21,8 @@ from torch import Tensor
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.models.discovery.probe import prepare
-from layerleap.models.inputs import encode_pair, padded, without_padding
+from layerleap.models.inputs import padded, without_padding
+from layerleap.models.prompts import encode_pair
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document, iter_documents
 from layerleap.stream.pairs import iter_pairs

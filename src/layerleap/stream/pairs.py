@@ -1,19 +1,19 @@
 """Pairs of texts for encoder-decoders: what the encoder reads, and what the decoder writes.
 
-In: a .tsv file, a .jsonl file with two fields, (source, target) tuples, or "titles": the beginnings
-of bundled Wikipedia articles with their titles.
+In: a .tsv file, a .jsonl file with two fields, (source, target) tuples, records (dictionaries), or
+"titles": the beginnings of bundled Wikipedia articles with their titles.
 Out: `Document`s with a target; a hash of the source text decides on which side a pair is.
 """
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.stream.documents import Document
-from layerleap.stream.records import LINES_SUFFIXES
+from layerleap.stream.records import LINES_SUFFIXES, Record
 from layerleap.zoo import fetch
 
 TITLES = "titles"
@@ -25,12 +25,12 @@ def iter_pairs(source: Any, *, field: str = FIELDS) -> Iterator[Document]:
     """Each source text as a document with its target.
 
     Args:
-        source: a .tsv file (source, tab, target on each line), a .jsonl file of records, tuples,
-            or "titles".
+        source: a .tsv file (source, tab, target on each line), a .jsonl file of records, an
+            iterable of tuples or of records, or "titles".
         field: the two fields of a record, separated by a colon.
     """
     if not isinstance(source, str | Path):
-        return _checked(source, "the list of pairs")
+        return _checked(_from_items(source, field), "the list of pairs")
     if source == TITLES:
         return _checked(_titles(fetch("wikipedia")), TITLES)
     path = Path(source).expanduser()
@@ -81,11 +81,25 @@ def _from_tsv(path: Path) -> Iterator[Any]:
         raise BadText(f"{path} cannot be read as text ({error})") from error
 
 
-def _from_records(path: Path, field: str) -> Iterator[Any]:
-    names = FIELDS if field == "text" else field
-    first, colon, second = names.partition(":")
+def _two_fields(field: str) -> tuple[str, str]:
+    """The names of the source and of the target; the default of one text is the default of two."""
+    first, colon, second = (FIELDS if field == "text" else field).partition(":")
     if not colon:
         raise BadSettings(f"field {field!r} names one field; expected two, as in {FIELDS!r}")
+    return first, second
+
+
+def _from_items(items: Iterable[Any], field: str) -> Iterator[Any]:
+    for number, item in enumerate(items, start=1):
+        if isinstance(item, Mapping):
+            record = Record(dict(item), f"item {number}", f"pair#{number}")
+            yield tuple(record[name] for name in _two_fields(field))
+        else:
+            yield item
+
+
+def _from_records(path: Path, field: str) -> Iterator[Any]:
+    first, second = _two_fields(field)
     try:
         with path.open(encoding="utf8") as lines:
             for number, line in enumerate(lines, start=1):

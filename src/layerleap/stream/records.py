@@ -41,7 +41,7 @@ class Record:
             fields = ", ".join(map(str, self.fields)) or "no fields"
             raise BadText(
                 f"{self.where} has no field {field!r}; it has {fields}: choose one of them "
-                "(--field)"
+                "(--field, or field=... in a sampling)"
             )
         return self.fields[field]
 

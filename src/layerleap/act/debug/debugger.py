@@ -13,7 +13,7 @@ from layerleap.act.debug.cells import CellReader
 from layerleap.act.debug.rerun import Rerun, rerun
 from layerleap.act.debug.trace import EXIT, Frame, Prompt, Trace
 from layerleap.act.decode.generate import generate, why_it_cannot_generate
-from layerleap.act.edits.spec import describe, parse_edit
+from layerleap.act.edits.spec import Edits, as_edits, describe
 from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.capture import check_block
@@ -21,6 +21,7 @@ from layerleap.models.hooks.edit import Edit, unedited
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.hooks.recording import record
 from layerleap.models.inputs import padded
+from layerleap.models.prompts import OnePrompt as Text
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, feed_forwards
 from layerleap.read.lens import Lens
@@ -30,7 +31,6 @@ from layerleap.stream.examples import longest_input, require_text
 from layerleap.stream.generated import bundled_reactions
 from layerleap.stream.source import NOT_ENGLISH
 
-Text = str | Sequence[int]
 KEPT_BYTES = 2**28  # recorded prompts kept for the next question: 256 MB
 
 TITLES = {"id": "logit lens", "mat": "linear shortcuts", "tuned": "tuned lens"}
@@ -103,6 +103,8 @@ class Debugger:
         """The model, its blocks and lenses, and example prompts."""
         transformer, tokenizer = self.transformer, self.transformer.tokenizer
         reason = why_it_cannot_generate(transformer)
+        if reason is None and tokenizer is None:  # a page has no way to give token ids
+            reason = f"{transformer.identity.name} has no tokenizer to read a prompt with"
         return {
             "name": transformer.identity.name, "class": type(transformer.model).__name__,
             "kind": transformer.kind, "n_layers": transformer.n_layers,
@@ -174,7 +176,7 @@ class Debugger:
         lens: str = "id",
         watch: int | None = None,
         follow: Sequence[int] = (),
-        edits: Sequence[Edit | str] = (),
+        edits: Edits = (),
         top: int = 5,
         selected: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
@@ -204,7 +206,7 @@ class Debugger:
         position: int,
         lens: str = "id",
         watch: int | None = None,
-        edits: Sequence[Edit | str] = (),
+        edits: Edits = (),
         top: int = 10,
     ) -> dict[str, Any]:
         """One block at one position: its stages and its strongest sub-updates; see `Neurons`.
@@ -253,7 +255,7 @@ class Debugger:
         self,
         text: Text,
         *,
-        edits: Sequence[Edit | str] = (),
+        edits: Edits = (),
         max_new_tokens: int = 20,
         on_token: Callable[[int, str], None] = lambda token, piece: None,
         should_stop: Callable[[], bool] = lambda: False,
@@ -281,7 +283,7 @@ class Debugger:
 
     # Checks and caches
 
-    def check_edits(self, edits: Sequence[Edit | str]) -> None:
+    def check_edits(self, edits: Edits) -> None:
         """Raise an error if an edit cannot be read or does not fit the model."""
         self._edits(edits)
 
@@ -289,8 +291,8 @@ class Debugger:
         check_choice(name, tuple(self.lenses), "lens")
         return self.lenses[name]
 
-    def _edits(self, edits: Sequence[Edit | str]) -> tuple[Edit, ...]:
-        own = tuple(parse_edit(edit) if isinstance(edit, str) else edit for edit in edits)
+    def _edits(self, edits: Edits) -> tuple[Edit, ...]:
+        own = as_edits(edits)
         for edit in own:
             list(edit.changes(self.transformer))  # raises if it does not fit the model
         return own

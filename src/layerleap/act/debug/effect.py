@@ -4,18 +4,17 @@ In: a wrapped model, a text and edits. Out: `Effect`. Outside the causal cone of
 layers, same or later positions) nothing changes, bit for bit.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from layerleap.act.debug.debugger import Debugger
-from layerleap.act.edits.spec import describe, parse_edit
+from layerleap.act.edits.spec import Edits, as_edits, describe
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
-from layerleap.models.hooks.edit import Edit
+from layerleap.models.prompts import OnePrompt
 from layerleap.models.transformer import Transformer
 from layerleap.read.vocabulary.tokens import output_label
 
@@ -112,8 +111,8 @@ class Effect:
 @checked
 def effect(
     transformer: Transformer,
-    text: str | Sequence[int],
-    edits: Sequence[Edit | str],
+    text: OnePrompt,
+    edits: Edits,
     *,
     bank: ShortcutBank | str | Path | None = None,
 ) -> Effect:
@@ -122,13 +121,14 @@ def effect(
         ll.effect(model, "The capital of France is", ["L30.N511=off"])
 
     Args:
+        text: a text, chat messages or token ids.
         edits: values of `ll.edits`, or strings such as "L12.N34=5@last".
         bank: shortcuts to read through, or their folder or hub name; "default" is the bank in the
             cache. None is the logit lens.
     """
     if not edits:
         raise BadSettings("no edits given; expected at least one")
-    own = [parse_edit(edit) if isinstance(edit, str) else edit for edit in edits]
+    own = as_edits(edits)
     debugger = Debugger(transformer, bank=find_bank(transformer, bank))
     lens = list(debugger.lenses)[-1]
     sides: dict[str, dict[tuple[int, int], dict[str, Any]]] = {"before": {}, "after": {}}

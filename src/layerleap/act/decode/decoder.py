@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteriaList
 
 from layerleap.act.decode import request
 from layerleap.act.decode.decoding_stats import DecodingStats, Exactness
@@ -82,6 +82,8 @@ class Decoder:
         strict: bool | None = None,
         packed: bool = True,
         compare: bool = False,
+        stop_strings: str | Sequence[str] | None = None,
+        tokenizer: Any = None,
         transformer: Transformer | None = None,
         cost: PassCost | None = None,
     ) -> None:
@@ -114,6 +116,9 @@ class Decoder:
             compare: after an early-exit run, compare every token with the full model (one more
                 pass over the text), so that the stats include the agreement, and the first token
                 that departs from the text that the full model would write.
+            stop_strings: stop after the token that completes one of these; `generate` cannot pass
+                on its own option of this name, because it keeps the tokenizer to itself.
+            tokenizer: reads the stop strings; by default that of `transformer`.
             transformer: the wrapped model, if there already is one; wrapping takes a second.
             cost: cost of passes; measured when None.
         """
@@ -137,6 +142,10 @@ class Decoder:
         self._cost = cost
         self._prepared: _Prepared | None = None
         self._transformer = transformer
+        self._stops: Sequence[Any] = ()
+        if stop_strings is not None:
+            own = getattr(transformer, "tokenizer", None) if tokenizer is None else tokenizer
+            self._stops = request.stop_criteria(own, stop_strings)
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -202,6 +211,7 @@ class Decoder:
         request.check_batch(
             skips, generation_config, model_kwargs, stream_to, logits_processor, stopping_criteria
         )
+        stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), *self._stops])
         if stream_to is not None:
             stream_to.put(input_ids.cpu())
         config, cache = generation_config, model_kwargs.get("past_key_values")

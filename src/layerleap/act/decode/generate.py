@@ -9,13 +9,15 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 
 from layerleap.act.decode.decoder import Decoder
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.early import Policy
+from layerleap.act.decode.request import stop_criteria
+from layerleap.act.edits.spec import Edits, as_edits
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
 from layerleap.arguments import checked
@@ -24,9 +26,10 @@ from layerleap.errors import BadSettings, BadText, check_choice, first_line
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.edit import Edit
 from layerleap.models.hooks.forward import hooks_of
-from layerleap.models.inputs import encode
+from layerleap.models.prompts import OnePrompt, Prompts, encode, is_chat, numbered, several
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.several import Several
 from layerleap.stream.examples import longest_input, reads_pairs, require_text
 
 Decode = Callable[[list[int]], str]
@@ -158,13 +161,13 @@ class Pieces:
             self.report(rest)
 
 
-@checked
+@overload
 def generate(
     transformer: Transformer,
-    prompt: str | Sequence[int],
+    prompt: OnePrompt,
     *,
     bank: ShortcutBank | str | Path | None = "default",
-    edits: Sequence[Edit] = (),
+    edits: Edits = (),
     rule: Rule | None = None,
     checks: Collection[int] | None = None,
     plan: ExitPlan | str | Path | None = None,
@@ -173,6 +176,7 @@ def generate(
     compare: bool = True,
     decoder: Decoder | Literal["transformers"] | None = None,
     max_new_tokens: int = 60,
+    stop_strings: str | Sequence[str] | None = None,
     chat: bool = False,
     live: bool = False,
     on_token: OnToken | None = None,
@@ -180,20 +184,55 @@ def generate(
     tell: Callable[[str], None] = lambda _: None,
     progress: Progress = silent,
     **options: Any,
-) -> Generation:
+) -> Generation: ...
+
+
+@overload
+def generate(transformer: Transformer, prompt: Prompts, **options: Any) -> Several[Generation]: ...
+
+
+@checked
+def generate(
+    transformer: Transformer,
+    prompt: Any,
+    *,
+    bank: ShortcutBank | str | Path | None = "default",
+    edits: Edits = (),
+    rule: Rule | None = None,
+    checks: Collection[int] | None = None,
+    plan: ExitPlan | str | Path | None = None,
+    policy: Policy = "recompute",
+    strict: bool | None = None,
+    compare: bool = True,
+    decoder: Decoder | Literal["transformers"] | None = None,
+    max_new_tokens: int = 60,
+    stop_strings: str | Sequence[str] | None = None,
+    chat: bool = False,
+    live: bool = False,
+    on_token: OnToken | None = None,
+    on_id: OnId = lambda token, piece: None,
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
+    **options: Any,
+) -> Generation | Several[Generation]:
     """Continue `prompt`: exactly, with speculative decoding, or exiting early by a rule or a plan.
 
         ll.generate(model, "Once upon a time")  # what the full model writes, but faster
         ll.generate(model, "Once upon a time", rule=ll.exits.Similarity(0.98))  # early exit
         ll.generate(model, "Once upon a time", plan="plan.json")  # from `ll.suitability`
-        ll.generate(model, "Once upon a time", edits=[ll.edits.ZeroNeuron(3, 17)])  # edited
+        ll.generate(model, "Once upon a time", edits=["L3.N17=off"])  # edited
+        ll.generate(model, [{"role": "user", "content": "Hello"}])  # a chat
+        ll.generate(model, ["Once upon a time", "In the beginning"])[1]  # one after the other
 
     Args:
-        transformer: a causal language model with a tokenizer.
-        prompt: the text to continue, or its token ids.
+        transformer: a causal language model.
+        prompt: the text to continue, chat messages, or token ids, which need no tokenizer. Several
+            of them give as many generations, each as for its prompt alone; when sampling, random
+            numbers go on from one to the next.
         bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
             cache, fitted on first use; None uses the logit lens and drafts from the text alone.
-        edits: changes to the model that are in force while it generates (`ll.edits`).
+        edits: changes to the model that are in force while it generates: values of `ll.edits`, or
+            strings such as "L12.N34=5@last".
         rule: when a token may exit; None decodes exactly.
         checks: layers at which the rule is checked; None is all layers below the last.
         plan: an exit plan or its file: rule, checks and bank in one.
@@ -205,7 +244,8 @@ def generate(
         decoder: an `ll.decoder` with further settings, instead of all arguments from `bank` on;
             "transformers" is the library's own loop.
         max_new_tokens: maximum number of new tokens.
-        chat: put the prompt into the tokenizer's chat template, as a user message.
+        stop_strings: stop after the token that completes one of these.
+        chat: put a text into the tokenizer's chat template, as a user message.
         live: in a notebook, show the coloured text as it grows.
         on_token: called with each piece of new text and the layer it was read at. The piece is
             empty while a character is incomplete.
@@ -221,54 +261,99 @@ def generate(
     check_choice(policy, Policy, "policy")  # before a bank is fitted
     if decoder is not None:
         _check_decoder(decoder, rule, plan)
-    ids = _encode(transformer, prompt, chat)
-    prompt = prompt if isinstance(prompt, str) else transformer.need_tokenizer().decode(ids)
+    if stop_strings is not None:
+        stops = stop_criteria(transformer.need_tokenizer(), stop_strings)
+        options["stopping_criteria"] = [*options.get("stopping_criteria", ()), *stops]
+    prompts = several(transformer, prompt)
+    encoded = _encode_all(transformer, [prompt] if prompts is None else prompts, chat)
     if decoder is None:
         decoder = Decoder(
             _default_bank(transformer, bank, plan, tell, progress), rule=rule, checks=checks,
             plan=plan, policy=policy, strict=strict, compare=compare, transformer=transformer,
         )  # fmt: skip
-    custom = None if isinstance(decoder, str) else decoder
-    shown = _display(prompt) if live else None
+    writer = _Writer(
+        transformer, None if isinstance(decoder, str) else decoder, as_edits(edits), options,
+        max_new_tokens, live, on_token, on_id,
+    )  # fmt: skip
+    written = Several(writer.write(text, ids) for text, ids in encoded)
+    return written[0] if prompts is None else written
 
-    def report(piece: str) -> None:
-        stats = None if custom is None else custom.current
-        if on_token is not None:
-            layer = None if stats is None else stats.current_layer
-            on_token(piece, layer or transformer.n_layers)
-        if shown is not None and stats is not None:
-            n = min(len(written.ids), len(stats.layers))  # the last layer is recorded after this
-            stats = replace(stats, layers=stats.layers[:n], drafted=stats.drafted[:n])
-            shown.update(Generation(prompt, written.pieces[:n], written.ids[:n], stats))
 
-    decode = partial(transformer.tokenizer.decode, skip_special_tokens=True)  # type: ignore[union-attr]
-    written = Pieces(decode, report, on_id)
-    device = transformer.model.device
-    entry = torch.tensor([ids], device="cpu" if device.type == "meta" else device)
-    # The model's own settings for sampling only apply if sampling is asked for.
-    options = {"do_sample": False, **options}
-    if not options["do_sample"]:
-        options = {"temperature": None, "top_p": None, "top_k": None, **options}
-    with _turn(transformer, custom, edits), _clear_refusals():
-        output: Any = transformer.model.generate(
+@dataclass(frozen=True)
+class _Writer:
+    """How every prompt of one call is continued."""
+
+    transformer: Transformer
+    decoder: Decoder | None  # None is transformers' own loop
+    edits: tuple[Edit, ...]
+    options: dict[str, Any]
+    max_new_tokens: int
+    live: bool
+    on_token: OnToken | None
+    on_id: OnId
+
+    def write(self, prompt: str, ids: list[int]) -> Generation:
+        """Continue one prompt."""
+        transformer, custom = self.transformer, self.decoder
+        shown = _display(prompt) if self.live else None
+
+        def report(piece: str) -> None:
+            stats = None if custom is None else custom.current
+            if self.on_token is not None:
+                layer = None if stats is None else stats.current_layer
+                self.on_token(piece, layer or transformer.n_layers)
+            if shown is not None and stats is not None:
+                n = min(
+                    len(written.ids), len(stats.layers)
+                )  # the last layer is recorded after this
+                stats = replace(stats, layers=stats.layers[:n], drafted=stats.drafted[:n])
+                shown.update(Generation(prompt, written.pieces[:n], written.ids[:n], stats))
+
+        decode = _decoding(transformer)
+        written = Pieces(decode, report, self.on_id)
+        with _turn(transformer, custom, self.edits), _clear_refusals():
+            new = self._run(ids, written)
+            stats = None if custom is None else custom.stats[0]
+        stats = stats or _plain_stats(transformer, len(new))
+        full = None if stats.full_token is None else decode([stats.full_token])
+        how = _how(custom) | ({"edits": "; ".join(map(str, self.edits))} if self.edits else {})
+        generation = Generation(prompt, written.pieces, new, stats, ids, how, full)
+        if shown is not None:
+            shown.update(generation)
+        return generation
+
+    def _run(self, ids: list[int], written: Pieces) -> list[int]:
+        """The new tokens."""
+        model, custom = self.transformer.model, self.decoder
+        entry = torch.tensor([ids], device="cpu" if model.device.type == "meta" else model.device)
+        # The model's own settings for sampling only apply if sampling is asked for.
+        options = {"do_sample": False, **self.options}
+        if not options["do_sample"]:
+            options = {"temperature": None, "top_p": None, "top_k": None, **options}
+        room = longest_input(self.transformer) - len(ids)
+        output: Any = model.generate(
             entry, attention_mask=torch.ones_like(entry), custom_generate=custom,
             **({"streamer": written} if custom is None else {"stream_to": written}),
-            max_new_tokens=min(max_new_tokens, longest_input(transformer) - len(ids)), **options,
+            max_new_tokens=min(self.max_new_tokens, room), **options,
         )  # fmt: skip
-        stats = None if custom is None else custom.stats[0]
-    new = output[0, len(ids) :].tolist()
-    stats = stats or _plain_stats(transformer, len(new))
-    full = None if stats.full_token is None else decode([stats.full_token])
-    how = _how(custom) | ({"edits": "; ".join(map(str, edits))} if edits else {})
-    generation = Generation(prompt, written.pieces, new, stats, ids, how, full)
-    if shown is not None:
-        shown.update(generation)
-    return generation
+        new: list[int] = output[0, len(ids) :].tolist()
+        return new
+
+
+def _decoding(transformer: Transformer) -> Decode:
+    """What turns token ids into text; without a tokenizer, numbers with spaces between."""
+    if transformer.tokenizer is None:
+        return _numbers
+    return partial(transformer.tokenizer.decode, skip_special_tokens=True)
+
+
+def _numbers(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
 
 
 @contextmanager
 def _turn(
-    transformer: Transformer, decoder: Decoder | None, edits: Sequence[Edit]
+    transformer: Transformer, decoder: Decoder | None, edits: tuple[Edit, ...]
 ) -> Iterator[None]:
     """The edits in force; threads that share a decoder take turns, so that stats are their own."""
     turn = nullcontext() if decoder is None else hooks_of(transformer.model).lock
@@ -321,40 +406,38 @@ def why_it_cannot_generate(transformer: Transformer) -> str | None:
     name = transformer.identity.name
     if transformer.kind != "next-token" or reads_pairs(transformer):
         return f"{name} is not a causal language model; it cannot generate text"
-    if transformer.tokenizer is None:
-        return f"{name} has no tokenizer; pass one to load, or call model.generate with token ids"
     return None
 
 
-def _encode(transformer: Transformer, prompt: str | Sequence[int], chat: bool) -> list[int]:
-    """The token ids of the prompt; refuses one that the model cannot continue."""
+def _encode_all(
+    transformer: Transformer, prompts: Sequence[Any], chat: bool
+) -> list[tuple[str, list[int]]]:
+    """The text and the token ids of each prompt; refuses one that the model cannot continue."""
     require_text(transformer)
     if (reason := why_it_cannot_generate(transformer)) is not None:
-        raise (BadText if transformer.tokenizer is None else BadSettings)(reason)
-    tokenizer: Any = transformer.tokenizer
-    if not isinstance(prompt, str):
-        if chat:
-            raise BadSettings("token ids cannot be put into a chat template; give a text")
-        return _fitting(transformer, encode(transformer, prompt))
-    if not prompt.strip():
+        raise BadSettings(reason)
+    encoded = []
+    for number, prompt in enumerate(prompts, 1):
+        with numbered(number, len(prompts)):
+            encoded.append(_encode(transformer, prompt, chat))
+    return encoded
+
+
+def _encode(transformer: Transformer, prompt: Any, chat: bool) -> tuple[str, list[int]]:
+    is_text, given = isinstance(prompt, str), prompt
+    if is_text and not prompt.strip():
         raise BadText("the prompt is empty; expected at least one word")
-    if chat and not getattr(tokenizer, "chat_template", None):
-        raise BadSettings("this tokenizer has no chat template; leave out chat")
-    if chat:
-        messages = [{"role": "user", "content": prompt}]
-        encoded = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True
-        )
-    else:
-        encoded = tokenizer(prompt)
-    return _fitting(transformer, list(encoded["input_ids"]))
-
-
-def _fitting(transformer: Transformer, ids: list[int]) -> list[int]:
-    limit = longest_input(transformer)
-    if len(ids) >= limit:
+    if chat and is_text:
+        given = [{"role": "user", "content": prompt}]
+    elif chat and not is_chat(prompt):
+        raise BadSettings("token ids cannot be put into a chat template; give a text")
+    ids = encode(transformer, given)
+    if len(ids) >= (limit := longest_input(transformer)):
         raise BadText(f"the prompt has {len(ids)} tokens; this model takes at most {limit}")
-    return ids
+    if is_text:
+        return prompt, ids
+    tokenizer = transformer.tokenizer
+    return (_numbers(ids) if tokenizer is None else str(tokenizer.decode(ids))), ids
 
 
 def _how(decoder: Decoder | None) -> dict[str, str]:

@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
-from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
+from transformers.generation import (
+    GenerateDecoderOnlyOutput,
+    GenerationMode,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from layerleap.act.decode.sampling import TokenChooser
-from layerleap.errors import BadSettings, BadText
+from layerleap.errors import BadSettings, BadText, first_line
 from layerleap.models.cursor.cursor import Cursor
 
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep",
@@ -109,6 +114,25 @@ def check_positions(config: Any, n_prompt: int, max_length: int) -> None:
             f"this model's rotary embedding ({rope['rope_type']}) changes beyond {first} tokens, "
             f"and the text would grow from {n_prompt} to {max_length}; stay on one side of it"
         )
+
+
+def stop_criteria(tokenizer: Any, strings: str | Sequence[str]) -> StoppingCriteriaList:
+    """What stops a text after the token that completes one of these strings.
+
+    `generate` loses the tokenizer that `stop_strings` needs when the decoding loop is not its own.
+    """
+    listed = [strings] if isinstance(strings, str) else list(strings)
+    if not listed or not all(isinstance(one, str) and one for one in listed):
+        raise BadSettings(f"stop_strings is {strings!r}; expected strings that are not empty")
+    if tokenizer is None:
+        raise BadSettings("stop_strings need a tokenizer; pass it as tokenizer=...")
+    try:
+        return StoppingCriteriaList([StopStringCriteria(tokenizer, listed)])
+    except ValueError as error:  # tokens whose text is not known, as in a vocabulary of words
+        raise BadSettings(
+            f"transformers cannot match stop strings with this tokenizer ({first_line(error)}); "
+            "leave out stop_strings"
+        ) from error
 
 
 def end_tokens(model: Any) -> list[int]:

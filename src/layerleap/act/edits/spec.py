@@ -1,10 +1,12 @@
-"""Edits of neurons as short strings, for command lines and links, and as sentences.
+"""Edits of neurons as short strings, for calls, command lines and links, and as sentences.
 
-In: a string such as "L12.N34=5@last". Out: the edit; and back.
+In: a string such as "L12.N34=5@last". Out: the edit; and back. Wherever edits are taken, such a
+string may stand for one.
 
 How an edit is written is told, and read, in `act.spelling`.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from layerleap.act.edits.neurons import AddNeuron, NeuronEdit, ScaleNeuron, SetNeuron, ZeroNeuron
@@ -12,6 +14,14 @@ from layerleap.act.spelling import PLACES, read_edit
 from layerleap.errors import BadSettings
 from layerleap.models.hooks.edit import Edit
 from layerleap.models.hooks.rows import Positions
+
+Edits = Edit | str | Sequence[Edit | str]  # what a user may give as edits
+
+
+def as_edits(given: Edits | Iterable[Edit | str]) -> tuple[Edit, ...]:
+    """The edits, of which each may be written as a string; one alone needs no list."""
+    edits = [given] if isinstance(given, Edit | str) else given
+    return tuple(edit if isinstance(edit, Edit) else parse_edit(edit) for edit in edits)
 
 
 def parse_edit(spec: str) -> NeuronEdit:

@@ -101,30 +101,29 @@ class EditReport(tuple[Applied, ...]):
 
 
 @contextmanager
-def edit(transformer: "Transformer", *edits: Edit) -> Iterator[EditReport]:
+def edit(transformer: "Transformer", *edits: Edit | str) -> Iterator[EditReport]:
     """Run the model with `edits` in force, on this thread; everything ends with the `with` block.
 
         with model.edit(ll.edits.ZeroNeuron(block=3, neuron=17)) as report:
             text = ll.generate(model, "The capital of France is")
         print(report)
 
+    An edit of a neuron may be a string: `model.edit("L12.N34=5@last")`; see `ll.edits.parse_edit`.
     Other threads run the model unedited. Threads that capture, edit or decode with it wait until
     the block ends, so do not wait for them inside it.
     """
     model = transformer.model
     if not edits:
         raise BadSettings("no edits given; expected at least one")
-    if strange := [one for one in edits if not isinstance(one, Edit)]:
-        raise BadSettings(
-            f"{strange[0]!r} is not an edit; expected a value such as edits.ZeroNeuron(block=1, "
-            "neuron=0)"
-        )
+    from layerleap.act.edits.spec import as_edits  # strings are read in one place
+
+    own = as_edits(edits)
     transformer.refresh()
-    hooks, report = hooks_of(model), EditReport(Applied(one) for one in edits)
+    hooks, report = hooks_of(model), EditReport(Applied(one) for one in own)
     with ExitStack() as undo:
         undo.enter_context(hooks.lock)
         with unedited(model):  # what is looked up about a model must not depend on other edits
-            changes = [list(one.changes(transformer)) for one in edits]
+            changes = [list(one.changes(transformer)) for one in own]
         if hooks.edits is None:
             undo.callback(setattr, hooks, "edits", None)
             hooks.edits = EditedModel(transformer)

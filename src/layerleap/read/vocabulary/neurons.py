@@ -15,7 +15,7 @@ and those it suppresses most. A negative coefficient swaps the two.
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -26,12 +26,14 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.capture import Capture, check_block
 from layerleap.models.hooks.recording import Recording
 from layerleap.models.inputs import padded
+from layerleap.models.prompts import OnePrompt, Prompts, numbered, several
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, feed_forward, feed_forwards, unembedding
 from layerleap.read.lens import Lens
 from layerleap.read.top import top_k
 from layerleap.read.vocabulary.ends import Ends, both_ends
 from layerleap.read.vocabulary.tokens import TokenLabel, output_label, token_label
+from layerleap.several import Several
 
 Where = Literal["before", "attention", "ffn"]
 ENDS = 5  # tokens shown of each end of a vector
@@ -222,21 +224,45 @@ class Neurons:
         norm = float(vector.norm())
         return SubUpdate(block, neuron, 1.0, norm, norm, 0.0, *ends)
 
-    @checked
+    @overload
     def dominant(
         self,
-        text: str | Sequence[int],
+        text: OnePrompt,
         position: int | None = None,
         *,
         top: int = 10,
         blocks: Sequence[int] | None = None,
         watch: int | None = None,
         tokens: int = 10,
-    ) -> DominantNeurons:
+    ) -> DominantNeurons: ...
+
+    @overload
+    def dominant(
+        self,
+        text: Prompts,
+        position: int | None = None,
+        *,
+        top: int = 10,
+        blocks: Sequence[int] | None = None,
+        watch: int | None = None,
+        tokens: int = 10,
+    ) -> Several[DominantNeurons]: ...
+
+    @checked
+    def dominant(
+        self,
+        text: Any,
+        position: int | None = None,
+        *,
+        top: int = 10,
+        blocks: Sequence[int] | None = None,
+        watch: int | None = None,
+        tokens: int = 10,
+    ) -> DominantNeurons | Several[DominantNeurons]:
         """The strongest sub-updates of each block at one position, and what the layers read there.
 
         Args:
-            text: a string or token ids.
+            text: a text, chat messages or token ids; or several of them, for as many results.
             position: of the token; negative ones count from the end. By default the last one that
                 a lens reads: the last token, the last mask, or where a classifier reads.
             top: how many sub-updates per block.
@@ -244,12 +270,25 @@ class Neurons:
             watch: an output token to follow through all stages.
             tokens: how many predicted tokens per stage.
         """
-        ids = self.lens.encode(text)
+        prompts = several(self.transformer, text)
+        given = [text] if prompts is None else prompts
+        places = []
+        for number, prompt in enumerate(given, 1):
+            with numbered(number, len(given)):
+                places.append(self._place(prompt, position))
+        found = Several(
+            self.at(ids, place, top=top, blocks=blocks, watch=watch, tokens=tokens)
+            for ids, place in places
+        )
+        return found[0] if prompts is None else found
+
+    def _place(self, prompt: Any, position: int | None) -> tuple[list[int], int]:
+        """The token ids of a prompt, and the position to look at, counted from 0."""
+        ids = self.lens.encode(prompt)
         place = self.lens.positions(ids)[-1] if position is None else position
         if not -len(ids) <= place < len(ids):
             raise BadSettings(f"position {place} does not exist: the text has {len(ids)} tokens")
-        place %= len(ids)
-        return self.at(ids, place, top=top, blocks=blocks, watch=watch, tokens=tokens)
+        return ids, place % len(ids)
 
     @torch.no_grad()
     def at(

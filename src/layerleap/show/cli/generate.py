@@ -33,6 +33,10 @@ def generate(
         ),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Maximum number of tokens.")] = 60,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Stop after this string. Can be given several times."),
+    ] = None,
     exit: Annotated[
         str | None,
         typer.Option(
@@ -106,7 +110,7 @@ def generate(
 
         _check(tokens, sample, temperature, exit, checks)
         prompt = sys.stdin.read() if prompt == "-" else prompt
-        how: dict[str, Any] = {"max_new_tokens": tokens, "chat": chat}
+        how: dict[str, Any] = {"max_new_tokens": tokens, "chat": chat, "stop_strings": stop or None}
         how |= {"do_sample": True, "temperature": temperature} if sample else {}
         exits = {**_exit(exit), "checks": read_layers(checks) if checks else None, "policy": policy}
         edits = [parse_edit(text) for text in edit or ()]

@@ -151,7 +151,7 @@ def _start(transformer: "Transformer", bos: bool | None) -> tuple[int, ...]:
 
 def _tokens(transformer: "Transformer", texts: Sequence[str]) -> list[tuple[int, ...]]:
     """The tokens of each text alone, without first and last tokens."""
-    from layerleap.models.inputs import encode as encode_text
+    from layerleap.models.prompts import encode as encode_text
 
     ids = transformer.need_tokenizer()(list(texts), add_special_tokens=False)["input_ids"]
     return [tuple(encode_text(transformer, one)) for one in ids]
