@@ -64,6 +64,10 @@ class FewRowsWarning(UserWarning):
     """Maps were fitted on too few rows for plain least squares."""
 
 
+class HookedModelWarning(UserWarning):
+    """Others have hooked a model, so it is decoded by transformers' own loop."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -34,6 +34,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap, solve, solve_parts
 from layerleap.maps.ridge import RidgeChooser, without_rows
 from layerleap.maps.settings import check_solving
+from layerleap.models.hooks.foreign import foreign_code, in_words
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting, silent
 from layerleap.stats.collect import METHOD as COLLECTED
@@ -91,6 +92,8 @@ def solve_bank(
         parts, part_fits = solve_parts(tally.parts, tally.block_parts, **plain, progress=progress)
         fits += part_fits
     data = {"text": tally.about["text"], **tally.about.get("data", {}), "rows_fitted": moments.n}
+    if hooks := tally.about.get("hooks"):
+        data["hooks"] = hooks  # of others, that the model had
     return ShortcutBank(
         maps, model=tally.about["model"], n_layers=moments.n_layers, d_model=moments.d_model,
         parts=parts, fits=fits, settings={**options, **tally.about["sampling"]},
@@ -216,7 +219,11 @@ def default_bank(
     tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
 ) -> ShortcutBank:
-    """The cached bank for exactly these weights; fitted now if there is none."""
+    """The cached bank for exactly these weights; fitted now if there is none.
+
+    It is that of the model itself: edits and hooks of others do not act while it is fitted. If a
+    forward is replaced, which cannot be suspended, the bank is not cached.
+    """
     transformer.refresh()
     text, plan = default_text(transformer), _default_plan(transformer)
     key = json.dumps([METHOD, COLLECTED, text, plan["sampling"].to_dict(), plan["n_texts"]])
@@ -234,7 +241,11 @@ def default_bank(
     tell(f"no bank for {name} yet: fitting one on {text} (once; cached in {folder})")
     checkpoint = folder.with_suffix(".fitting.safetensors")
     plan = {"text": text, "progress": progress, "evaluate": False, **plan}
-    bank = _fit_in_cache(transformer, plan, folder, checkpoint, tell)
+    with transformer.itself():
+        if code := foreign_code(transformer.model):
+            tell(f"the bank will not be cached, because the model has {in_words(code)}")
+            return fit(transformer, **plan)
+        bank = _fit_in_cache(transformer, plan, folder, checkpoint, tell)
     try:
         bank.save_pretrained(folder)
         finish(checkpoint)

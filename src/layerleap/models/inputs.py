@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, first_line
-from layerleap.models.discovery.probe import vocabulary_size
+from layerleap.models.discovery.probe import accepts, vocabulary_size
 from layerleap.models.discovery.tail import LAST
+from layerleap.models.hooks.foreign import foreign_code
 from layerleap.models.prompts import as_pair, encode_all, encode_pair, numbered, several
 
 if TYPE_CHECKING:
@@ -164,6 +165,21 @@ def right_padded(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Order | Non
                 arranged[name] = order.arrange(value)
     is_decoder = any(inputs.get(name) is not None for name in DECODER_INPUTS)
     return arranged, orders["decoder_attention_mask" if is_decoder else "attention_mask"]
+
+
+def laid_out(model: Any, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Order | None]:
+    """The inputs as a pass gets them: `right_padded`, unless others have put code on the model.
+
+    A hook may look for the last column, so their padding stays where it is. Positions are then
+    counted from the first real token, as `generate` does it.
+    """
+    arranged, order = right_padded(inputs)
+    if order is None or not foreign_code(model):
+        return arranged, order
+    given, mask = dict(inputs), inputs.get("attention_mask")
+    if isinstance(mask, Tensor) and accepts(model, "position_ids"):
+        given["position_ids"] = (mask.long().cumsum(1) - 1).clamp_min(0)
+    return given, None
 
 
 def _order(mask: Any) -> Order | None:

@@ -17,6 +17,7 @@ from layerleap.models.changes import Known
 from layerleap.models.discovery.compare import rounding, row_gap
 from layerleap.models.discovery.probe import accepts, prepare, probe_ids
 from layerleap.models.hooks.edit import unedited
+from layerleap.models.hooks.foreign import foreign_code
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.inputs import padded, run
 from layerleap.models.transformer import Transformer
@@ -53,7 +54,7 @@ def shared_prefix(
 ) -> Prefix:
     """What all texts begin with, if it is worth running once and the model allows it.
 
-    Edits may act on positions of a pass, so nothing is shared while one is in force.
+    Edits and hooks of others may act on positions of a pass, so with them nothing is shared.
 
     Args:
         texts: token ids.
@@ -61,8 +62,8 @@ def shared_prefix(
     """
     begins = [tuple(text[: len(text) - n]) for text, n in zip(texts, apart, strict=True)]
     common = _common(begins) if len(begins) > 1 else ()
-    is_edited = hooks_of(transformer.model).edits is not None
-    if len(common) < SHORTEST or is_edited or not can_share(transformer):
+    is_changed = hooks_of(transformer.model).edits is not None or foreign_code(transformer.model)
+    if len(common) < SHORTEST or is_changed or not can_share(transformer):
         return Prefix(transformer)
     return Prefix(transformer, common)
 

@@ -22,6 +22,8 @@ from layerleap.models.discovery.tail import ACTIVATIONS, LAST, POOLS, Step, find
 from layerleap.models.discovery.trace import trace
 from layerleap.models.hooks.capture import capture
 from layerleap.models.hooks.edit import edit, unedited
+from layerleap.models.hooks.foreign import Foreign, foreign_code, in_words, unhooked
+from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.identity import ModelIdentity, identify
 
 # What the logits predict: the next token, a masked token, the class of each token, or the class of
@@ -47,6 +49,9 @@ class Transformer:
     no_tokenizer: str = ""  # why it could not be loaded
     is_changed: bool = False  # the weights are no longer those that were wrapped
     _mark: Mark = field(init=False)
+    # The code of others with which the model was verified, and its tail last.
+    _loaded_with: tuple[Foreign, ...] = field(default=(), init=False)
+    _tail_with: tuple[Foreign, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         """Remember the weights as they are now."""
@@ -73,17 +78,41 @@ class Transformer:
         """Adapt a loaded model as it is: it is neither moved nor cast nor put into eval mode.
 
         The model may be quantised or placed by `device_map`. Its name and revision default to
-        where it was loaded from. The other arguments are those of `load`.
+        where it was loaded from. The other arguments are those of `load`. Hooks that somebody has
+        put on the model take part in every later pass, but not in this check, unless it fails
+        without them.
         """
-        with unedited(model), _refusing(model):
-            wrapped = cls._discover(
-                model, blocks, tail, tokenizer=tokenizer, processor=processor,
-                identity=identify(model, name, revision),
-            )  # fmt: skip
+        given: dict[str, Any] = {
+            "tokenizer": tokenizer, "processor": processor,
+            "identity": identify(model, name, revision),
+        }  # fmt: skip
+        with unedited(model):
+            try:
+                with unhooked(model):
+                    return cls._verified(model, blocks, tail, check, given)
+            except ModelRefused as error:
+                if not (code := foreign_code(model)):
+                    raise
+                try:  # hooks may be what makes it work, such as casts between dtypes
+                    return cls._verified(model, blocks, tail, check, given)
+                except ModelRefused:
+                    raise ModelRefused(
+                        f"{error}; the model has {in_words(code)}: remove it, and load again"
+                    ) from error
+
+    @classmethod
+    def _verified(
+        cls, model: PreTrainedModel, blocks: str | None, tail: Sequence[str] | None, check: bool,
+        given: dict[str, Any],
+    ) -> "Transformer":  # fmt: skip
+        with _refusing(model):
+            wrapped = cls._discover(model, blocks, tail, **given)
             if check:
                 from layerleap.models.discovery.laws import require  # laws check a wrapped model
 
                 require(wrapped)
+        wrapped._loaded_with = foreign_code(model)
+        wrapped._tail_with = foreign_code(model, wrapped._outside_blocks())
         return wrapped
 
     @classmethod
@@ -156,6 +185,12 @@ class Transformer:
     capture = capture
     edit = edit
 
+    @contextmanager
+    def itself(self) -> Iterator[None]:
+        """Run the model as it was verified: without edits, and without hooks added by others."""
+        with unedited(self.model), unhooked(self.model, self._loaded_with):
+            yield
+
     def logits(self, h: Tensor) -> Tensor:
         """Read states of h[n_layers] with the model's own tail: (row, d_model) -> (row, d_vocab).
 
@@ -168,10 +203,54 @@ class Transformer:
             expected = f"(row, {'pos, ' if is_sequence else ''}{self.d_model})"
             given = tuple(h.shape) if isinstance(h, Tensor) else f"type {type(h).__name__}"
             raise BadSettings(f"got states of {given}; expected a tensor of {expected}")
+        self.require_tail()
         value = h if is_sequence else h[:, None]  # one-token texts, which every tail accepts
         for step in self.tail:
             value = self.apply(step, value)
         return value.reshape(len(h), self.d_vocab)
+
+    def require_tail(self) -> None:
+        """Verify the tail again if others have changed what happens outside the blocks.
+
+        A hook on the final norm or the head acts when the tail is run. One on a module around them,
+        or one that treats positions differently, does not act as it does in the model's own passes.
+        """
+        code = foreign_code(self.model, self._outside_blocks())
+        if code == self._tail_with:
+            return
+        from layerleap.models.discovery.laws import tail_error  # laws check a wrapped model
+
+        with hooks_of(self.model).lock, unedited(self.model):
+            before, self._tail_with = self._tail_with, code  # the check runs the tail, too
+            try:
+                error = tail_error(self)
+            except BaseException:
+                self._tail_with = before
+                raise
+            if error is None:
+                return
+            self._tail_with = before
+        if not code:
+            raise ModelRefused(
+                f"{self.identity.name} was verified with {in_words(before)}, and does not fit its "
+                f"tail without ({error}); put it back, or load the model again"
+            )
+        raise ModelRefused(
+            f"{self.identity.name} has {in_words(code)}, so its logits are no longer what its tail "
+            f"makes of the last state ({error}); remove it, or change the states of a block "
+            "instead, with a hook on the block or with ll.edits"
+        )
+
+    def _outside_blocks(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules outside the blocks, with their paths."""
+        blocks, rest = set(self.blocks), [("", self.model)]
+        while rest:
+            path, module = rest.pop()
+            yield path, module
+            children = (
+                (f"{path}.{name}".lstrip("."), own) for name, own in module.named_children()
+            )
+            rest += [(own, child) for own, child in children if own not in blocks]
 
     def apply(self, step: Step, value: Tensor) -> Tensor:
         """One step of the tail."""

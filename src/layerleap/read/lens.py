@@ -16,6 +16,7 @@ from layerleap.errors import BadSettings, BadText, NotFinite
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.maps.linear import IdentityMap, LinearMap
+from layerleap.models.hooks.foreign import foreign_code
 from layerleap.models.inputs import without_padding
 from layerleap.models.prompts import (
     OnePrompt,
@@ -131,6 +132,8 @@ class Lens:
                 f"top_k {top_k} is out of range; expected 1 to {self.transformer.d_vocab}"
             )
         self.check_model()
+        if len(texts) > 1 and foreign_code(self.transformer.model):  # hooks may see the padding
+            return [self.read_batch([one], positions=positions, top_k=top_k)[0] for one in texts]
         encoded, chosen, examples = self._examples(texts, positions)
         last, name = self.transformer.n_layers, self.transformer.output_name
         readings = {}

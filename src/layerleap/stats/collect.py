@@ -11,6 +11,7 @@ from typing import Any
 from layerleap.arguments import checked
 from layerleap.errors import BadArtifact, BadSettings, NothingToFit, WrongModel, check_choice
 from layerleap.models.discovery.parts import KINDS, block_parts
+from layerleap.models.hooks.foreign import foreign_code, in_words
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stats.moments import Pairs, load_about
@@ -88,6 +89,7 @@ def collect(
         "choose_ridge": choose_ridge, "keep_sample": keep_sample,
         "save_states": file.settings() if file else None,
         "tokens_per_batch": tokens, "shard": list(shard) if shard else None,
+        "hooks": in_words(foreign_code(transformer.model)) or None,
     }  # fmt: skip
     own = own_checkpoint(checkpoint)
     tally = _resume(own, about)

@@ -21,6 +21,7 @@ from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.cursor.verify import find_axes
+from layerleap.models.hooks.forward import Tap, tapped
 
 CHEAP = PassCost((1, 2, 4, 8, 16), (1.0, 1.01, 1.02, 1.04, 1.08))
 TEXTS = {0: [5, 9, 7, 11, 23, 6, 40], 1: [8, 31], 4: [12, 17, 50, 3, 3]}
@@ -151,16 +152,12 @@ def test_a_batch_takes_fewer_passes_than_its_texts_and_more_texts_than_go_at_onc
     monkeypatch.setattr(share_file, "TEXTS", 2)
     calls = []
     model = llama.model
-    hook = model.register_forward_pre_hook(lambda *_: calls.append(1))
     ids, mask = batch(3)
     options = {"max_new_tokens": 12, "do_sample": False}
     custom = decoder(transformer=llama, cost=CHEAP)  # a table of drafts would ask the model too
     model.generate(ids[:1], custom_generate=custom, **options)  # what is set up first
-    calls.clear()
-    try:
+    with tapped(model, {model: Tap(see_input=lambda *_: calls.append(1))}):
         ours = model.generate(ids, attention_mask=mask, custom_generate=custom, **options)
-    finally:
-        hook.remove()
     passes = [stats.passes for stats in custom.stats]
     assert len(calls) == 3 + max(passes[:2]) + passes[2]
     assert all(stats.exactness == "exact" for stats in custom.stats)
@@ -255,16 +252,12 @@ def test_twins_share_what_they_learn_but_not_their_text():
 
 def test_a_pass_never_holds_more_than_it_may(llama):
     sizes = []
-    hook = llama.model.register_forward_pre_hook(
-        lambda _, args, kwargs: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
+    see = Tap(see_input=lambda args, kwargs: sizes.append(kwargs["input_ids"].numel()))
     ids, mask = batch(3)
     custom = decoder(transformer=llama, cost=CHEAP, max_nodes=5)
     options = {"attention_mask": mask, "max_new_tokens": 16, "do_sample": False}
-    try:
+    with tapped(llama.model, {llama.model: see}):
         llama.model.generate(ids, custom_generate=custom, **options)
-    finally:
-        hook.remove()
     passes = max(stats.passes for stats in custom.stats)
     assert 3 < max(sizes[-passes:]) <= 5
 

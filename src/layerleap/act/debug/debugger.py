@@ -18,6 +18,7 @@ from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.hooks.edit import Edit, unedited
+from layerleap.models.hooks.foreign import Foreign, foreign_code
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.hooks.recording import record
 from layerleap.models.inputs import padded
@@ -83,6 +84,7 @@ class Debugger:
             self.lenses[lens.name] = lens
         self._lock = hooks_of(transformer.model).lock
         self._prompts: OrderedDict[tuple[int, ...], Prompt] = OrderedDict()
+        self._recorded_with: tuple[Foreign, ...] = ()  # the code of others on the model
 
     def refresh(self) -> None:
         """Look at the weights again; what was recorded with others is forgotten, a bank refused."""
@@ -310,10 +312,13 @@ class Debugger:
         return top
 
     def _prompt(self, ids: Sequence[int]) -> Prompt:
-        key = tuple(ids)
+        key, model = tuple(ids), self.transformer.model
         with self._lock:
+            if (code := foreign_code(model)) != self._recorded_with:
+                self._prompts.clear()
+                self._recorded_with = code
             if key not in self._prompts:
-                with unedited(self.transformer.model):  # it is kept for other questions
+                with unedited(model):  # it is kept for other questions
                     recording = record(self.transformer, padded(self.transformer, [key]))
                 is_pooled = self.transformer.pooling is not None
                 positions = self.lenses["id"].positions(list(key)) if is_pooled else range(len(key))

@@ -25,6 +25,7 @@ from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, Drafter
 from layerleap.act.decode.early import LiveChecks, Policy, decode_early, full_choices
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
+from layerleap.act.decode.plain_loop import decode_plainly, plain_stats, warn_of_hooks
 from layerleap.act.decode.sampling import TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.act.decode.speculative import (
@@ -44,6 +45,7 @@ from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.verify import find_axes, keeps_bits
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
+from layerleap.models.hooks.foreign import Foreign, foreign_code, in_words
 from layerleap.models.hooks.forward import once
 from layerleap.models.transformer import Transformer
 from layerleap.read.lens import Lens
@@ -63,7 +65,8 @@ class Decoder:
         model.model.generate(ids, max_new_tokens=20, custom_generate=exact)
         print(exact.stats[0])
 
-    Without a rule decoding is exact and speculative; with one it exits early.
+    Without a rule decoding is exact and speculative; with one it exits early. If somebody has put
+    hooks on the model, transformers' own loop decodes, with a warning.
     """
 
     def __init__(
@@ -141,6 +144,7 @@ class Decoder:
         self.current: DecodingStats | None = None  # of the text that is being generated
         self._cost = cost
         self._prepared: _Prepared | None = None
+        self._has_warned = False
         self._transformer = transformer
         self._stops: Sequence[Any] = ()
         if stop_strings is not None:
@@ -204,7 +208,9 @@ class Decoder:
         `generate` keeps its argument `streamer` to itself when the decoding loop is not its own, so
         a streamer is passed as `generate(..., stream_to=streamer)`.
         """
-        ready = self._prepare(model)  # first: it has the best error if a model is not supported
+        hooked = foreign_code(model)  # before a pass is made, which hooks might count
+        # Then: it has the best error if a model is not supported.
+        ready = None if hooked else self._prepare(model)
         request.refuse_dropped(sys._getframe(1))
         request.check_options(generation_config, model_kwargs)
         skips = request.padding(input_ids, generation_config, model_kwargs)
@@ -214,6 +220,12 @@ class Decoder:
         stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), *self._stops])
         if stream_to is not None:
             stream_to.put(input_ids.cpu())
+        if ready is None:
+            return self._leave_to_transformers(
+                model, input_ids, hooked, logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria, generation_config=generation_config,
+                streamer=stream_to, **model_kwargs,
+            )  # fmt: skip
         config, cache = generation_config, model_kwargs.get("past_key_values")
         self.stats, cursor = [], None
         returns_dict = bool(config.return_dict_in_generate)
@@ -241,6 +253,19 @@ class Decoder:
         if stream_to is not None:
             stream_to.end()
         return request.result(input_ids, choosers, cursor, config, cache)
+
+    def _leave_to_transformers(
+        self, model: PreTrainedModel, input_ids: Tensor, hooked: Sequence[Foreign], **prepared: Any
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """Decode with transformers' own loop, which runs hooks of others as they are meant."""
+        if not self._has_warned:
+            warn_of_hooks(hooked)
+            self._has_warned = True
+        n_layers = int(model.config.get_text_config().num_hidden_layers)
+        n_new = prepared["generation_config"].max_length - input_ids.shape[1]
+        self.stats = plain_stats(n_layers, n_new, len(input_ids), in_words(hooked))
+        self.current = self.stats[-1]
+        return decode_plainly(model, input_ids, self.stats, **prepared)
 
     def _prepare(self, model: PreTrainedModel) -> "_Prepared":
         if self._prepared is None or self._prepared.is_outdated(model):

@@ -18,7 +18,7 @@ EXACTNESS = {
 REPORTED = (
     "tokens", "passes", "tokens_per_second", "tokens_per_pass", "mean_layer", "n_layers", "drafts",
     "accepted", "acceptance_rate", "ties", "agreement", "departs_at", "tokens_in_common",
-    "exactness", "policy", "texts_per_pass", "prompt_seconds", "seconds",
+    "exactness", "policy", "fallback", "texts_per_pass", "prompt_seconds", "seconds",
 )  # fmt: skip
 
 
@@ -44,6 +44,7 @@ class DecodingStats:
     seconds: float = 0.0  # after the prompt
     current_layer: int | None = None  # where the token that is being chosen was read
     texts_per_pass: int = 1  # texts that share the passes, and so the seconds
+    fallback: str | None = None  # why transformers' own loop wrote the text, if it did
     _started: float = field(default_factory=time.perf_counter, repr=False)
 
     @property
@@ -155,6 +156,8 @@ class DecodingStats:
         if self.exactness == "approximate":
             parts.append(self._agreement_in_words())
         parts.append(EXACTNESS[self.exactness])
+        if self.fallback is not None:
+            parts.append(f"written by transformers' own loop because of {self.fallback}")
         return ", ".join(parts)
 
     def _agreement_in_words(self) -> str:

@@ -25,6 +25,7 @@ from layerleap.brief import brief
 from layerleap.errors import BadSettings, BadText, check_choice, first_line
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.edit import Edit
+from layerleap.models.hooks.foreign import foreign_code
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.prompts import OnePrompt, Prompts, encode, is_chat, numbered, several
 from layerleap.models.transformer import Transformer
@@ -394,7 +395,7 @@ def _default_bank(
     """The bank to decode with; a plan brings its own unless another one is named."""
     if bank != "default":
         return bank
-    if plan is not None:
+    if plan is not None or foreign_code(transformer.model):  # with hooks nothing is drafted
         return None
     from layerleap.maps.fit import default_bank
 
@@ -448,6 +449,8 @@ def _how(decoder: Decoder | None) -> dict[str, str]:
     if decoder.bank is not None:
         text, lens = decoder.bank.data.get("text"), decoder.bank.settings.get("lens", "shortcuts")
         bank = f"{lens} fitted on {text}" if text else f"{lens} from {decoder.bank.source}"
+    if (reason := decoder.stats[0].fallback) is not None:
+        return {"decoding": f"transformers' own loop, because of {reason}"}
     if decoder.rule is None:
         return {"decoding": "exact, without exits", "bank for drafts": bank}
     checks = "all" if decoder.checks is None else ", ".join(map(str, sorted(decoder.checks)))

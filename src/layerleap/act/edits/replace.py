@@ -28,6 +28,7 @@ from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.trace import Shape, shape_of, state_taken
 from layerleap.models.hooks.capture import check_layer
 from layerleap.models.hooks.edit import Change, Edit, unedited
+from layerleap.models.hooks.foreign import foreign_code
 from layerleap.models.hooks.forward import Tap, once, tapped
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
@@ -154,12 +155,16 @@ class PartMaps:
         """The same edit as `ReplaceParts`, with the parts already matched."""
         return _MatchedParts(self, kinds, start)
 
-    @once
+    @property
     def is_local(self) -> bool:
         """True if, with attention replaced, positions do not depend on each other.
 
-        Only the positions that are read then have to run.
+        Only the positions that are read then have to run. Hooks of others may look at all of them.
         """
+        return self._runs_alone and not foreign_code(self.transformer.model)
+
+    @once
+    def _runs_alone(self) -> bool:
         return self._skips_attention() and self._agrees()
 
     def _skips_attention(self) -> bool:

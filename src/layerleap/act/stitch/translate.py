@@ -63,6 +63,7 @@ class Translated:
             h = replace(call, module=block)(h)
         h = h if recording.order is None else recording.order.restore(h)
         value = b.rows(h, b.pooled(arguments["attention_mask"]))[:, None]
+        b.require_tail()
         for step in b.tail:
             own = self.tail.get(step.path) if step.kind == "module" else None
             value = b.apply(step, value) if own is None else own(value)

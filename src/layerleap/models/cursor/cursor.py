@@ -31,6 +31,7 @@ from layerleap.models.cursor.tree import Tree
 from layerleap.models.discovery.probe import accepts, entry_device
 from layerleap.models.discovery.trace import Shape, required_state, shape_of, state_given
 from layerleap.models.hooks.attention import attention_wrapped_by
+from layerleap.models.hooks.foreign import foreign_code, in_words
 from layerleap.models.hooks.forward import Args, Forward, Kwargs, StopPass, Tap, tapped
 from layerleap.models.hooks.rows import Rows
 from layerleap.models.transformer import Transformer
@@ -95,6 +96,12 @@ class Cursor:
     def __enter__(self) -> Self:
         with ExitStack() as undo:
             tap, model = Tap(around=self._run_block), self.transformer.model
+            if code := foreign_code(model):
+                raise ModelRefused(
+                    f"{self.transformer.identity.name} has {in_words(code)}, which passes over "
+                    "some layers or several drafts would leave out; remove it, or make the same "
+                    "change with ll.edits"
+                )
             undo.enter_context(
                 tapped(model, {block: tap for block in self.transformer.block_modules()})
             )

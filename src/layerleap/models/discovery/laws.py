@@ -158,6 +158,12 @@ def _tail(case: _Case) -> Verdict:
     return error <= rounding(case.logits), f"{path} (off by {error:.1e})"
 
 
+def tail_error(transformer: Transformer) -> str | None:
+    """How law 'tail' fails now; None if it holds."""
+    holds, detail = _tail(_Case.of(transformer))
+    return None if holds else detail
+
+
 def _parts(case: _Case) -> Verdict:
     transformer, blocks = case.transformer, range(1, case.transformer.n_layers + 1)
     unknown = [a for a in transformer.anatomy if isinstance(a, str)]

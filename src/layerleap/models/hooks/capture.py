@@ -19,7 +19,7 @@ from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.sites import Site
 from layerleap.models.discovery.trace import state_given, state_taken
 from layerleap.models.hooks.forward import StopPass, Tap, tapped
-from layerleap.models.inputs import Order, as_inputs, right_padded, run
+from layerleap.models.inputs import Order, as_inputs, laid_out, run
 
 if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
@@ -70,7 +70,7 @@ def capture(
             known = ", ".join(transformer.sites(block)) or "none"
             raise BadSettings(f"no site {name!r} in block {block}; expected one of: {known}")
     arguments = prepare(transformer.model, as_inputs(transformer, inputs))
-    arguments, order = right_padded(arguments)
+    arguments, order = laid_out(transformer.model, arguments)
     reader = _Reader(transformer, chosen, set(sites), keep, order, stop=not logits)
     with tapped(transformer.model, reader.taps()), suppress(StopPass):
         output = run(transformer, arguments)

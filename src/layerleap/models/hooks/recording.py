@@ -21,9 +21,10 @@ from layerleap.models.discovery.sites import Site
 from layerleap.models.discovery.trace import required_state, state_given, state_taken, with_state
 from layerleap.models.hooks.capture import Capture, capture
 from layerleap.models.hooks.edit import edits_in_force
+from layerleap.models.hooks.foreign import PRE_HOOK, foreign_code, in_words
 from layerleap.models.hooks.forward import Args, Kwargs, Tap, tapped
 from layerleap.models.hooks.rows import ModelPass
-from layerleap.models.inputs import Order, as_inputs, right_padded
+from layerleap.models.inputs import Order, as_inputs, laid_out
 from layerleap.models.transformer import Transformer
 
 
@@ -123,7 +124,19 @@ class Recording(Brief):
 
 @torch.no_grad()
 def record(transformer: Transformer, inputs: Any, *, logits: bool = False) -> Recording:
-    """Run the model once, without a cache, and keep what is needed to run its blocks again."""
+    """Run the model once, without a cache, and keep what is needed to run its blocks again.
+
+    Hooks of others on the blocks run again too; a pre-hook would then change a state twice, so a
+    model with one is refused.
+    """
+    blocks = {path: transformer.model.get_submodule(path) for path in transformer.blocks}
+    code = foreign_code(transformer.model, blocks.items())
+    if before_block := [one for one in code if one.kind == PRE_HOOK]:
+        raise ModelRefused(
+            f"{transformer.identity.name} has {in_words(before_block)}, so the block cannot be run "
+            "again on its own; remove it, or change the output of the block before, with a forward "
+            "hook or with ll.edits"
+        )
     calls: list[_Call] = []
 
     def before(module: nn.Module, args: Args, kwargs: Kwargs) -> None:
@@ -131,9 +144,10 @@ def record(transformer: Transformer, inputs: Any, *, logits: bool = False) -> Re
         # Without the state itself, which would be held twice.
         calls.append(_Call(module, *with_state(args, kwargs, place, None), place))
 
-    model, blocks = transformer.model, transformer.block_modules()
-    arguments, order = right_padded(prepare(model, as_inputs(transformer, inputs)))
-    with tapped(model, {block: Tap(see_input=partial(before, block)) for block in blocks}):
+    model = transformer.model
+    arguments, order = laid_out(model, prepare(model, as_inputs(transformer, inputs)))
+    taps = {block: Tap(see_input=partial(before, block)) for block in blocks.values()}
+    with tapped(model, taps):
         captured = capture(transformer, inputs, logits=logits)
     states = tuple(captured.states[layer] for layer in range(transformer.n_layers + 1))
     origin = replace(ModelPass.of(model, arguments, None), shape=tuple(states[0].shape[:2]))

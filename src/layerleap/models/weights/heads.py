@@ -28,7 +28,6 @@ from layerleap.models.discovery.sites import Anatomy, attention_root
 from layerleap.models.discovery.trace import Call, trace
 from layerleap.models.hooks.attention import attention_wrapped_by
 from layerleap.models.hooks.capture import check_block
-from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import projections
 from layerleap.models.weights.matrices import (
@@ -193,7 +192,7 @@ def _observe(transformer: Transformer, inputs: dict[str, Any], within: str) -> _
         out: tuple[Any, Any] = function(module, query, key, *args, **options)
         return out
 
-    with unedited(transformer.model), attention_wrapped_by(around):
+    with transformer.itself(), attention_wrapped_by(around):
         calls, _ = trace(transformer.model, inputs, within=within)
     return _Pass(calls, attended)
 

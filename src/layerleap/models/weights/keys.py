@@ -24,7 +24,6 @@ from layerleap.models.changes import Known
 from layerleap.models.discovery.compare import is_same, rounding, row_gap
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.trace import Call, trace
-from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights.matrices import Rows, calls_inside, last_call, matrix_of, norm_before
 from layerleap.models.weights.neurons import feed_forward
@@ -84,7 +83,7 @@ def ffn_keys(transformer: Transformer, block: int) -> Keys:
 
 def _discover(transformer: Transformer, block: int) -> Keys:
     ffn = feed_forward(transformer, block)
-    with unedited(transformer.model):
+    with transformer.itself():
         inputs = probe(transformer.model, rows=2, seed=23)
         calls, _ = trace(transformer.model, inputs, within=transformer.blocks[block - 1])
     inside = calls_inside(transformer, block, calls)

@@ -27,7 +27,6 @@ from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.sites import Anatomy, Site
 from layerleap.models.discovery.trace import Call, trace
 from layerleap.models.hooks.capture import check_block
-from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights.matrices import calls_inside, check_in_memory, has_matrix, last_call
 from layerleap.models.weights.norms import norm_gain
@@ -135,7 +134,7 @@ def feed_forwards(transformer: Transformer) -> dict[int, FeedForward | str]:
 
 
 def _discover(transformer: Transformer, blocks: Sequence[int], within: str = "") -> None:
-    with unedited(transformer.model):
+    with transformer.itself():
         inputs = probe(transformer.model, rows=2, seed=17)
         calls, _ = trace(transformer.model, inputs, within=within)
         for block in blocks:

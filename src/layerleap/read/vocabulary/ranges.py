@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from layerleap.errors import BadText, NotFinite
 from layerleap.models.discovery.trace import state_taken
 from layerleap.models.hooks.capture import capture
-from layerleap.models.hooks.edit import unedited
 from layerleap.models.hooks.forward import Args, Kwargs, Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward
@@ -102,7 +101,7 @@ def natural_ranges(
     sampling = Sampling(positions="one" if transformer.kind == "masked-token" else "all")
     source, sampling = resolve_text(transformer, text, sampling, progress, n_generated=n_texts)
     done = 0
-    with unedited(transformer.model):
+    with transformer.itself():
         for batch in batches_of(transformer, source, sampling, side="both", n_texts=n_texts):
             _add_pass(transformer, blocks, ranges, batch)
             progress("natural ranges", done := done + batch.n_texts, n_texts)

@@ -99,6 +99,7 @@ def normed(model: Transformer, states: Tensor) -> Tensor:
     """States after the steps of the tail that come before its first matrix."""
     weights = next(model.model.parameters())
     value = states.to(model.device(model.n_layers), weights.dtype)[:, None]
+    model.require_tail()
     for step in model.tail:
         if step.kind == "module":
             module = model.model.get_submodule(step.path)
