@@ -10,10 +10,15 @@ In: a wrapped model. Out: one `LawResult` per law, from inputs that discovery di
     padding        a row's states do not change when it shares a batch with a longer row,
                    whichever side is padded
     clean          after reading, logits are bit-identical and no hook is left
+
+A pass over a large model takes long, so the laws share passes: one whose states and sites are read
+serves three of them, and a plain one before and one after show both that the model repeats itself
+and that reading left nothing behind.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -26,6 +31,7 @@ from layerleap.models.discovery.blocks import PATHS_HINT
 from layerleap.models.discovery.compare import rounding, row_gap, sum_error
 from layerleap.models.discovery.probe import N_TOKENS, probe, probe_ids
 from layerleap.models.discovery.sites import Anatomy, Site
+from layerleap.models.hooks.capture import Capture
 from layerleap.models.transformer import Transformer
 
 Status = Literal["holds", "fails", "not applicable"]
@@ -59,23 +65,25 @@ class _Case:
         inputs = probe(transformer.model, rows=3, seed=11, n_tokens=n_tokens)
         return cls(transformer, inputs, transformer.model(**inputs).logits)
 
+    @cached_property
+    def seen(self) -> Capture:
+        """All states, and what each part adds to them, of the same inputs: from one pass."""
+        sites = [
+            (block, name)
+            for block, anatomy in enumerate(self.transformer.anatomy, 1)
+            if isinstance(anatomy, Anatomy)
+            for name in _added(anatomy)
+        ]
+        return self.transformer.capture(self.inputs, sites=sites)
+
 
 def check(transformer: Transformer) -> list[LawResult]:
     """The result of every law, in the order of the module docstring."""
     hooks_before = _count_hooks(transformer.model)
     case = _Case.of(transformer)
-    results = []
-    for law, rule in LAWS.items():
-        holds, detail = rule(case)
-        results.append(LawResult(law, STATUS[holds], detail))
-    n_left = _count_hooks(transformer.model) - hooks_before
-    with torch.inference_mode():
-        is_same = torch.equal(case.logits, transformer.model(**case.inputs).logits)
-    is_deterministic = any(r.law == "deterministic" and r.status == "holds" for r in results)
-    is_clean = (is_same or not is_deterministic) and n_left == 0
-    change = "bit-identical" if is_same else "changed"
-    detail = f"logits {change} after reading, {n_left} hooks left"
-    return [*results, LawResult("clean", STATUS[is_clean], detail)]
+    verdicts = {law: rule(case) for law, rule in READING.items()}
+    verdicts |= _repeated(case, _count_hooks(transformer.model) - hooks_before)
+    return [LawResult(law, STATUS[verdicts[law][0]], verdicts[law][1]) for law in LAWS]
 
 
 def require(transformer: Transformer) -> None:
@@ -121,39 +129,51 @@ def _blocks(case: _Case) -> Verdict:
     return holds, f"{transformer.n_layers} at {path}, config says {expected}"
 
 
-def _deterministic(case: _Case) -> Verdict:
+def _repeated(case: _Case, n_left: int) -> dict[str, Verdict]:
+    """Laws 'deterministic' and 'clean', once everything was read; `n_left` hooks were left."""
+    after = _Case.of(case.transformer).logits  # runs a speech encoder again
+    is_same = torch.equal(after, case.logits)
+    # Only if the logits moved, another pass tells a random model from one that reading changed.
+    again = after if is_same else _Case.of(case.transformer).logits
+    repeats = torch.equal(again, after)
     if case.transformer.model.training:
-        return False, "the model is in training mode; call model.eval()"
-    again = _Case.of(case.transformer).logits  # runs a speech encoder again
-    if torch.equal(again, case.logits):
-        return True, "two passes are bit-identical"
-    gap = row_gap(again, case.logits, centre=True)
-    return False, f"two passes differ by {gap:.2g} of the logits"
+        deterministic = False, "the model is in training mode; call model.eval()"
+    elif repeats:
+        deterministic = True, "two passes are bit-identical"
+    else:
+        gap = row_gap(again, after, centre=True)
+        deterministic = False, f"two passes differ by {gap:.2g} of the logits"
+    change = "bit-identical" if is_same else "changed"
+    is_clean = (is_same or not deterministic[0]) and n_left == 0
+    clean = is_clean, f"logits {change} after reading, {n_left} hooks left"
+    return {"deterministic": deterministic, "clean": clean}
 
 
 def _finite(case: _Case) -> Verdict:
-    captured = case.transformer.capture(case.inputs)
-    bad = [layer for layer, h in captured.states.items() if not torch.isfinite(h).all()]
+    states = case.seen.states
+    bad = [layer for layer, h in states.items() if not torch.isfinite(h).all()]
     if bad:
         return False, f"NaN or infinite states at layers {bad}"
     if not torch.isfinite(case.logits).all():
         return False, "NaN or infinite logits"
-    return True, f"the states of {len(captured.states)} layers and the logits are finite"
+    return True, f"the states of {len(states)} layers and the logits are finite"
 
 
 def _tail(case: _Case) -> Verdict:
     """At two lengths: a head may read a position that only happens to fit one of them."""
     transformer, last = case.transformer, case.transformer.n_layers
-    cases = [case]
+    found = [(case.seen.states[last], case.logits)]
     if transformer.kind != "image-class":
-        cases.append(_Case.of(transformer, N_TOKENS + 4))
+        inputs = probe(transformer.model, rows=3, seed=11, n_tokens=N_TOKENS + 4)
+        longer = transformer.capture(inputs, layers=[last], logits=True)
+        assert longer.logits is not None
+        found.append((longer.states[last], longer.logits))
     error = 0.0
-    for one in cases:
-        h = transformer.capture(one.inputs, layers=[last]).states[last]
+    for h, theirs in found:
         keep = transformer.pooled(torch.ones(h.shape[:2]))
         with torch.inference_mode():
             ours = transformer.logits(transformer.rows(h, keep))
-        error = max(error, row_gap(ours, one.logits.reshape(-1, ours.shape[-1]), centre=True))
+        error = max(error, row_gap(ours, theirs.reshape(-1, ours.shape[-1]), centre=True))
     path = " -> ".join(str(step) for step in transformer.tail)
     return error <= rounding(case.logits), f"{path} (off by {error:.1e})"
 
@@ -169,9 +189,7 @@ def _parts(case: _Case) -> Verdict:
     unknown = [a for a in transformer.anatomy if isinstance(a, str)]
     if unknown:
         return None, f"no sites in {len(unknown)} blocks: {unknown[0]}; layers can still be read"
-    sites = [(block, name) for block in blocks for name in transformer.sites(block)]
-    captured = transformer.capture(case.inputs, sites=sites)
-    worst = max(parts_error(transformer, b, captured.states, captured.sites) for b in blocks)
+    worst = max(parts_error(transformer, b, case.seen.states, case.seen.sites) for b in blocks)
     anatomy = transformer.anatomy[0]
     assert isinstance(anatomy, Anatomy)
     scale = "" if anatomy.scale == 1 else f", scaled by {anatomy.scale:.4g}"
@@ -188,8 +206,7 @@ def parts_error(
     """The distance of h[block] from h[block - 1] plus the parts, relative to rounding error."""
     anatomy = transformer.anatomy[block - 1]
     assert isinstance(anatomy, Anatomy)
-    names = {site: name for name, site in anatomy.sites.items()}
-    values = [sites[block, names[added]] for added in anatomy.adds]
+    values = [sites[block, name] for name in _added(anatomy)]
     h = states[block - 1]
     if anatomy.style != "post-norm":
         terms = [h, *(anatomy.scale * value.double() for value in values)]
@@ -202,6 +219,12 @@ def parts_error(
     return row_gap(h, states[block]) / rounding(h)
 
 
+def _added(anatomy: Anatomy) -> list[str]:
+    """The names of the sites whose values are added to the stream, part after part."""
+    names = {site: name for name, site in anatomy.sites.items()}
+    return [names[site] for site in anatomy.adds]
+
+
 def _padding(case: _Case) -> Verdict:
     transformer = case.transformer
     if "attention_mask" not in case.inputs:
@@ -210,13 +233,15 @@ def _padding(case: _Case) -> Verdict:
     ids = probe_ids(transformer.model, 2, N_TOKENS, seed=5)
     mask = torch.ones_like(ids)
     mask[0, n:] = 0
+    # The short text padded on the right, the long one, and the short one padded on the left.
+    ids = torch.cat([ids, ids[:1].roll(-n, 1)])
+    mask = torch.cat([mask, mask[:1].roll(-n, 1)])
     alone = transformer.capture(ids[:1, :n])
-    right = transformer.capture({"input_ids": ids, "attention_mask": mask})
-    left = transformer.capture({"input_ids": ids.roll(-n, 1), "attention_mask": mask.roll(-n, 1)})
+    both = transformer.capture({"input_ids": ids, "attention_mask": mask})
     worst = max(
         row_gap(own, h[0])
         for layer, h in alone.states.items()
-        for own in (right.states[layer][0, :n], left.states[layer][0, -n:])
+        for own in (both.states[layer][0, :n], both.states[layer][2, -n:])
     )
     # Some families (MPT) compute their position bias in float32, whatever the model's dtype.
     allowed = max(rounding(alone.states[0]), 1e-6)
@@ -230,11 +255,11 @@ def _count_hooks(model: PreTrainedModel) -> int:
     )
 
 
-LAWS: dict[str, Callable[[_Case], Verdict]] = {
+READING: dict[str, Callable[[_Case], Verdict]] = {
     "blocks": _blocks,
-    "deterministic": _deterministic,
     "finite": _finite,
     "tail": _tail,
     "parts": _parts,
     "padding": _padding,
 }
+LAWS = ("blocks", "deterministic", "finite", "tail", "parts", "padding", "clean")
