@@ -29,9 +29,9 @@ from layerleap.models.prompts import (
 )
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress
-from layerleap.read.metrics import Comparison, Reference
+from layerleap.read.metrics import Comparison
 from layerleap.read.readings import Readings, Track
-from layerleap.read.top import top_k
+from layerleap.read.sweep import Sweep
 from layerleap.several import Several
 from layerleap.stream.examples import (
     Example,
@@ -250,22 +250,25 @@ class Lens:
 
 @torch.no_grad()
 def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
-    """The readings of every layer at the given rows, reduced to the entries of a `Track`."""
-    last = lens.transformer.n_layers
+    """The readings of every layer at the given rows, reduced to the entries of a `Track`.
+
+    All layers of a few rows go through the head in one product: it is by far the largest matrix,
+    and it is read from memory once per product. The last layer comes first, because the others
+    are compared with it.
+    """
+    transformer, last = lens.transformer, lens.transformer.n_layers
     parts = []
-    for rows in chunks(len(states[last]), lens.transformer.d_vocab):
-        reference = Reference(lens.transformer.logits(states[last][rows]))
-        layers = []
-        for layer in range(last + 1):
-            logits = lens.logits(states[layer][rows], layer).float()
-            compared = reference.compare(logits.to(reference.p.device))
-            require_finite(compared, f"lens {lens.name!r}", layer)
-            best = _top(logits, top_k)
-            layers.append((*best, compared.rank == 0, compared.kl, compared.surprisal))
-        parts.append(
-            [torch.stack([values.cpu() for values in kind]) for kind in zip(*layers, strict=True)]
-        )
-    return Track(*(torch.cat(kind, dim=1) for kind in zip(*parts, strict=True)))
+    for rows in chunks(len(states[last]), (last + 1) * transformer.d_vocab):
+        mapped = [lens.map(layer)(states[layer][rows]) for layer in (last, *range(last))]
+        stacked = torch.cat([state.to(mapped[0].device) for state in mapped])
+        sweep = Sweep(len(mapped[0]), top_k)
+        for part in chunks(len(stacked), transformer.d_vocab):
+            sweep.add(transformer.logits(stacked[part]).float())
+        parts.append(vars(sweep.track()).values())
+    found = Track(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
+    for layer in range(last + 1):
+        require_finite(found.layer(layer), f"lens {lens.name!r}", layer)
+    return found
 
 
 @overload
@@ -324,7 +327,7 @@ def read_text(
     return Lens(transformer, found).read(text, positions=positions, top_k=top_k)
 
 
-def require_finite(compared: Comparison, reader: str, layer: int) -> None:
+def require_finite(compared: Comparison | Track, reader: str, layer: int) -> None:
     """Raise `NotFinite` if some logits were not finite, which shows in KL and surprisal."""
     bad = ~(compared.kl.isfinite() & compared.surprisal.isfinite())
     if bad.any():
@@ -332,12 +335,6 @@ def require_finite(compared: Comparison, reader: str, layer: int) -> None:
             f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
             f"{len(bad)} rows; use a wider dtype, or fit the map on more rows"
         )
-
-
-def _top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids and probabilities of the top k; equal logits are ordered by id."""
-    values, ids = top_k(logits, k)
-    return ids, (values - logits.logsumexp(-1, keepdim=True)).exp()
 
 
 def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:

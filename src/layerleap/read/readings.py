@@ -28,6 +28,10 @@ class Track(Brief):
         """The readings of some of the rows."""
         return Track(*(value[:, chosen] for value in vars(self).values()))
 
+    def layer(self, number: int) -> "Track":
+        """The readings of one layer, with the row as the first axis."""
+        return Track(*(value[number] for value in vars(self).values()))
+
 
 @dataclass(frozen=True, eq=False)
 class Readings:

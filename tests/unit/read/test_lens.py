@@ -187,23 +187,6 @@ def test_top_k_tokens_are_kept(case, top_k):
         torch.testing.assert_close(track.probs.sum(-1), torch.ones(track.probs.shape[:2]))
 
 
-def test_equal_logits_are_listed_in_order_of_id():
-    ids, probs = lens_module._top(torch.tensor([[1.0, 2, 2, 1, 2]]), 4)
-    assert ids.tolist() == [[1, 2, 4, 0]]
-    assert probs[0, 0] == probs[0, 2]
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 6, 7])
-def test_the_best_tokens_are_those_of_a_stable_sort_however_many_are_tied(k):
-    torch.manual_seed(0)
-    logits = torch.randint(0, 4, (200, 7)).float()
-    logits[:50] = torch.randn(50, 7)
-    ids, probs = lens_module._top(logits, k)
-    expected = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    assert torch.equal(ids, expected)
-    torch.testing.assert_close(probs, logits.softmax(-1).gather(-1, expected))
-
-
 def test_what_a_lens_gives_can_be_trained_on(case):
     _, transformer, bank, ids, output = case
     logits = Lens(transformer, bank).logits(output.hidden_states[1][0], 1)
