@@ -104,7 +104,9 @@ results: demo ## Update the figures and numbers shown in the README (ten minutes
 	  mkdir -p docs/results/$$model && cp $$from/summary.png $$from/scores.csv \
 	    $$from/findings.txt docs/results/$$model/ || exit 1; \
 	done
-	if [ -f build/bench.json ]; then cp build/bench.json docs/results/; fi
+	for file in bench.json coverage.csv ridge.csv; do \
+	  if [ -f build/$$file ]; then cp build/$$file docs/results/; fi; \
+	done
 
 picture: $(STAMP)  # the README's picture of the debugger; needs Chromium
 	$(BIN)/python tests/browser/picture.py

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from layerleap.maps.bank import ShortcutBank
-from layerleap.read.metrics import finite, resample
+from layerleap.read.intervals import finite, jackknife
 from layerleap.stream.examples import Batch
 
 BUFFER_ROWS = 512  # rows collected before errors are computed
@@ -20,8 +20,10 @@ GROUPS = 32  # documents are dealt into at most this many groups for the interva
 class MapErrors:
     """Squared errors of the bank's maps and of the identity, per coordinate and document group.
 
-    Intervals are from resampled documents, or from resampled groups of them where there are more
-    than GROUPS documents: sums by document, pair and coordinate would not fit into memory.
+    Intervals are over documents, or over groups of them where there are more than GROUPS documents:
+    sums by document, pair and coordinate would not fit into memory. R2 is a ratio whose spread is
+    itself estimated: few documents put it too low on average. So its interval lies around the value
+    less its bias, and is stretched to contain the value.
 
     R2(src, dst) is the plain average over coordinates of 1 - error / spread, as in the paper;
     `weighted` weights each coordinate by its spread. Coordinates that never vary are left out of
@@ -78,9 +80,9 @@ class MapErrors:
                 error = (predicted - h[dst]).square().double()
                 self.errors[name][src, dst] += member @ error
 
-    def table(self, *, resamples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
+    def table(self) -> list[dict[str, Any]]:
         """One row per map and pair of layers."""
-        weights, n = self._weights(resamples, seed)
+        weights, n = self._weights()
         table = []
         for name, by_pair in self.errors.items():
             for (src, dst), errors in by_pair.items():
@@ -92,14 +94,14 @@ class MapErrors:
                     {
                         "map": name, "src": src, "dst": dst, "weighted": finite(weighted.item()),
                         "no_first": finite(r2[1].item()) if n[1] > 1 else None,
-                        **self._estimate("r2", r2, n),
+                        **self._estimate("r2", r2, n, is_r2=True),
                     }
                 )  # fmt: skip
         return table
 
-    def leads(self, *, resamples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
+    def leads(self) -> list[dict[str, Any]]:
         """R2 of mat minus R2 of id by pair of layers, with paired intervals."""
-        weights, n = self._weights(resamples, seed)
+        weights, n = self._weights()
         rows = []
         for src, dst in self.pairs:
             spread = self._spread(dst, weights, n)
@@ -109,17 +111,17 @@ class MapErrors:
             rows.append({"src": src, "dst": dst, **self._estimate("value", mat - plain, n)})
         return rows
 
-    def _weights(self, resamples: int, seed: int) -> tuple[Tensor, Tensor]:
+    def _weights(self) -> tuple[Tensor, Tensor]:
         """Weights of groups, one row per way of counting; and the rows counted so.
 
-        The ways: everything, without first positions, and resampled.
+        The ways: everything, without first positions, and without each group.
         """
         self._flush()
         used = min(GROUPS, len(self.group_of))
-        weights = torch.zeros(2 + resamples, GROUPS + 1, dtype=torch.float64)
-        weights[:2, :GROUPS] = 1
+        weights = torch.ones(2 + used, GROUPS + 1, dtype=torch.float64)
+        weights[:, GROUPS] = 0
         weights[1, GROUPS] = -1
-        weights[2:, :used] = resample(used, resamples, seed)
+        weights[2:, :used] -= torch.eye(used, dtype=torch.float64)
         return weights, weights @ self.n
 
     def _spread(self, dst: int, weights: Tensor, n: Tensor) -> Tensor:
@@ -128,17 +130,25 @@ class MapErrors:
         spread = yy - y.square() / n[:, None]
         return spread.where(spread > 1e-12 * yy, torch.nan)
 
-    def _estimate(self, key: str, values: Tensor, n: Tensor) -> dict[str, Any]:
+    def _estimate(
+        self, key: str, values: Tensor, n: Tensor, *, is_r2: bool = False
+    ) -> dict[str, Any]:
         """The value of all rows and its 95 % interval; no interval from one document.
 
-        Nor if some resample has too few rows to vary, which gives NaN.
+        Nor if too few rows are left to vary without one of them. That of R2 is found for the
+        logarithm of what is not explained, so it stays below 1.
         """
-        ends = torch.quantile(values[2:], torch.tensor([0.025, 0.975]).double()).tolist()
-        low, high = ends if len(self.group_of) > 1 else (None, None)
+        value, left_out = values[0], values[2:]
+        sizes = n[0] - n[2:]
+        if is_r2:
+            unexplained = jackknife((1 - value).log(), (1 - left_out).log(), sizes, centred=True)
+            high, low = (1 - end.exp() for end in unexplained)
+        else:
+            low, high = jackknife(value, left_out, sizes, centred=True)
         return {
-            key: finite(values[0].item()), "low": finite(low), "high": finite(high),
-            "rows": int(n[0]), "documents": len(self.group_of),
-            "groups": min(GROUPS, len(self.group_of)),
+            key: finite(value.item()), "low": finite(torch.minimum(low, value).item()),
+            "high": finite(torch.maximum(high, value).item()), "rows": int(n[0]),
+            "documents": len(self.group_of), "groups": min(GROUPS, len(self.group_of)),
         }  # fmt: skip
 
 

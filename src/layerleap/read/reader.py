@@ -14,8 +14,9 @@ from torch import Tensor
 
 from layerleap.models.transformer import Transformer
 from layerleap.read import lens as budget
+from layerleap.read.intervals import POSITIVE, SHARE, Documents, finite
 from layerleap.read.lens import chunks, require_finite
-from layerleap.read.metrics import DEPTH, Bootstrap, Comparison, Reference, finite
+from layerleap.read.metrics import DEPTH, Comparison, Reference
 
 PRECISIONS = (1, 5, 10)
 # Recorded per reading, row and layer: how good it is, and how confident.
@@ -183,7 +184,7 @@ def score_table(
             surprisal and KL have no mean and are None.
     """
     table = []
-    bootstrap = Bootstrap(documents)
+    by_document = Documents(documents)
     for name, rank in columns["rank"].items():
         metrics = {
             **{f"precision@{k}": (rank < k).float() for k in PRECISIONS},
@@ -194,7 +195,10 @@ def score_table(
             metrics["answered"] = columns["kl"][name].isfinite().float()
         for metric, values in metrics.items():
             numbers = range(values.shape[1]) if layers is None else layers
-            for layer, e in zip(numbers, bootstrap.estimates(values), strict=True):
+            possible = POSITIVE if metric in ("surprisal", "kl") else SHARE
+            for layer, e in zip(numbers, by_document.means(values, possible), strict=True):
+                if layer == numbers[-1] and metric != "surprisal" and e.low is not None:
+                    e = replace(e, low=e.value, high=e.value)  # it is the model itself
                 table.append(
                     {
                         **labels, "map": name, "layer": layer, "metric": metric,

@@ -21,8 +21,8 @@ from layerleap.models.hooks.recording import Recording, record
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.read import lens as budget
+from layerleap.read.intervals import finite
 from layerleap.read.lens import Lens, chunks
-from layerleap.read.metrics import finite
 from layerleap.read.reader import MEASURES, LogitObserver, Predictor, Reader, score_table
 from layerleap.stats.tensor_file import TensorFile
 from layerleap.stream.examples import Batch

@@ -39,7 +39,7 @@ from layerleap.act.exits.savings import TARGETS, saved_at
 from layerleap.errors import BadSettings
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
-from layerleap.read.metrics import Bootstrap
+from layerleap.read.intervals import mean_interval
 from layerleap.read.scores import Scores
 from layerleap.stream.batches import modality
 from layerleap.study.figures import Axis, Figure, Line, Mark
@@ -239,7 +239,7 @@ def leads_over_fixed(lenses: Mapping[str, Lensed], rule: str = "gap") -> list[Ro
             columns.append(exits.agrees.double() - mixed - slope * (exits.layer.double() - mean))
             about.append({"map": name, "rule": rule, "knob": knob, "layers": mean})
         if columns:
-            found = Bootstrap(evidence.document).estimates(torch.stack(columns, 1))
+            found = mean_interval(torch.stack(columns, 1), evidence.document)
             rows += [{**a, **e.to_dict()} for a, e in zip(about, found, strict=True)]
     return rows
 
@@ -373,7 +373,7 @@ def calibrated_figure() -> Figure:
         "was made; hollow marks: other texts, for which it was not. Red: refuted.",
         rows, "dots", x=Axis("disagreement with the full model on fresh text", "share", 0, None),
         y=Axis("", "category"), marks=marks, dodge=True, size=(9.5, 4.0),
-        sample="bars: 95 %, the wider of bootstrap over documents and exact binomial",
+        sample="bars: 95 %, the wider of that over documents and the exact binomial one",
     )  # fmt: skip
 
 

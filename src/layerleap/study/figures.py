@@ -106,7 +106,7 @@ class Figure:
     cell_form: str = ""  # a heat map writes its values in this form
     share_y: bool = True
     unit: str = "states"  # what `rows` counts
-    sample: str = "bands and intervals: 95 %, bootstrap over documents"
+    sample: str = "bands and intervals: 95 %, over documents"
     narrow: bool = False  # two such figures stand side by side
 
     def __post_init__(self) -> None:

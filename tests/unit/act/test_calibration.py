@@ -195,7 +195,8 @@ def test_no_error_among_few_rows_is_not_taken_for_certainty():
     nothing = Calibrated(None, 0.1, 0.05, "ltt", 100, 0.0, 0.0, "never exit")
     verified = verify(nothing, made(20))
     assert (verified.disagreement, verified.low) == (0, 0)
-    assert verified.high == pytest.approx(1 - 0.025 ** (1 / 20))
+    exact = 1 - 0.025 ** (1 / 20)
+    assert exact <= verified.high < exact + 0.02  # Wilson's, by Student's t, is a little wider
 
 
 def test_the_knob_is_the_last_before_the_first_that_fails():

@@ -117,7 +117,7 @@ def test_the_exact_saving_is_the_best_of_all_knobs(chosen, coarse):
 
 
 def test_the_interval_of_a_saving_is_that_of_resampled_documents():
-    from layerleap.read.metrics import resample
+    from layerleap.read.intervals import resample, resampled
 
     evidence, chosen = made(60, documents=12, seed=3), family(TopProbability)
     found = saved_at(chosen, evidence, [0.85], resamples=30, seed=4)[0]
@@ -127,10 +127,10 @@ def test_the_interval_of_a_saving_is_that_of_resampled_documents():
                  for r in range(60) if r % 12 == d]  # fmt: skip
         drawn = evidence.rows(torch.tensor(index))
         savings.append(saved_at(chosen, drawn, [0.85], resamples=2)[0].saved)
-    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    expected = torch.quantile(torch.tensor(savings, dtype=torch.float64), ends).tolist()
-    assert [found.low, found.high] == pytest.approx(expected, abs=1e-12)
-    assert found.low < found.high
+    value = torch.tensor([found.saved], dtype=torch.float64)
+    low, high = resampled(value, torch.tensor(savings, dtype=torch.float64)[:, None])
+    assert [found.low, found.high] == pytest.approx([float(low), float(high)], abs=1e-12)
+    assert found.low <= found.saved <= found.high
 
 
 def test_one_document_gives_no_interval():

@@ -28,7 +28,7 @@ def test_folds_of_single_cells_leak_and_folds_of_documents_do_not():
         float(nothing_found(by).measures()[0]) for by in ("cell", "row", "document")
     )
     assert leaked > 2 * chance
-    low, high = nothing_found("document").intervals(500, 0)[:, 0].tolist()
+    low, high = nothing_found("document").intervals()[:, 0].tolist()
     assert low < chance < high
     assert abs(documents - chance) < 0.06
     assert abs(rows - chance) < 0.06
@@ -65,10 +65,10 @@ def test_equal_scores_count_half():
     assert same.measures()[1:].tolist() == pytest.approx([0.5] * 3)
 
 
-def test_intervals_resample_whole_documents():
+def test_intervals_leave_out_whole_documents():
     of = saturation(240, per_document=4)
     held = held_out(of, Knowing(of))
-    low, high = held.intervals(400, 0)
+    low, high = held.intervals()
     value = held.measures()
     assert (low < value).all()
     assert (value < high).all()
@@ -76,9 +76,9 @@ def test_intervals_resample_whole_documents():
     names, thrice = held.documents, ("row", "layer", "task", "fold")
     cells = replace(held.cells, **{key: getattr(held.cells, key).repeat(3) for key in thrice})
     copies = HeldOut(cells, held.p.repeat(3, 1), names.repeat(3))
-    torch.testing.assert_close(copies.intervals(400, 0), torch.stack([low, high]))
+    torch.testing.assert_close(copies.intervals(), torch.stack([low, high]))
     apart = replace(copies, documents=torch.cat([names, names + 1000, names + 2000]))
-    narrow = apart.intervals(400, 0)
+    narrow = apart.intervals()
     assert (narrow[1] - narrow[0] < 0.8 * (high - low)).all()
 
 
@@ -86,7 +86,7 @@ def test_intervals_resample_whole_documents():
 def scored(kind: str) -> ProbeScores:
     of = saturation(300)
     states = Knowing(of, loudness=0.7) if kind == "knowing" else ignorant(of, seed=3)
-    return score_probe(of, states, permutations=19, resamples=200)
+    return score_probe(of, states, permutations=19)
 
 
 def test_what_is_there_is_found_with_the_smallest_p_value():
@@ -191,7 +191,6 @@ def test_progress_counts_the_permutations():
         of,
         Knowing(of),
         permutations=2,
-        resamples=10,
         progress=lambda *step: reported.append(step),
     )
     assert reported == [("permuting labels", 1, 2, "times"), ("permuting labels", 2, 2, "times")]

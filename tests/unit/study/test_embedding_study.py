@@ -7,12 +7,13 @@ import pytest
 import torch
 from embedding_studies import made, settings, text
 from families import build
+from intervals import require_inside
 from tiny_models import tiny
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, ffn_keys, unembedding, vectors
-from layerleap.read.metrics import resample
+from layerleap.read.intervals import resample
 from layerleap.stream.batches import batches_of
 from layerleap.study.embedding import STUDY, columns, inner_products, neurons, pairs, tokens
 from layerleap.study.embedding.matches import OTHERS, OWN, match
@@ -93,7 +94,7 @@ def test_partners_of_grouped_heads_are_those_of_an_explicit_loop(n_heads, n_kv):
 
 
 def test_rise_is_that_of_a_straight_line_and_means_are_plain():
-    depth = pairs.Depth(seed=0)
+    depth = pairs.Depth()
     for block in (1, 2, 3, 4):
         depth.add(block, "plain", {("keys", "own"): torch.full((10,), 0.1 * block)})
     mean, rise = depth.over_all()
@@ -106,14 +107,14 @@ def test_rise_is_that_of_a_straight_line_and_means_are_plain():
 
 def test_vectors_of_one_group_are_drawn_together():
     values = {("columns", "own"): torch.arange(12.0)}
-    single, pairs_of_two, one = (pairs.Depth(seed=0) for _ in range(3))
+    single, pairs_of_two, one = (pairs.Depth() for _ in range(3))
     # Two copies of the same vectors are no more evidence than one.
     single.add(1, "plain", {place: v[::2] for place, v in values.items()})
     doubled = {place: v[::2].repeat_interleave(2) for place, v in values.items()}
     pairs_of_two.add(1, "plain", doubled, torch.arange(6).repeat_interleave(2))
     ends = [(d.rows[0]["low"], d.rows[0]["high"]) for d in (single, pairs_of_two)]
     assert ends[0] == pytest.approx(ends[1])
-    alone = pairs.Depth(seed=0)
+    alone = pairs.Depth()
     alone.add(1, "plain", doubled)
     assert alone.rows[0]["high"] - alone.rows[0]["low"] < ends[0][1] - ends[0][0]
     one.add(1, "plain", values, torch.zeros(12, dtype=torch.long))
@@ -253,9 +254,9 @@ def test_products_of_kept_readings_are_those_of_whole_matrices(monkeypatch):
 
 def test_the_pseudo_inverse_is_exact_with_all_tokens():
     rows, matrix = made_up()
-    kept = inner_products.keep_best(rows, matrix, [4, 33], seed=0)
+    kept = inner_products.keep_best(rows, matrix, [4, 33])
     assert float(kept.value[1, -1]) == pytest.approx(1, abs=1e-6)
-    assert kept.draws[:, 1, -1].tolist() == pytest.approx([1] * inner_products.RESAMPLES, abs=1e-6)
+    assert kept.left_out[:, 1, -1].tolist() == pytest.approx([1] * len(rows), abs=1e-6)
     assert float(kept.value[0, -1]) < 1 - 1e-3
 
 
@@ -272,26 +273,22 @@ def test_resampled_cosines_are_those_of_the_drawn_rows_each_paired_with_the_othe
         assert float(sample) == pytest.approx(float(x @ y / (x.norm() * y.norm())))
 
 
-def test_rows_of_one_document_are_drawn_together():
+def test_rows_of_one_document_are_left_out_together():
     rows, matrix = torch.randn(6, 5, generator=seeded()), torch.randn(40, 5, generator=seeded(1))
     groups = torch.tensor([4, 4, 9, 9, 9, 1])
-    kept = inner_products.keep_best(rows, matrix, [4, 40], seed=3, groups=groups)
-    assert kept.n_groups == 3
+    kept = inner_products.keep_best(rows, matrix, [4, 40], groups=groups)
+    assert kept.sizes.tolist() == [1, 2, 3]
     assert kept.n_rows == 6
-    counts = resample(3, inner_products.RESAMPLES, 3)
-    for draw in (0, 7):
-        by_document = dict(zip([1, 4, 9], counts[draw].tolist(), strict=True))
-        weights = torch.tensor([[by_document[g] for g in groups.tolist()]], dtype=torch.float64)
+    for place, left_out in enumerate([1, 4, 9]):
+        weights = (groups != left_out).double()[None]
         unit = torch.nn.functional.normalize(rows, dim=1).double()
         exact = unit @ unit.T
         made = inner_products.products(
             unit.float(), dual(unit.float(), matrix).float(), matrix, [4, 40]
         )
         expected = inner_products._cosine(exact, made[0][1].double(), weights)
-        assert kept.draws[draw, 0, 1] == pytest.approx(float(expected[0]), abs=1e-5)
-    alone = inner_products.keep_best(
-        rows, matrix, [4, 40], seed=3, groups=torch.zeros(6, dtype=torch.long)
-    )
+        assert kept.left_out[place, 0, 1] == pytest.approx(float(expected[0]), abs=1e-5)
+    alone = inner_products.keep_best(rows, matrix, [4, 40], groups=torch.zeros(6, dtype=torch.long))
     assert {row["low"] for row in alone.rows()} == {None}
 
 
@@ -431,3 +428,7 @@ def test_the_same_settings_give_the_same_numbers():
     assert again.tables["neurons"] == made().tables["neurons"]
     # Without carried states the pass is the same, and so are active parameters.
     assert again.tables["active"] == made().tables["active"]
+
+
+def test_every_estimate_of_the_study_lies_inside_its_interval():
+    require_inside(made().tables, 10)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from contract_bank import bank_of
 from icl_studies import made, settings
+from intervals import require_inside
 from tiny_models import tiny
 
 from layerleap.act.learn.descent import learn
@@ -549,3 +550,7 @@ def test_a_task_made_in_python_is_studied(tmp_path):
     assert result.settings["tasks"] == [f"sizes ({task.digest})"]
     assert IclSettings(tasks=task).tasks == (task,)
     assert IclSettings(tasks="plurals, kinds").tasks == ("plurals", "kinds")
+
+
+def test_every_estimate_of_the_study_lies_inside_its_interval():
+    require_inside(made().tables, 10)

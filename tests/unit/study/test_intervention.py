@@ -14,8 +14,8 @@ from layerleap.act.edits import PatchState
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
+from layerleap.read.intervals import wilson
 from layerleap.read.lens import Lens
-from layerleap.read.metrics import wilson
 from layerleap.read.saturation import Saturation, saturate, saturation_layers
 from layerleap.stream.examples import Batch, Sampling, iter_batches, iter_examples
 from layerleap.study.result import StudyResult, Tables

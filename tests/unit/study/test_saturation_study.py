@@ -8,6 +8,7 @@ import pytest
 import torch
 from contract_bank import bank_of
 from families import build
+from intervals import require_inside
 from media import seeing, sets
 from saturation_studies import made, settings, text_file
 from tiny_models import sentences, tiny
@@ -445,3 +446,7 @@ def test_a_report_on_synthetic_speech_says_so(tmp_path, text, is_said):
     run = context.SaturationContext(hearing, chosen, tmp_path, lambda *_: None)
     run.source()
     assert (espeak.NOTE in run.notes) == is_said
+
+
+def test_every_estimate_of_the_study_lies_inside_its_interval():
+    require_inside(made().tables, 10)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from intervals import require_inside
 from studies import make_study
 from tiny_models import WORDS, sentences, tiny
 
@@ -710,3 +711,7 @@ def test_pairs_without_r2_are_left_out_of_what_is_said(case):
                                          claims=[]))  # fmt: skip
         texts = said(changed, "r2")
         assert texts == [] if first is None else first in texts[0]
+
+
+def test_every_estimate_of_the_study_lies_inside_its_interval(case):
+    require_inside(case[1].tables, 10)

@@ -14,6 +14,7 @@ import torch
 from edit_cases import inputs as family_inputs
 from edit_cases import wrapped
 from families import build
+from intervals import require_inside
 from sparsity_studies import SMALL, settings, small_study, text
 from tiny_models import tiny
 
@@ -232,8 +233,8 @@ def test_budgets_are_chosen_by_the_upper_end_of_the_kl_on_the_texts_they_are_cho
     estimated, chosen = [], []
     plain = Rows.estimates
 
-    def estimates(self, columns):
-        estimated.append(plain(self, columns))
+    def estimates(self, columns, *bounds):
+        estimated.append(plain(self, columns, *bounds))
         return estimated[-1]
 
     def watched(n, cost, limit):
@@ -631,3 +632,7 @@ def test_numbers_are_read_from_text():
     with pytest.raises(BadSettings, match="expected whole numbers"):
         numbers("8,few")
     assert find("sparsity") is STUDY
+
+
+def test_every_estimate_of_the_study_lies_inside_its_interval():
+    require_inside(small_study("llama").tables, 10)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import build
+from intervals import require_inside
 from rotated import plain_llama, rotated, rotation
 from tiny_models import WORDS, sentences, tiny, tokenizer
 
@@ -250,3 +251,7 @@ def test_losses_do_not_depend_on_chunks(models, monkeypatch):
 def test_quick_runs_are_smaller():
     quick = StitchingSettings().quickened()
     assert (quick.n_fit, quick.n_read, quick.n_reviews, quick.layers) == (100, 24, 60, 4)
+
+
+def test_every_estimate_of_the_study_lies_inside_its_interval(result):
+    require_inside(result.tables, 10)

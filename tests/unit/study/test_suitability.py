@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from families import build
+from intervals import require_inside
 from pages import Page
 from rich.console import Console
 from tiny_models import sentences, tiny, tokenizer
@@ -217,3 +218,7 @@ def test_two_layers_are_enough(text):
     two = tiny("llama", num_hidden_layers=2)
     result = suitability(two, text=text, tolerance=0.2, n_fit=200, context=8)
     assert {row.candidate.layers for row in result.rules} == {(1,)}
+
+
+def test_every_estimate_of_a_recommendation_lies_inside_its_interval(found):
+    require_inside(found[1].to_dict(), 10)

@@ -29,7 +29,7 @@ from layerleap.act.exits.replay import replay, sweep
 from layerleap.act.exits.rules import Never, Rule, rule_from_dict
 from layerleap.errors import BadSettings, TooFewRows, check_choice
 from layerleap.extras import learn_library
-from layerleap.read.metrics import Bootstrap
+from layerleap.read.intervals import SHARE, mean_interval
 
 Method = Literal["ltt", "crc"]
 
@@ -68,7 +68,7 @@ class Verified:
     """How a calibrated rule does on fresh rows."""
 
     disagreement: float
-    low: float  # 95 % interval, the wider of exact binomial and bootstrap over documents
+    low: float  # 95 % interval, the wider of exact binomial and over documents
     high: float
     layers: float  # mean blocks run
     saved: float
@@ -206,23 +206,22 @@ def upper_bound(errors: int, n: int, delta: float) -> float:
     return 1.0 if errors >= n else float(beta.ppf(1 - delta, errors + 1, n - errors))
 
 
-def verify(calibrated: Calibrated, evidence: Evidence, *, seed: int = 0) -> Verified:
+def verify(calibrated: Calibrated, evidence: Evidence) -> Verified:
     """Test the calibrated rule on fresh rows."""
     exits = replay(calibrated.rule or Never(), evidence)
     wrong = ~exits.agrees
     rows, errors = len(evidence), int(wrong.sum())
-    bootstrap = Bootstrap(evidence.document, seed=seed).estimates(wrong[:, None])[0]
-    # Without errors the bootstrap has an empty interval, however few rows there are.
+    over_documents = mean_interval(wrong[:, None], evidence.document, SHARE)[0]
     low = 1 - upper_bound(rows - errors, rows, 0.025)
     high = upper_bound(errors, rows, 0.025)
     return Verified(
         errors / rows,
-        low if bootstrap.low is None else min(low, bootstrap.low),
-        high if bootstrap.high is None else max(high, bootstrap.high),
+        low if over_documents.low is None else min(low, over_documents.low),
+        high if over_documents.high is None else max(high, over_documents.high),
         exits.mean_layer,
         exits.saved,
         calibrated.tolerance,
         errors / rows <= calibrated.tolerance,
         rows,
-        bootstrap.documents,
+        over_documents.documents,
     )

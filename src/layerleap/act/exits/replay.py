@@ -8,7 +8,7 @@ where it agrees by definition: the reading there is the model's own answer.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import Family
-from layerleap.act.exits.rules import Rule
+from layerleap.act.exits.rules import Never, Oracle, Rule
 from layerleap.errors import BadSettings
-from layerleap.read.metrics import Bootstrap, finite
+from layerleap.read.intervals import SHARE, Documents, Estimate, finite
 
 if TYPE_CHECKING:
     from layerleap.act.exits.cost import Cost
@@ -128,9 +128,6 @@ def curve(
     rules: Iterable[Rule],
     evidence: Evidence,
     cost: "Cost | None" = None,
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
 ) -> list[dict[str, Any]]:
     """One row per rule: layers run and saved, FLOPs, agreement, with 95 % intervals.
 
@@ -141,9 +138,11 @@ def curve(
     if not rules:
         raise BadSettings("no rule to replay; expected at least one")
     all_exits = [replay(rule, evidence) for rule in rules]
-    bootstrap = Bootstrap(evidence.document, resamples=resamples, seed=seed)
-    agreement = bootstrap.estimates(torch.stack([e.agrees for e in all_exits], 1))
-    saved = bootstrap.estimates(torch.stack([e.n_layers - e.layer for e in all_exits], 1))
+    documents = Documents(evidence.document)
+    agreed = documents.means(torch.stack([e.agrees for e in all_exits], 1), SHARE)
+    possible = (0.0, float(evidence.layers[-1]))
+    layers = documents.means(torch.stack([e.n_layers - e.layer for e in all_exits], 1), possible)
+    agreement, saved = _sure(agreed, rules, Never | Oracle), _sure(layers, rules, Never)
     return [
         {
             "rule": rule.name,
@@ -160,4 +159,14 @@ def curve(
             "documents": a.documents,
         }
         for rule, exits, a, s in zip(rules, all_exits, agreement, saved, strict=True)
+    ]
+
+
+def _sure(found: list[Estimate], rules: list[Rule], kind: Any) -> list[Estimate]:
+    """The estimates; those that rules of this kind promise by definition are certain."""
+    return [
+        replace(one, low=one.value, high=one.value)
+        if isinstance(rule, kind) and one.low is not None
+        else one
+        for one, rule in zip(found, rules, strict=True)
     ]

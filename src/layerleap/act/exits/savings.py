@@ -22,7 +22,7 @@ from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import require_finished, sweep
 from layerleap.errors import BadSettings, check_choice
-from layerleap.read.metrics import finite, percentiles, resample_in_parts
+from layerleap.read.intervals import finite, resample_in_parts, resampled
 
 TARGETS = (0.9, 0.95, 0.98, 0.99)
 CHUNK = 2**20  # (resample, event) entries held at a time, a few copies of 8 MB in float64
@@ -82,7 +82,7 @@ def saved_at(
         saved, agreement, knob = _exact(family, evidence, group, weights, targets)
     else:
         saved, agreement, knob = _on_curve(family, evidence, group, weights, targets, knobs)
-    low, high = percentiles(saved[1:]).tolist()
+    low, high = (end.tolist() for end in resampled(saved[0], saved[1:]))
     known = len(names) > 1
     return [
         Saving(

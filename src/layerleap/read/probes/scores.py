@@ -22,7 +22,7 @@ from torch import Tensor
 from layerleap.brief import Brief
 from layerleap.errors import BadSettings, BadText
 from layerleap.progress import Progress, silent
-from layerleap.read.metrics import finite, percentiles, resample_in_parts
+from layerleap.read.intervals import SHARE, all_but_one, finite, groups_of, jackknife, percentiles
 from layerleap.read.probes.cells import By, Cells, CellSampling, ambiguous, cells_of
 from layerleap.read.probes.random_states import RandomStates
 from layerleap.read.probes.softmax import STRENGTH, Softmax, require_strength
@@ -50,12 +50,13 @@ class HeldOut(Brief):
         """Balanced accuracy, then the AUC of each task: (1 + n_tasks,)."""
         return _measures(self, torch.ones(1, len(self.cells), dtype=torch.float64))[0]
 
-    def intervals(self, resamples: int, seed: int) -> Tensor:
-        """The ends of 95 % intervals from resampled documents: (2, 1 + n_tasks)."""
-        names, group = self.documents.unique(return_inverse=True)
-        drawn = resample_in_parts(len(names), resamples, seed)
-        parts = (part[:, group] for weights in drawn for part in weights.split(100))
-        return percentiles(torch.cat([_measures(self, part) for part in parts]), skip_nan=True)
+    def intervals(self) -> Tensor:
+        """The ends of 95 % intervals over documents: (2, 1 + n_tasks).
+
+        NaN for a measure that needs a task which only one group of documents has.
+        """
+        weights, sizes = all_but_one(groups_of(self.documents))
+        return torch.stack(jackknife(self.measures(), _measures(self, weights), sizes, SHARE))
 
     def confusion(self) -> list[list[int]]:
         """Counts by [task][predicted task]."""
@@ -183,7 +184,6 @@ def score_probe(
     strength: float = STRENGTH,
     space: Space = "raw",
     permutations: int = 39,
-    resamples: int = 1000,
     progress: Progress = silent,
 ) -> ProbeScores:
     """Accuracy and AUC on held-out documents, compared with permuted labels and random walks.
@@ -207,7 +207,7 @@ def score_probe(
     for number in range(1, permutations + 1):
         null.append(_null_measures(generator, saturation, states, sampling, options))
         progress("permuting labels", number, permutations, "times")
-    rows = _table(real, control, torch.stack(null), resamples, sampling.seed)
+    rows = _table(real, control, torch.stack(null))
     return ProbeScores(
         tuple(rows), real.confusion(), real.cells.layers, len(real.cells),
         len(real.cells.row.unique()), len(real.documents.unique()),
@@ -233,15 +233,13 @@ def _null_measures(
     raise last
 
 
-def _table(
-    real: HeldOut, control: HeldOut, null: Tensor, resamples: int, seed: int
-) -> Iterator[Row]:
+def _table(real: HeldOut, control: HeldOut, null: Tensor) -> Iterator[Row]:
     value = real.measures()
     columns = {
-        ("value", "low", "high"): [value, *real.intervals(resamples, seed)],
+        ("value", "low", "high"): [value, *real.intervals()],
         ("null", "null_low", "null_high"): [null.mean(0), *percentiles(null)],
         ("control", "control_low", "control_high"): [
-            control.measures(), *control.intervals(resamples, seed),
+            control.measures(), *control.intervals(),
         ],
     }  # fmt: skip
     p = ((null >= value).sum(0) + 1).double() / (len(null) + 1)  # 1/20 must be 0.05, not above

@@ -29,7 +29,7 @@ from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.weights import Heads, all_heads
 from layerleap.progress import Progress, silent
-from layerleap.read.metrics import wilson
+from layerleap.read.intervals import wilson
 from layerleap.read.top import top_k
 from layerleap.read.vocabulary.pairs import chosen_tokens
 from layerleap.read.vocabulary.space import Space

@@ -21,7 +21,7 @@ LEAD = (
     "Precision@k: how often a map's top token is among the model's top k. Surprisal: -ln of the "
     "probability that the model gives to the map's top token. KL(model || map): how far the whole "
     "distribution is off. R\u00b2: how much of the last state the map predicts. Intervals: 95 %, "
-    "bootstrap over documents. What lies off the scale of a figure is in the table."
+    "over documents. What lies off the scale of a figure is in the table."
 )
 
 

@@ -2,7 +2,7 @@
 
 import html
 
-from layerleap.read.metrics import Estimate
+from layerleap.read.intervals import Estimate
 from layerleap.show.html.page import styled
 from layerleap.study.suitability.candidates import Outcome
 from layerleap.study.suitability.result import Suitability

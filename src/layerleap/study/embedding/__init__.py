@@ -57,7 +57,7 @@ STUDY = Study(
     "paired columns of a head? Are a state's top tokens those of the parameters most active "
     "there? How few tokens can stand for a vector, and with which inverse of the output matrix? "
     "Every number has a control.",
-    method=3, settings=EmbeddingSettings, context=EmbeddingContext,
+    method=4, settings=EmbeddingSettings, context=EmbeddingContext,
     sections=(
         neurons.SECTION, columns.SECTION, active.SECTION, kept.SECTION, carried.SECTION,
         twin.SECTION,

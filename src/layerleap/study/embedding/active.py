@@ -11,7 +11,7 @@ from torch import Tensor
 
 from layerleap.errors import ModelRefused
 from layerleap.models.weights import refusals
-from layerleap.read.metrics import Bootstrap
+from layerleap.read.intervals import DIFFERENCE, SHARE, Documents
 from layerleap.study.claims import Claim, Verdict, above, at_every, untested
 from layerleap.study.embedding.context import EmbeddingContext
 from layerleap.study.embedding.matches import OTHERS, OWN, Matches
@@ -30,10 +30,11 @@ def layer_rows(
     matches: Matches, columns: Mapping[tuple[str, str], Mapping[int, Tensor]], **about: str
 ) -> list[Row]:
     """Rows with intervals over documents: each column (state, measure) by layer, and its mean."""
-    bootstrap, rows = Bootstrap(matches.documents), []
+    documents, rows = Documents(matches.documents), []
     for (state, measure), by_block in columns.items():
         values = torch.stack([*by_block.values(), torch.stack([*by_block.values()]).mean(0)], dim=1)
-        for layer, found in zip([*by_block, None], bootstrap.estimates(values), strict=True):
+        possible = SHARE if measure in (OWN, OTHERS) else DIFFERENCE
+        for layer, found in zip([*by_block, None], documents.means(values, possible), strict=True):
             row = {**about, "state": state, "measure": measure, "layer": layer}
             rows.append({**row, **found.to_dict()})
     return rows

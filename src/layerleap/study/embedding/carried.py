@@ -61,7 +61,7 @@ def _inner_products(context: EmbeddingContext) -> Tables:
         row
         for n, inverse in enumerate(INVERSES)
         for row in mat.interval_rows(
-            mat.value[n] - raw.value[n], mat.draws[:, n] - raw.draws[:, n], inverse
+            mat.value[n] - raw.value[n], mat.left_out[:, n] - raw.left_out[:, n], inverse
         )
     ]  # fmt: skip
     return {
@@ -179,7 +179,7 @@ SECTION = Section(
             "carried-kept", "Inner products of carried states with k tokens kept",
             "Cosine of the inner products of all pairs of states with those of their readings.",
             _kept_points, x=Axis("tokens kept", "log"), y=Axis("cosine"), lines=LINES,
-            unit="states", size=(4.6, 3.6), sample="bands: 95 %, bootstrap over states",
+            unit="states", size=(4.6, 3.6), sample="bands: 95 %, over states",
         ),
     ),
     tables=(

@@ -68,7 +68,7 @@ def tables_of(
     readings: tuple[str, ...],
 ) -> Tables:  # fmt: skip
     """Overlaps of columns in every block of a model whose heads are verified."""
-    depth = Depth(context.settings.seed)
+    depth = Depth()
     blocks = _blocks(context, model)
     for number, (block, names) in enumerate(blocks.items()):
         context.progress("columns of heads", number, len(blocks), "layers")
@@ -201,7 +201,7 @@ SECTION = Section(
             "columns", "Overlap of columns",
             "Jaccard index of the top tokens of both vectors, by magnitude: 0 if they share none.",
             _points, y=Axis("Jaccard index", low=0), size=(4.6, 3.6), unit="columns",
-            sample="bands: 95 %, bootstrap over columns of W_K or W_V in a layer", share_y=False,
+            sample="bands: 95 %, over columns of W_K or W_V in a layer", share_y=False,
             lines={
                 OWN: Line("same index", "blue"),
                 LAYER: Line(LAYER, "grey", marker="s", style="dashed"),

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from layerleap.models.weights import dual, gram
-from layerleap.read.metrics import finite, percentiles, resample
+from layerleap.read.intervals import all_but_one, finite, groups_of, jackknife
 from layerleap.study.embedding.tokens import ENTRIES
 from layerleap.study.result import Row
 
 INVERSES = ("transposed", "pseudo-inverse")
 COLUMNS = 4096  # tokens at a time
-RESAMPLES = 1000
 
 
 def sizes(d_vocab: int, first: int = 16) -> list[int]:
@@ -39,65 +38,61 @@ def sizes(d_vocab: int, first: int = 16) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Cosines of one set of rows, with bootstrap samples of its groups."""
+    """Cosines of one set of rows, and what they are without each of its groups."""
 
     ks: list[int]
     n_rows: int
-    n_groups: int
+    sizes: Tensor  # of groups
     value: Tensor  # (inverse, k)
-    draws: Tensor  # (sample, inverse, k)
+    left_out: Tensor  # (group, inverse, k)
 
     def rows(self) -> Iterator[Row]:
         """A row per inverse and k, and the lead of the transposed matrix."""
-        lead = self.value[0] - self.value[1], self.draws[:, 0] - self.draws[:, 1]
-        named = [(name, self.value[n], self.draws[:, n]) for n, name in enumerate(INVERSES)]
-        for name, value, draws in [*named, ("lead", *lead)]:
-            yield from self.interval_rows(value, draws, name)
+        lead = self.value[0] - self.value[1], self.left_out[:, 0] - self.left_out[:, 1]
+        named = [(name, self.value[n], self.left_out[:, n]) for n, name in enumerate(INVERSES)]
+        for name, value, left_out in [*named, ("lead", *lead)]:
+            yield from self.interval_rows(value, left_out, name)
 
     def crossing(self) -> Row:
         """The k at which the pseudo-inverse overtakes the transposed matrix."""
-        value = crossings(self.ks, (self.value[0] - self.value[1])[None])
-        draws = crossings(self.ks, self.draws[:, 0] - self.draws[:, 1])
-        known = ~draws.isnan()
-        is_known = bool(known.all()) and self.n_groups > 1
-        low, high = percentiles(draws).tolist() if is_known else (None, None)
+        value = crossings(self.ks, (self.value[0] - self.value[1])[None])[0]
+        left_out = crossings(self.ks, self.left_out[:, 0] - self.left_out[:, 1])
+        # Curves cross at some number of tokens, and are drawn over its logarithm.
+        low, high = (end.exp() for end in jackknife(value.log(), left_out.log(), self.sizes))
         return {
-            "value": finite(float(value)), "low": low, "high": high, "rows": self.n_rows,
-            "crosses": float(known.double().mean()),
+            "value": finite(float(value)), "low": finite(float(low)), "high": finite(float(high)),
+            "rows": self.n_rows, "crosses": float((~left_out.isnan()).double().mean()),
         }  # fmt: skip
 
-    def interval_rows(self, value: Tensor, draws: Tensor, inverse: str) -> Iterator[Row]:
-        """Rows with intervals: values (k,) and samples (sample, k)."""
-        low, high = percentiles(draws).tolist()
+    def interval_rows(self, value: Tensor, left_out: Tensor, inverse: str) -> Iterator[Row]:
+        """Rows with intervals: values (k,), and those without each group: (group, k)."""
+        low, high = (end.tolist() for end in jackknife(value, left_out, self.sizes))
         for place, k in enumerate(self.ks):
-            ends = {"low": low[place], "high": high[place]}
-            ends = ends if self.n_groups > 1 else dict.fromkeys(ends)
+            ends = {"low": finite(low[place]), "high": finite(high[place])}
             value_at = float(value[place])
             yield {"inverse": inverse, "k": k, "value": value_at, **ends, "rows": self.n_rows}
 
 
 @torch.no_grad()
 def keep_best(
-    rows: Tensor, matrix: Tensor, ks: Sequence[int], *, seed: int, groups: Tensor | None = None
+    rows: Tensor, matrix: Tensor, ks: Sequence[int], *, groups: Tensor | None = None
 ) -> Kept:
     """Cosines for all k and both inverses; `BadSettings` if E has no right inverse.
 
-    `groups` says which rows are drawn together; by default each is drawn alone.
+    `groups` says which rows belong together; by default each stands alone.
     """
-    names, place = (torch.arange(len(rows)) if groups is None else groups).unique(
-        return_inverse=True
-    )
+    place = groups_of(torch.arange(len(rows)) if groups is None else groups)
     rows = torch.nn.functional.normalize(rows.to(matrix), dim=1)
     duals = dual(rows, matrix, gram(matrix)).to(rows)
     exact = (rows.double() @ rows.double().T).cpu()
-    weights = torch.cat([torch.ones(1, len(rows), dtype=torch.float64),
-                         resample(len(names), RESAMPLES, seed)[:, place]])  # fmt: skip
+    others, sizes = all_but_one(place)
+    weights = torch.cat([torch.ones(1, len(rows), dtype=torch.float64), others])
     found = [
         torch.stack([_cosine(exact, made.double().cpu(), weights) for made in by_k], dim=1)
         for by_k in products(rows, duals, matrix, ks)
     ]
-    cosines = torch.stack(found, dim=1)  # (1 + sample, inverse, k)
-    return Kept(list(ks), len(rows), len(names), cosines[0], cosines[1:])
+    cosines = torch.stack(found, dim=1)  # (1 + group, inverse, k)
+    return Kept(list(ks), len(rows), sizes, cosines[0], cosines[1:])
 
 
 def products(rows: Tensor, duals: Tensor, matrix: Tensor, ks: Sequence[int]) -> Tensor:
@@ -130,10 +125,7 @@ def _limits(rows: Tensor, matrix: Tensor, ks: Sequence[int]) -> Tensor:
 
 
 def _cosine(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
-    """The cosine of two matrices over pairs of rows, for rows drawn `weights` times: (sample,).
-
-    A row that is drawn twice makes no pair with itself beyond its own inner product.
-    """
+    """The cosine of two matrices over pairs of rows, for rows that count `weights`: (sample,)."""
     ab, aa, bb = (_total(each, weights) for each in (a * b, a * a, b * b))
     return ab / (aa * bb).sqrt()
 

@@ -57,8 +57,8 @@ def kept_of(
     """Inner products of one set of rows; the same groups are drawn from sets that have the same."""
     if name not in context.kept:
         context.progress("inner products", len(context.kept), None, "sets of vectors")
-        ks, seed = sizes(len(context.matrix)), context.settings.seed
-        context.kept[name] = keep_best(rows, context.matrix, ks, seed=seed, groups=groups)
+        ks = sizes(len(context.matrix))
+        context.kept[name] = keep_best(rows, context.matrix, ks, groups=groups)
     return context.kept[name]
 
 
@@ -79,7 +79,7 @@ def _values(model: Transformer, n: int, generator: torch.Generator) -> Tensor:
 def states_of(context: EmbeddingContext, *, carried: bool = False) -> tuple[Tensor, Tensor]:
     """States of random layers, as the output matrix takes them: after the final norm.
 
-    Beside them their documents, which are resampled.
+    Beside them their documents.
     """
     observed, last = context.observed, context.model.n_layers
     n = context.settings.kept_rows
@@ -151,7 +151,7 @@ def crossing_words(row: Row, fewest: Row) -> str:
         better = "pseudo-inverse" if fewest["value"] <= 0 else "transposed matrix"
         return f"never cross: the {better} is better throughout"
     if row["low"] is None:
-        share = f"{row['crosses']:.0%} of resampled sets cross"
+        share = f"{row['crosses']:.0%} of the sets without one group cross"
         return f"cross at about {row['value']:,.0f} tokens ({share}, so there is no interval)"
     return f"cross at {interval(row, '{:,.0f}')} tokens"
 
@@ -201,7 +201,7 @@ SECTION = Section(
             "is perfect.",
             lambda result: points(result, "kept", *INVERSES), x=Axis("tokens kept", "log"),
             y=Axis("cosine"), lines=LINES, unit="vectors", size=(3.6, 3.6),
-            sample="bands: 95 %, bootstrap over vectors; of states, over documents",
+            sample="bands: 95 %, over vectors; of states, over documents",
         ),
     ),
     tables=(
@@ -210,7 +210,7 @@ SECTION = Section(
             lambda result: result.rows("crossings"),
             (
                 Column("of", "vectors"), estimate("value", "tokens", "{:,.0f}"),
-                Column("crosses", "resampled sets that cross (%)", "{:.0f}", 100),
+                Column("crosses", "sets without one group that cross (%)", "{:.0f}", 100),
                 Column("rows", form="{:,.0f}"),
             ),
             terminal=True,

@@ -45,7 +45,7 @@ def tables_of(
     readings: tuple[str, ...],
 ) -> Tables:  # fmt: skip
     """Overlaps of keys and values in every block of a model that has both."""
-    depth = Depth(context.settings.seed)
+    depth = Depth()
     blocks = key_blocks(context, model)
     for number, (block, keys) in enumerate(blocks.items()):
         context.progress("keys and values", number, len(blocks), "layers")
@@ -222,7 +222,7 @@ LINES = {
     OWN: Line("same neuron", "blue"),
     SHUFFLED: Line("shuffled pairs", "grey", marker="s", style="dashed"),
 }
-SAMPLE = "bands: 95 %, bootstrap over neurons of a layer"
+SAMPLE = "bands: 95 %, over neurons of a layer"
 
 
 def _lead_rows(result: StudyResult) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import vectors
-from layerleap.read.metrics import Bootstrap, percentiles
+from layerleap.read.intervals import ANY, Documents, ends, finite, freedom
 from layerleap.study.claims import Answer, above
 from layerleap.study.embedding.tokens import Order, jaccard, top_ids
 from layerleap.study.result import Row, StudyResult
@@ -82,12 +82,12 @@ def lead_over(control: str) -> str:
 class Depth:
     """Means of many measures with intervals, by layer and over all layers.
 
-    Vectors are resampled in every layer by itself, so the draws of layers are independent.
+    Vectors of each layer are their own, so layers are independent.
     """
 
-    seed: int
     rows: list[Row] = field(default_factory=list)
-    draws: dict[tuple[str, str, str], list[Tensor]] = field(default_factory=dict)
+    # The variance of each mean and its degrees of freedom, by layer.
+    spreads: dict[tuple[str, str, str], list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(
         self,
@@ -98,27 +98,28 @@ class Depth:
     ) -> None:
         """Take in columns (pair, measure) of one layer, all with a value per vector.
 
-        `groups` says which vectors are drawn together; by default each is drawn alone.
+        `groups` says which vectors belong together; by default each stands alone.
         """
         values = torch.stack(list(columns.values()), dim=1)
         groups = torch.arange(len(values)) if groups is None else groups
-        bootstrap = Bootstrap(groups, seed=self.seed + block)
-        drawn = bootstrap.sums(values) / bootstrap.totals
-        for (pair, measure), estimate, draws in zip(
-            columns, bootstrap.estimates(values), drawn.T, strict=True
+        vectors = Documents(groups)
+        degrees, variances = freedom(vectors.sizes), vectors.spread(values)[1].tolist()
+        for (pair, measure), estimate, variance in zip(
+            columns, vectors.means(values), variances, strict=True
         ):
             row = {"layer": block, "pair": pair, "reading": reading, "measure": measure}
             self.rows.append({**row, **_without_documents(estimate.to_dict())})
-            self.draws.setdefault((pair, reading, measure), []).append(draws)
+            self.spreads.setdefault((pair, reading, measure), []).append((variance, degrees))
 
     def over_all(self) -> list[Row]:
         """Each measure's mean over layers, and its rise along a straight line through them."""
-        return [row for key in self.draws for row in self._summary(*key)]
+        return [row for key in self.spreads for row in self._summary(*key)]
 
     def _summary(self, pair: str, reading: str, measure: str) -> Iterator[Row]:
         about = {"pair": pair, "reading": reading, "measure": measure}
         rows = [row for row in self.rows if about.items() <= row.items()]
-        draws = torch.stack(self.draws[pair, reading, measure], dim=1)  # (sample, layer)
+        spreads = torch.tensor(self.spreads[pair, reading, measure], dtype=torch.float64)
+        variances, degrees = spreads.unbind(1)  # (layer,)
         values = torch.tensor([row["value"] for row in rows], dtype=torch.float64)
         x = torch.tensor([row["layer"] for row in rows], dtype=torch.float64)
         weights = {"mean": torch.ones_like(x) / len(x)}
@@ -126,9 +127,13 @@ class Depth:
             centred = x - x.mean()
             weights["rise"] = (x[-1] - x[0]) * centred / centred.square().sum()
         for name, weight in weights.items():
-            low, high = percentiles(draws @ weight).tolist()
+            parts, value = weight.square() * variances, values @ weight
+            # Satterthwaite's degrees of freedom of a sum of variances.
+            together = float(parts.sum().square() / (parts.square() / degrees).sum())
+            low, high = ends(value, parts.sum(), together if together > 0 else 1.0, ANY, 1.0)
             yield {
-                **about, "over": name, "value": float(values @ weight), "low": low, "high": high,
+                **about, "over": name, "value": float(value), "low": finite(float(low)),
+                "high": finite(float(high)),
                 "layers": len(x), "rows": sum(row["rows"] for row in rows),
             }  # fmt: skip
 

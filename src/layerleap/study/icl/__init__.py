@@ -67,7 +67,7 @@ STUDY = Study(
     "same demonstrations change attention as context does? Do models with untrained blocks show "
     "the same? Are shortcuts and tuned maps a better loss for each layer than the logit lens? "
     "Every number has a control.",
-    method=4, settings=IclSettings, context=IclContext,
+    method=5, settings=IclSettings, context=IclContext,
     sections=(
         works.SECTION, rates.SECTION, learns.SECTION, similarity.SECTION, changes.SECTION,
         layers.SECTION, shots.SECTION,

@@ -38,7 +38,7 @@ from layerleap.study.icl.works import names, panel, working
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.tables import Column, Table, estimate, percent
 
-FEWEST = 10  # counted queries: resampling fewer says nothing about how sure a share is
+FEWEST = 10  # counted queries: fewer say nothing about how sure a share is
 FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little
 CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
 CONTROLS_HERE = (
@@ -96,7 +96,7 @@ def _changes(cells: list[dict[str, Tensor]], place: Row, seeds: list[int]) -> It
 def _estimate(ratios: list[Ratio], most: int) -> Row:
     """The share of all seeds, what it is a share of, and how large that is among all queries.
 
-    A share of few queries has no interval: resampled, 2 of 2 would be certain.
+    A share of few queries has no interval.
     """
     hits, counted = (
         [getattr(ratio, side)[:, None].double() for ratio in ratios] for side in ("hits", "counted")

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from layerleap.errors import NotFinite
-from layerleap.read.metrics import finite
+from layerleap.read.intervals import finite
 from layerleap.read.nested import nested_means
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line, Mark

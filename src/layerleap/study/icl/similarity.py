@@ -163,7 +163,7 @@ ALL_LINES = {
     "noise": Line("isotropic noise", "grey", marker="", style="dashed", band=0),
     "zero-shot": Line("no training", "grey", marker="x", style="dashed", band=0),
 }
-SAMPLE = "bands and intervals: 95 %, bootstrap over seeds and queries"
+SAMPLE = "bands and intervals: 95 %, over seeds and queries"
 
 
 def _layer_figure(measure: str, how: str) -> Figure:

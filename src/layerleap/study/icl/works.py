@@ -155,7 +155,7 @@ FIGURES = (
         "mappings, the best of all tokens. Shuffled: the same demonstrations with the answers of "
         "others; of mappings none stays right if possible, of classes as many as by chance.",
         _curves, x=Axis("demonstrations"), y=Axis("right answers", "share"), lines=LINES,
-        marks=_marks, unit="queries", sample="bands: 95 %, bootstrap over seeds and queries",
+        marks=_marks, unit="queries", sample="bands: 95 %, over seeds and queries",
     ),
 )  # fmt: skip
 

@@ -56,7 +56,7 @@ def _boxes(result: StudyResult) -> Iterator[Box]:
 
 
 STUDY = Study(
-    name="saturation", title="Saturation in {model}, read on {text}",
+    name="saturation", method=2, title="Saturation in {model}, read on {text}",
     help="Ask whether ranks saturate in order, and write one report.\n\n"
     "From which layer on does each of the best tokens keep its rank? Do ranks saturate in order, "
     "beyond chance and beyond a random walk? Can the rank that is being decided be read off a "

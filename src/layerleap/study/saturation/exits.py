@@ -21,7 +21,7 @@ from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import Fixed, Never, Oracle, Patience, Rule, Similarity, Task
 from layerleap.errors import TooFewRows
 from layerleap.maps.bank import ShortcutBank
-from layerleap.read.metrics import finite, mean_interval
+from layerleap.read.intervals import SHARE, finite, mean_interval
 from layerleap.read.probes.cells import CellSampling
 from layerleap.read.probes.task import TaskProbe
 from layerleap.study import exits as replayed
@@ -64,7 +64,9 @@ class Judged:
                 "accuracy": one.value, "accuracy_low": finite(one.low),
                 "accuracy_high": finite(one.high), "accuracy_rows": one.rows,
             }
-            for one in mean_interval(torch.stack(right, 1)[known], evidence.document[known])
+            for one in mean_interval(
+                torch.stack(right, 1)[known], evidence.document[known], SHARE
+            )
         ]  # fmt: skip
 
 
@@ -298,7 +300,7 @@ def _full_model(result: StudyResult) -> Iterator[Mark]:
 
 
 SAMPLE = (
-    "none of which trained the probe or the learned rule; 95 % bands, bootstrap over documents; "
+    "none of which trained the probe or the learned rule; 95 % bands, over documents; "
     "thresholds for a wanted agreement are chosen on these positions"
 )
 # The gap rule is that of another paper.

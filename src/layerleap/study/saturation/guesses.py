@@ -7,7 +7,7 @@ section of the study that shows them.
 After "Looking Beyond the Top-1" (arXiv 2410.20210): among the rows whose top token is wrong,
 *early* tokens saturated at least `lead` layers before the end, *late* ones only with the last
 block. The test is the pooled two-proportion z-test, two-sided. It treats rows as independent, which
-those of one document are not, so the interval of the difference resamples documents.
+those of one document are not, so intervals are over documents.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
-from layerleap.read.metrics import Bootstrap, finite, percentiles, wilson
+from layerleap.read.intervals import DIFFERENCE, SHARE, Documents, finite, mean_interval
 from layerleap.read.saturation import Saturation
 from layerleap.study.claims import LEVEL, Claim, Verdict, above, all_of, confirmed, untested
 from layerleap.study.engine import Section
@@ -36,7 +36,6 @@ def guesses(
     *,
     lead: int = PAPER_LEAD,
     ranks: Sequence[int] = (2, 3, 4),
-    seed: int = 0,
 ) -> list[Row]:
     """Early against late runners-up among the rows whose top token is wrong, one row per rank.
 
@@ -56,7 +55,7 @@ def guesses(
         "lead": lead, "early_until": saturation.n_layers - lead,
     }  # fmt: skip
     return [
-        {"lens": saturation.lens, "rank": rank, **_test(wrong, rank, lead, seed), **about}
+        {"lens": saturation.lens, "rank": rank, **_test(wrong, rank, lead), **about}
         for rank in ranks
         if rank <= saturation.k
     ]
@@ -81,11 +80,14 @@ def _require(saturation: Saturation, lead: int, ranks: Sequence[int]) -> None:
         )
 
 
-def _test(wrong: Saturation, rank: int, lead: int, seed: int) -> Row:
+def _test(wrong: Saturation, rank: int, lead: int) -> Row:
     layer = wrong.layer[:, rank - 1]
     right = wrong.tokens[:, rank - 1] == wrong.gold
     early, late = layer <= wrong.n_layers - lead, layer == wrong.n_layers
-    row: Row = {**_share("early", right[early]), **_share("late", right[late])}
+    row: Row = {
+        **_share("early", right[early], wrong.documents[early]),
+        **_share("late", right[late], wrong.documents[late]),
+    }
     n = (row["early_rows"], row["late_rows"])
     row |= dict.fromkeys(("difference", "low", "high", "z", "p", "early_are", "needed"))
     pooled = float(right[early | late].double().mean()) if sum(n) else 0.0
@@ -97,11 +99,9 @@ def _test(wrong: Saturation, rank: int, lead: int, seed: int) -> Row:
     counts = [[row[f"{group}_right"], row[f"{group}_wrong"]] for group in ("early", "late")]
     # Of a 2 x 2 table, chi squared is z squared, and the p-values are the same.
     test = learn_library("scipy.stats").chi2_contingency(counts, correction=False)
-    low = high = None
-    if len(wrong.documents.unique()) > 1:
-        bootstrap = Bootstrap(wrong.documents, seed=seed)
-        a, b, c, d = bootstrap.sums(torch.stack([right & early, early, right & late, late], 1)).T
-        low, high = map(finite, percentiles(a / b - c / d, skip_nan=True).tolist())
+    columns = torch.stack([right & early, early, right & late, late], 1)
+    _, *ends = Documents(wrong.documents).of(_gap, columns, DIFFERENCE)
+    low, high = (finite(float(end)) for end in ends)
     return row | {
         "difference": difference, "low": low, "high": high, "p": bounded(float(test.pvalue)),
         "z": math.copysign(math.sqrt(test.statistic), difference),
@@ -118,10 +118,17 @@ def _early_are(significant: bool, low: float | None, high: float | None) -> str 
     return "right less often" if significant and high < 0 else "not clearly different"
 
 
-def _share(group: str, right: Tensor) -> Row:
+def _gap(sums: Tensor) -> Tensor:
+    """The difference of two shares, from sums of hits and cases: (..., 4) -> (...)."""
+    a, b, c, d = sums.unbind(-1)
+    return a / b - c / d
+
+
+def _share(group: str, right: Tensor, documents: Tensor) -> Row:
     """Share of right guesses with its interval."""
     n, hits = len(right), int(right.sum())
-    low, high = wilson(hits, n) if n else (None, None)
+    found = mean_interval(right[:, None], documents, SHARE)[0] if n else None
+    low, high = (None, None) if found is None else (found.low, found.high)
     values = {
         "value": hits / n if n else None, "low": low, "high": high, "right": hits,
         "wrong": n - hits, "rows": n,
@@ -167,9 +174,9 @@ def _claim(result: StudyResult) -> Verdict:
 def _run(context: SaturationContext) -> Tables:
     n_layers = context.model.n_layers
     lead = PAPER_LEAD if n_layers > 2 * PAPER_LEAD else max(1, n_layers // 3)
-    saturation, seed = context.observed.saturation, context.settings.seed
+    saturation = context.observed.saturation
     return context.through_each(
-        "Guesses", lambda lens: {"guesses": guesses(saturation[lens], lead=lead, seed=seed)}
+        "Guesses", lambda lens: {"guesses": guesses(saturation[lens], lead=lead)}
     )
 
 

@@ -20,8 +20,8 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.extras import learn_library
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
+from layerleap.read.intervals import DIFFERENCE, mean_interval, wilson
 from layerleap.read.lens import Lens
-from layerleap.read.metrics import mean_interval, wilson
 from layerleap.read.probes.task import States, require_aligned
 from layerleap.read.saturation import Saturation, saturation_layers
 from layerleap.stream.examples import Batch
@@ -153,7 +153,8 @@ def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterato
         which = trials.pair[control]
         donor = donors[torch.searchsorted(trials.pair[donors], which)]
         a, b = runner.stays[donor], runner.stays[control]
-        estimate = mean_interval((a.double() - b.double())[:, None], documents[which])[0]
+        gap = (a.double() - b.double())[:, None]
+        estimate = mean_interval(gap, documents[which], DIFFERENCE)[0]
         more, less = int((a & ~b).sum()), int((b & ~a).sum())
         layer = trials.layer[control]
         yield {

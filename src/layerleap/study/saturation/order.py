@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText
-from layerleap.read.metrics import mean_interval
+from layerleap.read.intervals import mean_interval
 from layerleap.read.random_walks import RandomWalk
 from layerleap.read.saturation import Saturation
 from layerleap.study.claims import (
@@ -424,7 +424,7 @@ FIGURES = (
             "top token saturated early": Line(colour="grey"),
             "random walks": Line(colour="sand"),
         },
-        sample="95 % intervals, bootstrap over documents",
+        sample="95 % intervals, over documents",
     ),
     Figure(
         "histogram", "Where ranks saturate",
@@ -444,7 +444,7 @@ FIGURES = (
             "walk": Line("random walks (mean)", "amber", "D"),
             "model": Line("this model (95 %)", "blue"),
         },
-        marks=lambda _: [Mark("x", 0.0)], sample="95 % intervals, bootstrap over documents",
+        marks=lambda _: [Mark("x", 0.0)], sample="95 % intervals, over documents",
     ),
 )  # fmt: skip
 

@@ -151,7 +151,7 @@ def _auc_rows(result: StudyResult) -> Iterator[Row]:
             yield {**at, "line": "null", "y": row["null"], **null}
 
 
-SAMPLE = "balanced in each layer; folds by document; 95 % intervals, bootstrap over documents"
+SAMPLE = "balanced in each layer; folds by document; 95 % intervals, over documents"
 FIGURES = (
     Figure(
         "probe", "What the probe predicts", "Each row sums to 100 %; the diagonal is right.",

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.read.metrics import Bootstrap, finite, percentiles
+from layerleap.read.intervals import Documents, finite, jackknife, percentiles
 
 FEWEST_RANKS = 3  # that must saturate for a row to have a tau
 ENTRIES = 2**22  # layers held at a time while permuting
@@ -94,11 +94,11 @@ def against_walk(
     """Mean taus of real rows and of their doubles, the difference with interval, and p-value.
 
     `layers` and `walk` are those of the rows and of the double of each: (row, k). The interval
-    resamples documents, and the test swaps them whole, `draws` times each.
+    is over documents, and the test swaps them whole, `draws` times.
     """
-    bootstrap = Bootstrap(documents, resamples=draws, seed=seed)
+    by_document = Documents(documents)
     columns = torch.cat([_columns(taus(x, n_layers, cell)) for x in (layers, walk)], dim=1)
-    sums = bootstrap.by_document(columns)
+    sums = by_document.sums(columns)
     total, change = sums.sum(0), sums.roll(2, dims=1) - sums  # if a document and its double swap
     difference = _difference(total)
     generator = torch.Generator().manual_seed(seed)
@@ -108,13 +108,12 @@ def against_walk(
         for start in range(0, draws, size)
     )
     null = torch.cat([_difference(total + swap @ change) for swap in swaps])
-    low, high = percentiles(_difference(bootstrap.sums(columns)), skip_nan=True).tolist()
-    known = len(sums) > 1
+    low, high = jackknife(difference, _difference(total - sums), by_document.sizes, (-2.0, 2.0))
     return {
         "rows": int(total[1]), "doubles": int(total[3]), "documents": len(sums),
         "value": finite(float(total[0] / total[1])), "mean": finite(float(total[2] / total[3])),
         "difference": finite(float(difference)),
-        "low": finite(low) if known else None, "high": finite(high) if known else None,
+        "low": finite(float(low)), "high": finite(float(high)),
         "p": p_value(null, difference), "draws": draws,
     }  # fmt: skip
 

@@ -51,6 +51,7 @@ READINGS = Section(
 
 STUDY: Study[ShortcutSettings] = Study(
     name="shortcuts",
+    method=2,
     title="Shortcuts through {model}, read on {text}",
     help="""How well can each layer predict later ones?
 

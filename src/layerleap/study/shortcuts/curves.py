@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from layerleap.read.metrics import Bootstrap
+from layerleap.read.intervals import ANY, Bounds, mean_interval
 from layerleap.read.reader import score_table
 from layerleap.read.scores import Scores
 from layerleap.study.figures import Mark
@@ -17,9 +17,9 @@ MAPS = ("mat", "tuned", "id")  # in the order of figures and tables
 LENS_OF = {"-": "id", "tuned": "tuned"}  # by label of the fit; all other fits are mat
 
 
-def estimates(documents: Tensor, values: Tensor) -> list[Row]:
+def estimates(documents: Tensor, values: Tensor, bounds: Bounds = ANY) -> list[Row]:
     """Column means of (row, column) with 95 % intervals over documents."""
-    return [estimate.to_dict() for estimate in Bootstrap(documents).estimates(values)]
+    return [estimate.to_dict() for estimate in mean_interval(values, documents, bounds)]
 
 
 def score_rows(scores: Scores, read: str, labels: Iterable[str]) -> list[Row]:

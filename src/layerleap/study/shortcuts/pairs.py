@@ -110,7 +110,7 @@ FIGURES = (
         "perfect prediction, 0 is no better than the mean. Values below 0 are shown as 0.",
         _cells, "heatmap", x=Axis("from layer"), y=Axis("to layer"),
         value=Axis("R\u00b2 (below 0 shown as 0)", low=0, high=1), size=(4.4, 4.4),
-        sample=f"95 % intervals are in r2.csv: bootstrap over documents, or over {GROUPS} groups "
+        sample=f"95 % intervals are in r2.csv: over documents, or over {GROUPS} groups "
         f"of them if there are more than {GROUPS}",
     ),
 )  # fmt: skip

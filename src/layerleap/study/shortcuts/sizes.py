@@ -8,7 +8,7 @@ import numpy
 
 from layerleap.errors import BadSettings
 from layerleap.models.load import load
-from layerleap.read.metrics import finite
+from layerleap.read.intervals import finite
 from layerleap.study.claims import Claim, Verdict, between, difference, opposite, share_of
 from layerleap.study.engine import Section
 from layerleap.study.figures import LENSES, Axis, Figure, short

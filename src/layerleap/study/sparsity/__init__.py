@@ -51,7 +51,7 @@ def _boxes(result: StudyResult) -> Iterator[Box]:
 
 
 STUDY = Study(
-    name="sparsity", method=5, title="How sparse is {model}? Read on {text}",
+    name="sparsity", method=6, title="How sparse is {model}? Read on {text}",
     help="How few keys and neurons does a model need?\n\n"
     "Loss, KL and agreement against k for attention, and for FFNs by four rules. Attention mass in "
     "the top k by layer and head, and what heads that need many keys look at. The smallest k of "

@@ -16,13 +16,14 @@ from layerleap.errors import BadText, LayerleapError, ModelRefused
 from layerleap.models.hooks.edit import Edit
 from layerleap.models.hooks.recording import Recording, record
 from layerleap.progress import Progress
+from layerleap.read.intervals import ANY, POSITIVE
 from layerleap.study.claims import Claim, Verdict, above, below, untested
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
 from layerleap.study.result import Finding, Row, StudyResult, Tables
 from layerleap.study.sparsity.context import SparsityContext
 from layerleap.study.sparsity.curves import measure_columns, nats
-from layerleap.study.sparsity.passes import MEASURES, Measured, Rows
+from layerleap.study.sparsity.passes import MEASURES, POSSIBLE, Measured, Rows
 from layerleap.study.sparsity.shared_out import Plan, finer, furthest, guessed, steps
 from layerleap.study.tables import Column, Table, estimate, percent
 
@@ -111,14 +112,16 @@ def _share_out(context: SparsityContext, part: _Part, tables: Tables) -> None:
 
     def cost(number: int) -> float:
         context.progress(f"budget for {part.kind}", number, len(plans), "steps")
-        found = rows.estimates(rows.measure(edit(part.plan(plans[number]))).kl[:, None])[0]
+        found = rows.estimates(
+            rows.measure(edit(part.plan(plans[number]))).kl[:, None], [POSITIVE]
+        )[0]
         # The upper end: the plan that looks cheapest on these texts costs more on others.
         return float(found["value"] if found["high"] is None else found["high"])
 
     chosen = plans[furthest(len(plans), cost, wanted)]
     tables["budget"] += [_plan_row(part, block, chosen, costs, sizes) for block in part.blocks]
     for (block, level), one in alone.items():
-        found = rows.estimates(one.kl[:, None])[0]
+        found = rows.estimates(one.kl[:, None], [POSITIVE])[0]
         about = {"kind": part.kind, "layer": block, "level": level}
         tables["budget_costs"].append({**about, **found})
     tables["budget_checks"] += _checked(context.verified_on, part, chosen, edit)
@@ -169,11 +172,11 @@ def _checked(
     other = rows.measure(edit(uniform))
     found = []
     about = {"kind": part.kind, "kept": mean, "uniform": same, "uniform_kept": held.kept(same)}
-    for what, columns in (
-        ("budget", own.columns()), ("same everywhere", other.columns()),
-        (GAIN, other.columns() - own.columns()),
+    for what, columns, possible in (
+        ("budget", own.columns(), POSSIBLE), ("same everywhere", other.columns(), POSSIBLE),
+        (GAIN, other.columns() - own.columns(), [ANY]),
     ):  # fmt: skip
-        for name, row in zip(MEASURES, rows.estimates(columns), strict=True):
+        for name, row in zip(MEASURES, rows.estimates(columns, possible), strict=True):
             found.append({**about, "what": what, "measure": name, **row})
     return found
 

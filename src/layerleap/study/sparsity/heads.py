@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from layerleap.read.intervals import ANY, SHARE
 from layerleap.study.claims import Claim, Verdict, above, below, share_of, untested
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Line
@@ -56,7 +57,16 @@ def _head_rows(context: SparsityContext, observed: Observed, keys: list[int]) ->
     spread = observed.values["effective"] / rows.visible[:, None, None].clamp_min(1)
     names = [f"top {k}" for k in keys] + ["needed", *PLACES, "spread"]
     columns = [*(observed.column(name) for name in names[:-1]), spread.flatten(1)]
-    estimates = dict(zip(names, (rows.estimates(column) for column in columns), strict=True))
+    estimates = dict(
+        zip(
+            names,
+            (
+                rows.estimates(column, [ANY if name == "needed" else SHARE])
+                for name, column in zip(names, columns, strict=True)
+            ),
+            strict=True,
+        )
+    )
     found = []
     for place in range(len(observed.blocks) * observed.n_heads):
         own = {name: estimates[name][place] for name in names}

@@ -14,12 +14,14 @@ from torch import Tensor
 from layerleap.errors import BadText
 from layerleap.models.hooks.edit import Edit
 from layerleap.models.transformer import Transformer
+from layerleap.read.intervals import ANY, POSITIVE, SHARE, Bounds, mean_interval
 from layerleap.read.lens import chunks
-from layerleap.read.metrics import Bootstrap, Reference
+from layerleap.read.metrics import Reference
 from layerleap.stream.examples import Batch
 from layerleap.study.result import Row
 
 MEASURES = ("kl", "agreement", "loss")
+POSSIBLE = (POSITIVE, SHARE, ANY)  # values of each
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,24 +105,27 @@ class Rows:
         loss = (log_p[0] - log_p[1]).cpu().masked_fill(gold < 0, torch.nan)
         return found.kl.cpu(), (found.rank == 0).float().cpu(), loss
 
-    def estimates(self, columns: Tensor) -> list[Row]:
-        """Means of (row, column) with intervals over documents; NaN rows are left out."""
+    def estimates(self, columns: Tensor, bounds: Sequence[Bounds] = (ANY,)) -> list[Row]:
+        """Means of (row, column) with intervals over documents; NaN rows are left out.
+
+        Args:
+            columns: (row, column).
+            bounds: possible values of each column, or of all.
+        """
         rows = []
         known = ~columns.isnan()
-        for column, is_known in zip(columns.T, known.T, strict=True):
+        each = bounds if len(bounds) > 1 else tuple(bounds) * columns.shape[1]
+        for column, is_known, possible in zip(columns.T, known.T, each, strict=True):
             if not is_known.any():
                 rows.append({"value": None, "low": None, "high": None, "rows": 0, "documents": 0})
                 continue
-            bootstrap = self._bootstrap(is_known)
-            rows.append(bootstrap.estimates(column[is_known][:, None])[0].to_dict())
+            found = mean_interval(column[is_known][:, None], self.documents[is_known], possible)
+            rows.append(found[0].to_dict())
         return rows
-
-    def _bootstrap(self, chosen: Tensor) -> Bootstrap:
-        return Bootstrap(self.documents[chosen])
 
     def table(self, measured: Measured, **about: object) -> list[Row]:
         """One row per measure, with its interval."""
-        found = self.estimates(measured.columns())
+        found = self.estimates(measured.columns(), POSSIBLE)
         return [
             {**about, "measure": name, **row} for name, row in zip(MEASURES, found, strict=True)
             if row["value"] is not None

@@ -14,6 +14,7 @@ from torch import Tensor
 from layerleap.errors import BadSettings
 from layerleap.models.load import load
 from layerleap.models.weights import FeedForward, feed_forwards
+from layerleap.read.intervals import SHARE
 from layerleap.stream.batches import modality
 from layerleap.stream.examples import reads_pairs
 from layerleap.study.claims import Claim, Verdict, above, difference, untested
@@ -46,7 +47,7 @@ def _run(context: SparsityContext) -> Tables:
         table, paired = sweep(rows, ffns, context.settings.shares, context.progress)
         tables["relu"] += [{"ffn": kind, **row} for row in table]
         tables["relu_paired"] += [{"ffn": kind, **row} for row in paired]
-        active = rows.estimates(_active(rows, ffns)[:, None])[0]
+        active = rows.estimates(_active(rows, ffns)[:, None], [SHARE])[0]
         tables["relu_active"].append({"ffn": kind, "model": name, **active})
     return tables
 

@@ -47,7 +47,7 @@ STUDY = Study(
     "vocabularies, a fitted one, a random one, and none? Does a fine-tuned classifier work on "
     "another model without training?\n\n"
     "Bundled models: layerleap study stitching small-lm --other small-lm-2 -o report",
-    method=2, settings=StitchingSettings, context=StitchingContext,
+    method=3, settings=StitchingSettings, context=StitchingContext,
     sections=(pairs.SECTION, classifier.SECTION),
     paper="Dar, Geva, Gupta and Berant, \u201cAnalyzing Transformers in Embedding Space\u201d "
     "(ACL 2023).",

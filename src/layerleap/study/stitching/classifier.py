@@ -22,7 +22,7 @@ from layerleap.errors import BadSettings, BadText, ModelRefused
 from layerleap.models.hooks.recording import record
 from layerleap.models.inputs import padded
 from layerleap.models.transformer import Transformer
-from layerleap.read.metrics import Bootstrap
+from layerleap.read.intervals import DIFFERENCE, SHARE, Bounds, mean_interval
 from layerleap.study.claims import Claim, Verdict, above, untested
 from layerleap.study.engine import Section
 from layerleap.study.figures import Axis, Figure, Mark
@@ -120,10 +120,10 @@ def _logits(model: Transformer, h: Tensor, mask: Tensor) -> Tensor:
     return model.logits(model.rows(h, model.pooled(mask)))
 
 
-def _estimates(values: Tensor) -> list[Row]:
+def _estimates(values: Tensor, bounds: Bounds = SHARE) -> list[Row]:
     """Column means; every text is a document."""
-    boot = Bootstrap(torch.arange(len(values)))
-    return [one.to_dict() for one in boot.estimates(values)]
+    found = mean_interval(values, torch.arange(len(values)), bounds)
+    return [one.to_dict() for one in found]
 
 
 def _accuracies(verdicts: Verdicts) -> tuple[list[Row], list[Row]]:
@@ -133,7 +133,7 @@ def _accuracies(verdicts: Verdicts) -> tuple[list[Row], list[Row]]:
     first, second = verdicts.right[::2], verdicts.right[1::2]
     estimates = _estimates(second)
     # Text by text: the commonest class is right on some of the same texts.
-    leads = _estimates(second - verdicts.alone[1::2, 1:2])
+    leads = _estimates(second - verdicts.alone[1::2, 1:2], DIFFERENCE)
     chosen = []
     for kernel in dict.fromkeys(kernel for kernel, _ in verdicts.columns):
         own = [n for n, column in enumerate(verdicts.columns) if column[0] == kernel]
@@ -276,7 +276,7 @@ FIGURES = (
         _curves, x=Axis("layer of the first model", "layer"), y=Axis("accuracy", "share"),
         lines=LINES,
         marks=_marks, size=(7.2, 4.0), unit="reviews",
-        sample="bands: 95 %, bootstrap over reviews",
+        sample="bands: 95 %, over reviews",
     ),
 )  # fmt: skip
 

@@ -19,8 +19,8 @@ from layerleap.maps.kernel import LayerPair
 from layerleap.memory import give_back
 from layerleap.models.hooks.recording import record
 from layerleap.models.transformer import Transformer
+from layerleap.read.intervals import POSITIVE, Documents
 from layerleap.read.lens import chunks
-from layerleap.read.metrics import Bootstrap
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Census
 from layerleap.study.claims import (
@@ -68,14 +68,14 @@ def tables(context: StitchingContext) -> Tables:
     kernels, reports = context.kernels(b, pairs, fits, context.settings.n_fit)
     context.read("fit", context.text, census.to_dict(), started)
     losses = measure(context, kernels)
-    boot = Bootstrap(losses.documents)
-    alone = [one.to_dict() for one in boot.estimates(losses.alone)]
+    documents = Documents(losses.documents)
+    alone = [one.to_dict() for one in documents.means(losses.alone, POSITIVE)]
     named = zip((b.identity.name, a.identity.name, "token frequency"), alone, strict=True)
     return {
         "models": [context.describe()],
         "alone": [{"model": name, **row} for name, row in named],
-        "costs": _costs(losses, boot),
-        "leads": _leads(losses, boot),
+        "costs": _costs(losses, documents),
+        "leads": _leads(losses, documents),
         "kernel_fits": [report.to_dict() for report in reports],
     }
 
@@ -142,12 +142,12 @@ def _log_frequency(context: StitchingContext) -> Tensor:
     return torch.where(counts > 0, counts / total * (1 - rare), rare / never.clamp_min(1)).log()
 
 
-def _costs(losses: Losses, boot: Bootstrap) -> list[Row]:
+def _costs(losses: Losses, documents: Documents) -> list[Row]:
     """What each stitched model loses against the second model alone; and its loss."""
     own = losses.alone[:, :1]
     damage = float((losses.alone[:, 2] - losses.alone[:, 0]).mean())
     rows = []
-    costs = boot.estimates(losses.stitched - own)
+    costs = documents.means(losses.stitched - own)
     for (kernel, (i, j)), cost, loss in zip(
         losses.columns, costs, losses.stitched.mean(0).tolist(), strict=True
     ):
@@ -157,7 +157,7 @@ def _costs(losses: Losses, boot: Bootstrap) -> list[Row]:
     return rows
 
 
-def _leads(losses: Losses, boot: Bootstrap) -> list[Row]:
+def _leads(losses: Losses, documents: Documents) -> list[Row]:
     """By pair of layers, how much less the embedding kernel costs than each other one."""
     at = {column: number for number, column in enumerate(losses.columns)}
     others = [column for column in losses.columns if column[0] != "embedding"]
@@ -167,7 +167,9 @@ def _leads(losses: Losses, boot: Bootstrap) -> list[Row]:
     ]
     return [
         {"against": kernel, "layer_a": i, "layer_b": j, **lead.to_dict()}
-        for (kernel, (i, j)), lead in zip(others, boot.estimates(torch.stack(gaps, 1)), strict=True)
+        for (kernel, (i, j)), lead in zip(
+            others, documents.means(torch.stack(gaps, 1)), strict=True
+        )
     ]
 
 
@@ -300,7 +302,7 @@ FIGURES = (
         _cells, "heatmap", x=Axis("layer of the first model"), y=Axis("layer of the second model"),
         value=Axis("cost, as a share of that of guessing", low=0, high=WORST),
         size=(4.2, 4.2), columns=2, unit="positions",
-        sample="95 % intervals are in costs.csv: bootstrap over documents",
+        sample="95 % intervals are in costs.csv: over documents",
     ),
     Figure(
         "best", "The best partner of each layer",

@@ -23,7 +23,7 @@ from layerleap.act.exits.rules import Entropy, Gap, Oracle
 from layerleap.act.exits.timing import Timing
 from layerleap.errors import BadSettings, check_choice
 from layerleap.progress import Progress, silent
-from layerleap.read.metrics import Bootstrap, Estimate
+from layerleap.read.intervals import POSITIVE, Documents, Estimate, mean_interval
 
 RULES = (("id", "gap"), ("mat", "gap"), ("mat", "entropy"), ("mat", "learned"))
 RULE_NAMES = {"gap": "the paper's gap rule", "entropy": "the entropy rule",
@@ -294,7 +294,7 @@ def outcome(
     cost = prices.flops[candidate.map]
     return Outcome(
         candidate, calibrated, verified,
-        Bootstrap(fresh.document).estimates(time[:, None])[0],
+        mean_interval(time[:, None], fresh.document, POSITIVE)[0],
         cost.of(exits, calibrated.rule, candidate.layers) / cost.full,
         break_even(candidate, prices.timing, exits.layer),
     )  # fmt: skip
@@ -329,6 +329,7 @@ def ceilings(evidence: Mapping[str, Evidence], timing: Timing) -> list[Ceiling]:
         seconds = timing.by_layer((), carried=name == "mat", reads=False)[exits.layer]
         # The oracle also knows when an early exit does not pay off.
         time = (seconds / timing.full).clamp_max(1.0)
-        both = torch.stack([exits.n_layers - exits.layer.double(), time], 1)
-        bounds.append(Ceiling(name, *Bootstrap(rows.document).estimates(both)))
+        saved, documents = exits.n_layers - exits.layer.double(), Documents(rows.document)
+        (most,) = documents.means(saved[:, None], (0.0, float(exits.n_layers)))
+        bounds.append(Ceiling(name, most, *documents.means(time[:, None], (0.0, 1.0))))
     return bounds

@@ -11,7 +11,7 @@ from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.timing import Timing
 from layerleap.errors import BadSettings, check_choice
 from layerleap.maps.bank import ShortcutBank
-from layerleap.read.metrics import Estimate
+from layerleap.read.intervals import Estimate
 from layerleap.study.shortcuts.curves import lasting
 from layerleap.study.suitability.candidates import Ceiling, DryRun, Outcome
 from layerleap.study.tables import percent

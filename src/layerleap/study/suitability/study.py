@@ -22,7 +22,7 @@ from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.read.metrics import Bootstrap, Estimate
+from layerleap.read.intervals import SHARE, Documents, Estimate
 from layerleap.read.scores import Scores
 from layerleap.stream.examples import longest_input, require_text
 from layerleap.stream.source import default_text
@@ -163,9 +163,9 @@ def _run_settings(settings: SuitabilitySettings) -> FitSettings:
 
 def _agreement(scores: Scores) -> dict[str, list[Estimate]]:
     """By map and layer, the fraction of rows read as the model answers."""
-    bootstrap = Bootstrap(scores.documents)
+    documents = Documents(scores.documents)
     return {
-        name: bootstrap.estimates((scores.rank[lens] == 0).double())
+        name: documents.means((scores.rank[lens] == 0).double(), SHARE)
         for name, lens in LENSES.items()
     }
 
