@@ -104,7 +104,7 @@ results: demo ## Update the figures and numbers shown in the README (ten minutes
 	  mkdir -p docs/results/$$model && cp $$from/summary.png $$from/scores.csv \
 	    $$from/findings.txt docs/results/$$model/ || exit 1; \
 	done
-	for file in bench.json coverage.csv ridge.csv; do \
+	for file in bench.json coverage.csv; do \
 	  if [ -f build/$$file ]; then cp build/$$file docs/results/; fi; \
 	done
 

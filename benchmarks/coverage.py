@@ -24,7 +24,7 @@ from layerleap.read.map_errors import MapErrors
 from layerleap.read.reader import score_table
 
 SIZES = (5, 20, 100)  # documents
-DRAWS, SMOKE_DRAWS = 400, 3
+DRAWS, SMOKE_DRAWS = 200, 3
 LAYERS = (0, 6, 12, 18, 24, 29)  # of R2 on real text
 # Fixed before the first run. Nominal is 0.95; 20 documents of heavy-tailed text cannot promise it.
 BAR = 0.92
@@ -182,7 +182,7 @@ class _Batch:
 
 
 def _real(draws: int, *, smoke: bool) -> Iterator[dict[str, Any]]:
-    pool = _pool(30 if smoke else 400)
+    pool = _pool(30 if smoke else 200)
     names = pool.documents.unique()
     truth = pool.table(names)
     for size in SIZES:

@@ -68,6 +68,10 @@ class HookedModelWarning(UserWarning):
     """Others have hooked a model, so it is decoded by transformers' own loop."""
 
 
+class WeakBankWarning(UserWarning):
+    """Some maps of a bank read worse than the logit lens does without any map."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

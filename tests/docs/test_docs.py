@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 import layerleap
+from layerleap.maps.fit import worse_layers
+from layerleap.read.evaluate import evaluate
+from layerleap.stream.examples import Sampling
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "layerleap"
@@ -211,7 +214,7 @@ def test_the_cheap_commands_of_the_readme_run(tmp_path: Path):
 
 
 @pytest.mark.real
-def test_the_python_blocks_of_the_readme_run_in_order(
+def test_the_readme_runs_in_order_and_its_first_bank_reads_no_worse_than_the_logit_lens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -224,3 +227,11 @@ def test_the_python_blocks_of_the_readme_run_in_order(
         exec(compile("\n" * line + body, str(README), "exec"), namespace)
         ran += 1
     assert ran > 0, "README has no Python block to run"
+    model, bank = namespace["model"], namespace["bank"]
+    one_each = Sampling(unit="paragraph", positions="one")
+    scores = evaluate(model, bank, "news", one_each, side="both", n_texts=100, progress=False)
+    assert worse_layers(scores) == []
+    value = {(row["map"], row["metric"], row["layer"]): row["value"] for row in scores.scores}
+    for layer in range(model.n_layers):
+        assert value["mat", "precision@1", layer] >= value["id", "precision@1", layer], layer
+        assert value["mat", "kl", layer] <= value["id", "kl", layer], layer

@@ -17,7 +17,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from layerleap.arguments import checked
 from layerleap.errors import (
@@ -26,6 +28,7 @@ from layerleap.errors import (
     BadText,
     CannotWrite,
     FewRowsWarning,
+    WeakBankWarning,
     WrongModel,
 )  # fmt: skip
 from layerleap.files import cache_root
@@ -45,8 +48,14 @@ from layerleap.stream.batches import modality
 from layerleap.stream.examples import Sampling
 from layerleap.stream.source import default_text
 
-METHOD = 2  # raise it when a fit of the same text would give other maps: caches then start anew
-ROWS_PER_DIRECTION = 3  # with fewer rows, plain least squares reads worse than the logit lens
+if TYPE_CHECKING:
+    from layerleap.read.evaluate import Evaluation
+
+METHOD = 3  # raise it when a fit of the same text would give other maps: caches then start anew
+ROWS_PER_DIRECTION = 3  # with fewer rows, maps are poor whatever the ridge
+# Up to this many a ridge is chosen: with 2 it takes 17 % off the KL of readings of SmolLM2, with 5
+# one percent, with 9 half a percent, and with more nothing; on other text its last layers up to 17.
+CHOSEN_BELOW = 10
 FEW_ROWS_RIDGE = 0.01  # for few rows, if there is nothing to choose it on
 SCORED_TEXTS = 100  # held-out texts behind the scores in a card, one row each
 
@@ -70,14 +79,16 @@ def solve_bank(
     options = {"intercept": False, "ridge": 0.0, "rank": None, **tally.about.get("solve", {})}
     options |= {key: value for key, value in given.items() if value is not None}
     moments, n_unused = _moments_for(tally, options["ridge"])
-    few = options["ridge"] is None and _is_few(moments)
-    if options["ridge"] is None:
-        options["ridge"] = FEW_ROWS_RIDGE if few else 0.0
-    chooser = None
-    if (few or options["ridge"] == "auto") and transformer and tally.sample is not None:
+    by_default = options["ridge"] is None
+    if by_default:
+        options["ridge"] = FEW_ROWS_RIDGE if _is_few(moments) else 0.0
+    wanted = options["ridge"] == "auto" or (by_default and _may_need_ridge(moments))
+    chooser, why = None, {}
+    if wanted and transformer and tally.sample is not None:
         options["ridge"] = "auto"
-        fresh = without_rows(moments, tally.sample) if few else moments
+        fresh = without_rows(moments, tally.sample) if by_default else moments
         chooser = RidgeChooser(transformer, fresh, tally.sample, intercept=options["intercept"])
+        why = {"ridge": _why_chosen(moments, tally.sample, by_default=by_default)}
     maps, fits = [], []
     for src in range(moments.n_layers):
         own = {**options, "ridge": chooser.choose(src)} if chooser else options
@@ -94,6 +105,7 @@ def solve_bank(
     data = {"text": tally.about["text"], **tally.about.get("data", {}), "rows_fitted": moments.n}
     if hooks := tally.about.get("hooks"):
         data["hooks"] = hooks  # of others, that the model had
+    data |= why
     return ShortcutBank(
         maps, model=tally.about["model"], n_layers=moments.n_layers, d_model=moments.d_model,
         parts=parts, fits=fits, settings={**options, **tally.about["sampling"]},
@@ -101,14 +113,30 @@ def solve_bank(
     )  # fmt: skip
 
 
+def _may_need_ridge(moments: Moments) -> bool:
+    return moments.flush().n < CHOSEN_BELOW * moments.d_model
+
+
+def _why_chosen(moments: Moments, sample: Tensor, *, by_default: bool) -> str:
+    """A line for the card and the terminal."""
+    said = f"chosen for each layer by the KL of readings on {len(sample)} rows"
+    if not by_default:
+        return said
+    per_direction = moments.n / moments.d_model
+    return (
+        f"{said}, because {moments.n:,} rows are {per_direction:.1f} per direction; from "
+        f"{CHOSEN_BELOW} on it would make no difference"
+    )
+
+
 def _is_few(moments: Moments) -> bool:
     """Warn and return True if there are too few rows for plain least squares."""
     rows, least = moments.flush().n, ROWS_PER_DIRECTION * moments.d_model
     if rows < least:
         warnings.warn(
-            f"rows are few: {rows} for maps of width {moments.d_model}, where plain least squares "
-            f"needs about {least} to beat the logit lens; so a ridge is used. Fit on more text for "
-            "better maps, or pass ridge=0.0 for plain least squares",
+            f"rows are few: {rows} for maps of width {moments.d_model}, which need {least} or "
+            f"more, better {CHOSEN_BELOW * moments.d_model}; so a ridge is used. Fit on more text "
+            "for better maps, or pass ridge=0.0 for plain least squares",
             FewRowsWarning,
             stacklevel=4,
         )
@@ -153,7 +181,8 @@ def fit(
         sampling: how to cut texts, choose positions and hold out documents.
         ridge: penalty as a fraction of the mean eigenvalue of the Gram matrix, or "auto" to choose
             it by the KL of readings on a tenth of the documents, which are then not fitted on. By
-            default there is none, unless rows are few: then it is chosen, with a warning.
+            default it is chosen up to ten rows per direction, as far as it matters, on a few rows
+            that are fitted on afterwards; beyond there is none.
         evaluate: score the bank on a few held-out documents, for its card.
         progress: a function to call, True for bars on a terminal or in a notebook, or False.
         options: passed on to `collect`: n_texts, pairs, parts, checkpoint, ... A checkpoint stays
@@ -193,7 +222,32 @@ def with_scores(
         return bank
     size = f"{scores.n_rows} rows from {scores.n_documents} held-out documents"
     data = {**bank.data, "evaluated_on": f"{size} of {scores.text}"}
+    if worse := worse_layers(scores):
+        layers = ", ".join(map(str, worse))
+        data["worse_than_the_logit_lens"] = f"layers {layers}"
+        warnings.warn(
+            f"at layers {layers} this bank reads worse than the logit lens, on {size}; fit on more "
+            "text (n_texts, or positions='all')",
+            WeakBankWarning,
+            stacklevel=3,
+        )
     return bank.changed(quality=scores.by_layer(), data=data)
+
+
+def worse_layers(scores: "Evaluation") -> list[int]:
+    """Layers where the first bank reads worse than the logit lens: by KL, or clearly by its tops.
+
+    Differences of shares are small near the last layer; so a lower precision counts only if it is
+    below the interval of the logit lens's.
+    """
+    name, found = scores.maps[1], []
+    for layer in range(scores.n_layers):
+        at = {(row["map"], row["metric"]): row for row in scores.at(layer)}
+        kl, plain_kl = (at[each, "kl"]["value"] for each in (name, "id"))
+        precision, plain = (at[each, "precision@1"] for each in (name, "id"))
+        if kl > plain_kl or precision["value"] < plain["low"]:
+            found.append(layer)
+    return found
 
 
 def find_bank(

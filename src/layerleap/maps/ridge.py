@@ -32,6 +32,7 @@ class RidgeChooser:
             rows: (row, n_layers + 1, d_model).
         """
         self.moments, self.intercept = moments, intercept
+        self._last = len(RIDGES) // 2  # where the search ended before
         which = torch.linspace(0, len(rows) - 1, min(ROWS, len(rows))).round().long()
         self.rows = rows[which].to(transformer.device(transformer.n_layers))
         with torch.no_grad():
@@ -42,7 +43,7 @@ class RidgeChooser:
         """The ridge of the map from `src` to the last layer.
 
         KL has one valley, and is flat where the ridge is too small to matter. So the search walks
-        downhill from the middle.
+        downhill, from where that of the layer before ended: neighbours need about the same.
         """
         source, x = Source(self.moments, src, self.intercept), self.rows[:, src]
         known: dict[int, float] = {}
@@ -54,10 +55,11 @@ class RidgeChooser:
                 known[place] = self.answers.compare(carried)[0].mean().nan_to_num(torch.inf).item()
             return known[place]
 
-        place, best = -1, len(RIDGES) // 2
+        place, best = -1, self._last
         while place != best:
             place = best
             best = min(range(max(0, place - 1), min(len(RIDGES), place + 2)), key=kl)
+        self._last = best
         return RIDGES[best]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_models import sentences, tiny
 
-from layerleap.errors import BadSettings, CannotWrite, FewRowsWarning, WrongModel
+from layerleap.errors import BadSettings, CannotWrite, FewRowsWarning, WeakBankWarning, WrongModel
 from layerleap.maps import fit as maps_fit
 from layerleap.maps import ridge as ridges
 from layerleap.maps.bank import ShortcutBank
@@ -220,13 +220,18 @@ def few(n: int, positions: str = "all", **options: Any) -> ShortcutBank:
 
 def test_few_rows_are_said_and_get_a_ridge():
     """Plain least squares on few rows reads worse than the logit lens, and nothing said so."""
-    with pytest.warns(FewRowsWarning, match=r"rows are few: \d+ for maps of width 24"):
+    with (
+        pytest.warns(FewRowsWarning, match=r"rows are few: \d+ for maps of width 24"),
+        pytest.warns(WeakBankWarning, match="at layers 0 this bank reads worse than the logit"),
+    ):
         bank = few(60, "one")
+    assert bank.data["worse_than_the_logit_lens"] == "layers 0"
+    assert "worse_than_the_logit_lens: layers 0" in bank.card()
     assert bank.settings["ridge"] == "auto"
     assert any(report.ridge > 0 for report in bank.fits.values())
     with pytest.warns(FewRowsWarning):  # no document to choose it on
         assert {report.ridge for report in few(4).fits.values()} == {FEW_ROWS_RIDGE}
-    plain = few(60, "one", ridge=0.0)  # as asked: no warning, no ridge
+    plain = few(60, "one", ridge=0.0, evaluate=False)  # as asked: no warning, no ridge
     assert {report.ridge for report in plain.fits.values()} == {0.0}
     fresh = sentences(60, seed=5)
     scores = {
@@ -240,6 +245,25 @@ def test_few_rows_are_said_and_get_a_ridge():
         for name, one in scores.items()
     }
     assert kl["ridge"] < kl["plain"]
+
+
+def test_up_to_ten_rows_per_direction_a_ridge_is_chosen_and_the_card_says_why():
+    """It used to be chosen only below 3; with 5 it still takes a percent off the KL of readings."""
+    sampling = Sampling(unit="document", positions="all")
+    tally = collect(
+        tiny("llama"), sentences(120), sampling, keep_sample=True, solving={"ridge": None}
+    )
+    rows, width = tally.fit.n, tally.fit.d_model
+    assert 3 * width < rows
+    for chosen_below, ridge in ((rows / width + 0.1, "auto"), (rows / width, 0.0)):
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            patch.setattr(maps_fit, "CHOSEN_BELOW", chosen_below)
+            bank = solve_bank(tally, tiny("llama"))
+        assert bank.settings["ridge"] == ridge
+        assert ("chosen for each layer by the KL" in bank.card()) == (ridge == "auto")
+        assert bank.data["rows_fitted"] == rows  # those chosen on are fitted on afterwards
+    assert maps_fit.CHOSEN_BELOW == 10
 
 
 def test_enough_rows_are_fitted_without_a_ridge_or_a_word():

@@ -44,7 +44,7 @@ def fit(
         str | None,
         typer.Option(
             help="Penalty as a fraction of the mean eigenvalue, or 'auto': chosen on a tenth of "
-            "the documents. Default: 0, or chosen if rows are few."
+            "the documents. Default: chosen up to ten rows per direction, else 0."
         ),
     ] = None,
     rank: Rank = None,
@@ -128,6 +128,8 @@ def _show_bank(bank: Any, folder: Path, json: bool) -> None:
     from layerleap.show.cli.tables import fits_table
 
     out.print(fits_table(finals))
+    if "ridge" in bank.data:
+        out.print(f"ridge: {bank.data['ridge']}", highlight=False, soft_wrap=True)
     out.print(f"{bank!r}: {folder}", highlight=False, soft_wrap=True)
 
 

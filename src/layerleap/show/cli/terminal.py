@@ -12,11 +12,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from layerleap.errors import FewRowsWarning, LayerleapError
+from layerleap.errors import FewRowsWarning, LayerleapError, WeakBankWarning
 from layerleap.progress import Bars
 
 out = Console()
 err = Console(stderr=True)
+
+OUR_WARNINGS = (FewRowsWarning, WeakBankWarning)
 
 
 @contextmanager
@@ -24,7 +26,8 @@ def clean_errors() -> Iterator[None]:
     """Print expected errors as one red line (exit code 2); after Ctrl-C, say what was kept."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("always", FewRowsWarning)
+            for kind in OUR_WARNINGS:
+                warnings.simplefilter("always", kind)
             warnings.showwarning = partial(_show_warning, warnings.showwarning)
             yield
     except LayerleapError as error:
@@ -45,7 +48,7 @@ def clean_errors() -> Iterator[None]:
 
 def _show_warning(otherwise: Any, message: Any, category: type[Warning], *where: Any) -> None:
     """Print our own warnings as one line, without the place in the code."""
-    if issubclass(category, FewRowsWarning):
+    if issubclass(category, OUR_WARNINGS):
         err.print(f"[yellow]warning:[/] {escape(str(message))}", soft_wrap=True, highlight=False)
     else:
         otherwise(message, category, *where)
