@@ -26,6 +26,7 @@ from layerleap.models.discovery.compare import row_gap as gap
 from layerleap.models.discovery.laws import LAWS, check, parts_error
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.sites import Anatomy
+from layerleap.models.hooks.forward import Tap, tapped
 from layerleap.models.transformer import Transformer
 
 ALL = {**LANGUAGE_AND_IMAGE, **CLASSIFIERS}
@@ -252,15 +253,18 @@ def test_an_interrupted_pass_leaves_no_hook(name, error):
     def stop(*_):
         raise error("stop")
 
-    handle = transformer.model.get_submodule(transformer.blocks[1]).register_forward_hook(stop)
+    block = transformer.block(2)
+    handle = block.register_forward_hook(stop)
     try:
         with pytest.raises(error, match="stop"):
             transformer.capture(inputs, sites=all_sites(transformer))
+    finally:
+        handle.remove()
+    # Loading leaves hooks of others out.
+    with tapped(transformer.model, {block: Tap(see_input=stop)}):
         refusal = ModelRefused if error is RuntimeError else error
         with pytest.raises(refusal, match="stop"):
             Transformer.wrap(transformer.model)
-    finally:
-        handle.remove()
     assert hook_counts(transformer.model) == hooks
     assert torch.equal(logits_of(transformer, inputs), before)
 
