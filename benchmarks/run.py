@@ -19,8 +19,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from common import BUILD, Row, record, table
 
 BENCHMARKS = (
-    "fit_cost", "pairs", "memory", "demo_time", "first_use", "load_time", "shape",
-    "released", "paper", "decoding", "batches", "saturation_time", "saturation_study",
+    "fit_cost", "pairs", "memory", "demo_time", "first_use", "load_time", "read_time",
+    "shape", "released", "paper", "decoding", "batches", "saturation_time", "saturation_study",
     "concept_index", "debugger", "head_pairs", "alignment", "embedding_study",
     "topk_attention", "sparse_ffn", "layer_causal", "icl_study", "coverage",
 )  # fmt: skip
