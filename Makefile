@@ -27,17 +27,17 @@ help: ## List the targets
 setup: $(STAMP) ## Create the virtual environment and install layerleap in it, editable
 
 demo: $(STAMP) ## Fit shortcuts for a bundled model on real text; the report is in build/demo
-	$(BIN)/layerleap study shortcuts smollm2 --text wikipedia --other news \
+	$(BIN)/layerleap study shortcuts smollm2 --force --text wikipedia --other news \
 	  --fit-texts 3500 --read-texts 700 --sections exits --out build/demo
 
 paper: $(STAMP) ## Reproduce "Jump to Conclusions" on the bundled model (most of an hour); results in build/paper
-	$(BIN)/layerleap study shortcuts smollm2 --out build/paper
+	$(BIN)/layerleap study shortcuts smollm2 --force --out build/paper
 	mkdir -p docs/results/paper
 	cp build/paper/claims.csv build/paper/exits_saved.csv build/paper/findings.txt docs/results/paper/
 
 saturation: $(STAMP) ## Reproduce "Looking Beyond the Top-1" on text, images and speech (an hour); results in build/saturation
 	for model in $(SATURATION); do \
-	  $(BIN)/layerleap study saturation $$model --out build/saturation/$$model || [ $$? -eq 3 ] || exit 1; \
+	  $(BIN)/layerleap study saturation $$model --force --out build/saturation/$$model || [ $$? -eq 3 ] || exit 1; \
 	  mkdir -p docs/results/saturation/$$model; \
 	  cp build/saturation/$$model/claims.csv build/saturation/$$model/findings.txt \
 	    docs/results/saturation/$$model/ || exit 1; \
@@ -45,7 +45,7 @@ saturation: $(STAMP) ## Reproduce "Looking Beyond the Top-1" on text, images and
 
 embedding: $(STAMP) ## Measure what "Analyzing Transformers in Embedding Space" claims (half an hour); results in build/embedding
 	for model in $(EMBEDDING); do \
-	  $(BIN)/layerleap study embedding $$model --out build/embedding/$$model || [ $$? -eq 3 ] || exit 1; \
+	  $(BIN)/layerleap study embedding $$model --force --out build/embedding/$$model || [ $$? -eq 3 ] || exit 1; \
 	  mkdir -p docs/results/embedding/$$model; \
 	  cp build/embedding/$$model/claims.csv build/embedding/$$model/findings.txt \
 	    docs/results/embedding/$$model/ || exit 1; \
@@ -58,7 +58,7 @@ compare: $(STAMP) ## Align, compare and stitch models with one vocabulary (train
 	$(BIN)/layerleap diff smollm2 smollm2-reviews --html build/compare/diff.html > build/compare/diff.txt
 	for pair in small-lm:small-lm-2 smollm2:small-lm; do \
 	  out=stitching-$${pair%%:*}; \
-	  $(BIN)/layerleap study stitching $${pair%%:*} --other $${pair##*:} --out build/compare/$$out \
+	  $(BIN)/layerleap study stitching $${pair%%:*} --other $${pair##*:} --force --out build/compare/$$out \
 	    || [ $$? -eq 3 ] || exit 1; \
 	  mkdir -p docs/results/compare/$$out; \
 	  cp build/compare/$$out/claims.csv build/compare/$$out/findings.txt docs/results/compare/$$out/ || exit 1; \
@@ -69,7 +69,7 @@ sparsity: $(STAMP) ## Measure how few keys and neurons models need, and train wi
 	for model in $(SPARSITY); do \
 	  sections=attention,heads,ffn,budget; \
 	  [ $$model = $(firstword $(SPARSITY)) ] && sections=$$sections,relu,training,memory; \
-	  $(BIN)/layerleap sparsity $$model --sections $$sections --out build/sparsity/$$model || [ $$? -eq 3 ] || exit 1; \
+	  $(BIN)/layerleap sparsity $$model --sections $$sections --force --out build/sparsity/$$model || [ $$? -eq 3 ] || exit 1; \
 	  mkdir -p docs/results/sparsity/$$model; \
 	  cp build/sparsity/$$model/claims.csv build/sparsity/$$model/findings.txt \
 	    docs/results/sparsity/$$model/ || exit 1; \
@@ -79,7 +79,7 @@ icl: $(STAMP) ## Compare in-context learning with gradient descent, on answers a
 	for model in $(ICL); do for tokens in answer all; do \
 	  out=$$model; lenses=id,mat,tuned; \
 	  [ $$tokens = all ] && out=$$model-all-tokens && lenses=id; \
-	  $(BIN)/layerleap study icl $$model --task $(TASKS) --tokens $$tokens --lenses $$lenses --out build/icl/$$out \
+	  $(BIN)/layerleap study icl $$model --task $(TASKS) --tokens $$tokens --lenses $$lenses --force --out build/icl/$$out \
 	    || [ $$? -eq 3 ] || exit 1; \
 	  mkdir -p docs/results/icl/$$out; \
 	  cp build/icl/$$out/claims.csv build/icl/$$out/findings.txt docs/results/icl/$$out/ || exit 1; \
@@ -98,7 +98,7 @@ bench: $(STAMP) ## Run all benchmarks; the results are in build/bench.json
 	$(BIN)/python benchmarks/run.py
 
 results: demo ## Update the figures and numbers shown in the README (ten minutes)
-	$(BIN)/layerleap study shortcuts rxnfp --out build/rxnfp
+	$(BIN)/layerleap study shortcuts rxnfp --force --out build/rxnfp
 	for model in smollm2 rxnfp; do \
 	  from=build/rxnfp; [ $$model = smollm2 ] && from=build/demo; \
 	  mkdir -p docs/results/$$model && cp $$from/summary.png $$from/scores.csv \

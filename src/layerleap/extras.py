@@ -5,6 +5,7 @@ Out: the module, or an error that says how to install it.
 """
 
 import importlib
+import importlib.util
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,20 @@ def library(name: str, extra: str, why: str = "") -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise CannotFetch(
-            f"{name.split('.')[0]} is not installed and {why or NEEDED_BY[extra]}; "
-            f'run: pip install "layerleap[{extra}]"'
-        ) from error
+        raise _missing(name, extra, why) from error
+
+
+def need(name: str, extra: str, why: str = "") -> None:
+    """Raise the same error if the library is not installed, without importing it."""
+    if importlib.util.find_spec(name.split(".")[0]) is None:
+        raise _missing(name, extra, why)
+
+
+def _missing(name: str, extra: str, why: str) -> CannotFetch:
+    return CannotFetch(
+        f"{name.split('.')[0]} is not installed and {why or NEEDED_BY[extra]}; "
+        f'run: pip install "layerleap[{extra}]"'
+    )
 
 
 report_library = partial(library, extra="report")  # figures and pages

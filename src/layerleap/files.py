@@ -59,6 +59,18 @@ def clear_write_errors(target: Path, *, ours: bool = False) -> Iterator[None]:
         ) from error
 
 
+def check_writable(target: Path, noun: str = "file") -> None:
+    """Refuse a file (or "folder") that cannot be written where it is wanted; nothing is made."""
+    target = Path(target)
+    if target.is_dir() and noun == "file":
+        raise CannotWrite(f"{target} is a folder; expected a file or a new name")
+    if target.is_file() and noun == "folder":
+        raise CannotWrite(f"{target} is a file; expected a folder")
+    above = next(path for path in target.absolute().parents if os.path.exists(path))
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise CannotWrite(f"cannot write {target}: {above} is not writable; choose another {noun}")
+
+
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
     """Yield a temporary path; on success it replaces `target`, otherwise it is removed."""

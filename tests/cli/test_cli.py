@@ -357,8 +357,8 @@ def test_empty_text(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--text", "--other"])
-def test_a_study_of_standard_input(tmp_path: Path, option: str) -> None:
-    result = run("study", "shortcuts", "no-such-model", option, "-", "-o", tmp_path / "report")
+def test_a_study_of_standard_input(folder: Path, tmp_path: Path, option: str) -> None:
+    result = run("study", "shortcuts", folder, option, "-", "-o", tmp_path / "report")
     refused(result, "standard input", "save it to a file first")  # before any model is loaded
 
 

@@ -31,7 +31,9 @@ def test_finetune_writes_a_model_and_prints_its_losses(tmp_path):
     assert result.exit_code == 0, result.output
     assert "held out" in result.output
     assert AutoModelForCausalLM.from_pretrained(folder) is not None
-    again = run(model, "--text", text, "-o", str(folder), *QUICK, "--how", "full", "--json")
+    again = run(
+        model, "--text", text, "-o", str(folder), *QUICK, "--how", "full", "--json", "--force"
+    )
     assert again.exit_code == 0, again.output
     written = json.loads(again.stdout)
     assert written["settings"]["how"] == "full"

@@ -1,8 +1,9 @@
 """How a model is fine-tuned: plain values, checked without a model and without torch."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings
@@ -44,6 +45,15 @@ class FineTuning:
         if not 0 <= self.held_out < 1:
             raise BadSettings(f"held_out is {self.held_out}; expected 0 or more and less than 1")
         check_share(self.how, self.share)
+
+
+def fine_tuning(
+    how: How, parameters: str | Sequence[str], share: float | None, **values: Any
+) -> FineTuning:
+    """The settings, with the share of the rows that suits the way of training if none is given."""
+    words = (parameters,) if isinstance(parameters, str) else tuple(parameters)
+    chosen = (SHARE if how == "layer-causal" else 1.0) if share is None else share
+    return FineTuning(how, words, share=chosen, **values)
 
 
 def check_share(how: str, share: float, *, has_lens: bool = False) -> None:

@@ -14,10 +14,13 @@ before anything slow is loaded.
 
 import math
 import re
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from layerleap.errors import BadSettings, did_you_mean
+from layerleap.errors import BadArtifact, BadSettings, did_you_mean
+from layerleap.files import read_json
 
+Policy = Literal["recompute", "propagate", "shortcut"]
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 EDIT = re.compile(
     rf"L(?P<block>\d{{1,9}})\.?N(?P<neuron>\d{{1,9}})\s*(?:(?P<sign>[=*+-])\s*(?P<value>{NUMBER}|off))"
@@ -131,6 +134,17 @@ def read_rule(text: str) -> dict[str, Any]:
     knob.check(name, value)
     more = {"length": 30.0} if name == "gap" else {}
     return {"name": name, knob.field: value, **more}
+
+
+def read_plan(path: str | Path) -> dict[str, Any]:
+    """The content of the file of an exit plan."""
+    data = read_json(Path(path))
+    if not isinstance(data, dict) or not {"rule", "layers", "bank"} <= data.keys():
+        raise BadArtifact(
+            f"{path} is not an exit plan: expected the keys rule, layers and bank, as written by "
+            "`layerleap suitability --plan`"
+        )
+    return data
 
 
 def read_layers(text: str, option: str = "--checks") -> list[int]:

@@ -4,7 +4,6 @@ In: plain values and tensors. Out: the folder, written atomically; or its conten
 format, checksums and the model it belongs to. No pickle is ever read.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from layerleap.errors import BadArtifact, CannotFetch, CannotWrite, WrongModel, first_line
-from layerleap.files import content_hash, read_json, sha256_of, whole_folder, write_json
+from layerleap.files import (
+    check_writable,
+    content_hash,
+    read_json,
+    sha256_of,
+    whole_folder,
+    write_json,
+)
+from layerleap.models.facts import ModelFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,15 +55,16 @@ class Artifact:
             (temporary / "README.md").write_text(readme, encoding="utf8")
         return folder
 
-    def check_target(self, folder: str | Path) -> None:
+    def check_target(self, folder: str | Path, *, replace: bool = True) -> None:
         """Refuse a folder that is not writable, or that holds anything but an artifact like this.
+
+        And one that holds such an artifact, unless it may be replaced.
 
         Saving replaces the folder, so a mistyped path must not delete other files. Call it before a
         long run, so that the run does not fail when it saves its result.
         """
         folder = Path(folder)
-        if folder.is_file():
-            raise CannotWrite(f"{folder} is a file; expected a folder")
+        check_writable(folder, "folder")
         if Path.cwd().is_relative_to(folder.resolve()):
             raise CannotWrite(
                 f"{folder} is, or contains, the current folder, and would be replaced; choose a "
@@ -74,11 +82,8 @@ class Artifact:
                 f"{folder} holds other files than a {self.what}, and would be replaced; choose "
                 "another folder"
             )
-        above = next(path for path in folder.absolute().parents if os.path.exists(path))
-        if not (above.is_dir() and os.access(above, os.W_OK)):
-            raise CannotWrite(
-                f"cannot write {folder}: {above} is not writable; choose another folder"
-            )
+        if is_full and not replace:
+            raise already_there(folder, self.what)
 
     def load(
         self, source: str | Path, *, revision: str | None = None, token: str | None = None
@@ -129,18 +134,26 @@ class Artifact:
                 f"({first_line(error)[:160]})"
             ) from error
 
+    def check_shape(self, config: Mapping[str, Any], facts: ModelFacts) -> None:
+        """Raise `WrongModel` if the card says that the model has another shape than is known."""
+        own, known = (
+            (config.get("n_layers"), config.get("d_model")), (facts.n_layers, facts.d_model)
+        )  # fmt: skip
+        if any(a is not None and b is not None and a != b for a, b in zip(own, known, strict=True)):
+            raise WrongModel(
+                f"this {self.what} belongs to {config['model']['name']} with {own[0]} layers of "
+                f"{own[1]}, but {facts.name} has {known[0]} of {known[1]}; fit a {self.what} for it"
+            )
+
     def check_model(
         self, model: Mapping[str, Any], n_layers: int, d_model: int, transformer: "Transformer"
     ) -> None:
         """Raise `WrongModel` unless `model` has exactly the weights of `transformer`."""
         transformer.refresh()
         identity = transformer.identity
-        if (n_layers, d_model) != (transformer.n_layers, transformer.d_model):
-            raise WrongModel(
-                f"this {self.what} belongs to {model['name']} with {n_layers} layers of {d_model}, "
-                f"but {identity.name} has {transformer.n_layers} of {transformer.d_model}; "
-                f"fit a {self.what} for it"
-            )
+        shape = {"model": model, "n_layers": n_layers, "d_model": d_model}
+        facts = ModelFacts(identity.name, transformer.n_layers, transformer.d_model)
+        self.check_shape(shape, facts)
         if model.get("fingerprint") != identity.fingerprint:
             since = ", changed since it was loaded" if transformer.is_changed else ""
             raise WrongModel(
@@ -148,6 +161,11 @@ class Artifact:
                 f"{str(model.get('fingerprint'))[:8]}), but the weights of {identity.name} are "
                 f"{identity.fingerprint[:8]}{since}; fit a {self.what} for them"
             )
+
+
+def already_there(place: Path, what: str) -> CannotWrite:
+    """The refusal to replace what a command wrote before."""
+    return CannotWrite(f"{place} already holds a {what}; --force replaces it, or choose another")
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

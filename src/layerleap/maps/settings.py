@@ -44,3 +44,13 @@ def check_solving(ridge: float | str | None, rank: int | None, d_model: int | No
     is_number = isinstance(ridge, float | int) and 0 <= ridge < math.inf
     if ridge not in (None, "auto") and not is_number:
         raise BadSettings(f"ridge {ridge!r} is invalid; expected 'auto' or a number of at least 0")
+
+
+def read_ridge(text: str) -> float | str:
+    """A number, or "auto"."""
+    if text == "auto":
+        return text
+    try:
+        return float(text)
+    except ValueError as error:
+        raise BadSettings(f"ridge is {text!r}; expected a number or 'auto'") from error

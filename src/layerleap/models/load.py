@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerleap.errors import BadSettings, ModelRefused, UnknownModel, first_line
+from layerleap.errors import BadSettings, ModelRefused, UnknownModel, did_you_mean, first_line
 from layerleap.quiet import quiet_transformers
 from layerleap.zoo.catalog import MODEL_NAMES
 from layerleap.zoo.download import fetch
@@ -114,12 +114,13 @@ def locate(source: str, tell: Tell | None) -> tuple[str, str, dict[str, Any]]:
     if source in MODEL_NAMES:
         return str(fetch(source, tell=tell)), source, {}
     if path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise UnknownModel(f"there is no file or folder {source}; check the spelling")
+        hint = did_you_mean(path.name, MODEL_NAMES)
+        raise UnknownModel(f"there is no file or folder {source}; check the spelling{hint}")
     return source, source, {}
 
 
-def _ask_hub(name: str, options: dict[str, Any]) -> None:
-    """Fail at once and with one line if the hub has no such model.
+def ask_hub(name: str, options: dict[str, Any]) -> str | None:
+    """Fail at once and with one line if the hub has no such model; its config.json, if cached.
 
     Without a network, transformers would retry for half a minute.
     """
@@ -127,9 +128,11 @@ def _ask_hub(name: str, options: dict[str, Any]) -> None:
 
     where = {key: options[key] for key in ("revision", "cache_dir") if options.get(key)}
     try:
-        if not isinstance(try_to_load_from_cache(name, "config.json", **where), str):
-            api = HfApi(token=options.get("token"))
-            api.model_info(name, revision=options.get("revision"), timeout=20)
+        if isinstance(cached := try_to_load_from_cache(name, "config.json", **where), str):
+            return cached
+        api = HfApi(token=options.get("token"))
+        api.model_info(name, revision=options.get("revision"), timeout=20)
+        return None
     except Exception as error:  # no network, no such model, no access, or an invalid name
         raise UnknownModel(_why_not(name, name, error)) from error
 
@@ -140,7 +143,7 @@ def _load_model(folder: str, name: str, options: dict[str, Any]) -> "PreTrainedM
     from transformers import AutoConfig
 
     if not Path(folder).is_dir():
-        _ask_hub(name, options)
+        ask_hub(name, options)
     with warnings.catch_warnings(), quiet_transformers():
         warnings.simplefilter("ignore")
         try:
@@ -180,6 +183,7 @@ def _why_not(name: str, folder: str, error: Exception) -> str:
     return (
         f"no model {name!r}: it is not bundled ({bundled}), not a folder, and could not be loaded "
         f"from the hub ({first_line(error)[:160]}); check the spelling and the network"
+        f"{did_you_mean(name, MODEL_NAMES)}"
     )
 
 

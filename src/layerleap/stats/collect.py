@@ -19,6 +19,7 @@ from layerleap.stats.saved_states import StateFile, StateWriter
 from layerleap.stats.tally import Tally, reduce_tally, run_tally, wait_for_all, world
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Census, Sampling
+from layerleap.stream.sampling import check_shard
 from layerleap.stream.source import default_text, n_to_generate, resolve_text
 from layerleap.stream.split import pack_fingerprints
 
@@ -133,9 +134,7 @@ def _check_run(
         raise BadSettings(f"tokens_per_batch {tokens_per_batch} is too small; expected 1 or more")
     if shard and processes > 1:
         raise BadSettings("torchrun already divides the work; leave --shard out")
-    if shard and not 0 <= shard[0] < shard[1]:
-        raise BadSettings(f"shard {shard[0]} of {shard[1]} does not exist; count from 0")
-    return shard or (rank, processes)
+    return check_shard(shard) if shard else (rank, processes)
 
 
 def own_checkpoint(checkpoint: Path | None) -> Path | None:

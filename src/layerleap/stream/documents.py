@@ -18,7 +18,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any
 
-from layerleap.errors import BadText
+from layerleap.errors import BadText, did_you_mean
 from layerleap.files import files_under
 from layerleap.stream.records import (
     LINES_SUFFIXES,
@@ -76,7 +76,10 @@ def iter_documents(
         return _not_empty(_from_file(path, label, field), label)
     if isinstance(source, Path) or not may_be_hub_name(label):
         names = ", ".join(TEXT_NAMES)
-        raise BadText(f"there is no file or folder {label}; bundled texts are {names}")
+        raise BadText(
+            f"there is no file or folder {label}; bundled texts are {names}"
+            f"{did_you_mean(label, TEXT_NAMES)}"
+        )
     return _not_empty(_from_hub(label, field), label)
 
 

@@ -7,7 +7,6 @@ The voice is synthetic: results describe how a model hears such a voice, and rep
 
 import math
 import random
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,10 +18,10 @@ import numpy as np
 from layerleap.errors import BadMedia, CannotFetch
 from layerleap.extras import library
 from layerleap.stream.documents import Document, iter_documents
+from layerleap.stream.places import SPEAKER, speaker
 from layerleap.stream.sounds import Clip, read_wav
 from layerleap.stream.split import iter_texts
 
-PROGRAM = "espeak-ng"
 VOICE = "en-us"
 RATE = 16_000  # samples per second that speech models expect
 WORDS_PER_MINUTE = 150
@@ -44,12 +43,7 @@ def iter_spoken(
         seed: seed of both orders.
         wanted: says which documents to speak; None for all.
     """
-    program = shutil.which(PROGRAM)
-    if program is None:
-        raise CannotFetch(
-            f"{PROGRAM} is not installed, so text cannot be spoken; install it (on Debian: "
-            f"apt-get install {PROGRAM}) or use recordings"
-        )
+    program = speaker()
     documents = list(iter_documents(text))
     random.Random(seed).shuffle(documents)
     return (
@@ -63,7 +57,7 @@ def iter_spoken(
     )
 
 
-def speak(sentence: str, program: str = PROGRAM) -> tuple[np.ndarray[Any, Any], int]:
+def speak(sentence: str, program: str = SPEAKER) -> tuple[np.ndarray[Any, Any], int]:
     """The samples of the spoken sentence, and their rate per second."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "speech.wav"
@@ -76,7 +70,7 @@ def speak(sentence: str, program: str = PROGRAM) -> tuple[np.ndarray[Any, Any], 
             ) from error
         if done.returncode or not file.is_file():
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise BadMedia(f"{PROGRAM} could not speak {sentence[:40]!r} ({reason})")
+            raise BadMedia(f"{SPEAKER} could not speak {sentence[:40]!r} ({reason})")
         samples, rate = read_wav(file)
     return resampled(samples, rate, RATE), RATE
 

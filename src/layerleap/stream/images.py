@@ -21,6 +21,7 @@ from layerleap.files import files_under
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Batch, Census, Sampling
+from layerleap.stream.places import SUFFIXES, check_images
 from layerleap.stream.split import Side, on_side
 from layerleap.zoo.catalog import IMAGE_NAMES
 from layerleap.zoo.download import fetch
@@ -33,8 +34,6 @@ from layerleap.zoo.images import (
     read_npz,
 )
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-SETS = (*IMAGE_NAMES, "digits")
 EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
@@ -66,21 +65,14 @@ def iter_images(
         return _shuffled(read_npz(fetch(str(source))), seed)
     if source == "digits":
         return _shuffled(_digits(), seed)
+    check_images(str(source))
     if path.is_dir():
         return _from_folder(path, classes or {}, seed)
-    if not path.is_file():
-        raise BadMedia(
-            f"there is no file or folder {source}; image sets by name are {', '.join(SETS)}"
-        )
     if path.suffix == ".npz":
         return _shuffled(read_npz(path), seed)
     if ".csv" in path.suffixes[-2:]:
         return _shuffled(read_csv(path), seed)
-    if path.suffix.lower() in SUFFIXES:
-        return iter([LabelledImage(0, _read_image(path))])
-    raise BadMedia(
-        f"{source} is not an image; expected {', '.join(SUFFIXES)}, .npz, .csv or a folder"
-    )
+    return iter([LabelledImage(0, _read_image(path))])
 
 
 def image_batches(

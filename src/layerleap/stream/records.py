@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from layerleap.errors import BadText, CannotFetch, did_you_mean, first_line
-from layerleap.extras import library
+from layerleap.extras import library, need
 from layerleap.zoo.catalog import TEXT_NAMES
 
 LINES_SUFFIXES = (".jsonl", ".ndjson", ".json-lines", ".jsonlines", ".json")
@@ -185,21 +185,38 @@ def records_of_hub(label: str, known: Sequence[str] = TEXT_NAMES) -> Iterator[Re
         label: "org/name:config:split"; configuration and split may be left out.
         known: bundled names, listed if this is neither.
     """
-    from huggingface_hub import HfApi
-
-    unknown = f"{label!r} is neither a file nor one of {', '.join(known)}"
-    datasets = library("datasets", "data", f"{unknown}: reading it as a data set needs it")
+    # Checked first, because without a network load_dataset retries noisily for half a minute.
+    check_data_set(label, known)
+    datasets = library("datasets", "data")
     name, config, split = (*label.split(":"), "", "")[:3]
     try:
-        # Checked first, because without a network load_dataset retries noisily for half a minute.
-        HfApi().dataset_info(name, timeout=10)
         rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, start=1):
             yield Record(dict(row), f"row {number} of {label}", f"{label}#{number}")
     except (BadText, GeneratorExit):
         raise
     except Exception as error:  # the library raises whatever its many back ends raise
-        raise CannotFetch(
-            f"{unknown}, and it could not be loaded as a data set ({type(error).__name__}: "
-            f"{first_line(error)}); check the spelling and the network{did_you_mean(label, known)}"
-        ) from error
+        raise _no_data_set(label, known, error) from error
+
+
+def check_data_set(label: str, known: Sequence[str] = TEXT_NAMES) -> None:
+    """Refuse a data set that the hub does not have, and one that no library here can read."""
+    from huggingface_hub import HfApi
+
+    need("datasets", "data", f"{_unknown(label, known)}: reading it as a data set needs it")
+    try:
+        HfApi().dataset_info(label.partition(":")[0], timeout=10)
+    except Exception as error:  # no network, no such data set, no access, or an invalid name
+        raise _no_data_set(label, known, error) from error
+
+
+def _unknown(label: str, known: Sequence[str]) -> str:
+    return f"{label!r} is neither a file nor one of {', '.join(known)}"
+
+
+def _no_data_set(label: str, known: Sequence[str], error: Exception) -> CannotFetch:
+    return CannotFetch(
+        f"{_unknown(label, known)}, and it could not be loaded as a data set "
+        f"({type(error).__name__}: {first_line(error)}); check the spelling and the network"
+        f"{did_you_mean(label, known)}"
+    )

@@ -34,3 +34,18 @@ class Sampling:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return asdict(self)
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """A part of the work as typed: "0/4" is the first of four."""
+    which, _, of = text.partition("/")
+    if not (which.isdigit() and of.isdigit()):
+        raise BadSettings(f"shard is {text!r}; expected a form like 0/4")
+    return check_shard((int(which), int(of)))
+
+
+def check_shard(shard: tuple[int, int]) -> tuple[int, int]:
+    """The shard, if there is one of that number."""
+    if not 0 <= shard[0] < shard[1]:
+        raise BadSettings(f"shard {shard[0]} of {shard[1]} does not exist; count from 0")
+    return shard

@@ -22,6 +22,7 @@ from layerleap.models.discovery.probe import prepare, sound_shape
 from layerleap.models.transformer import Transformer
 from layerleap.stream.documents import Document
 from layerleap.stream.examples import Batch, Census, Example, Sampling, collate
+from layerleap.stream.places import check_sounds
 from layerleap.stream.positions import Positions, parse_positions
 from layerleap.stream.split import Side, fingerprint, is_held_out, on_side
 from layerleap.zoo.catalog import SOUND_NAMES
@@ -73,15 +74,13 @@ def _iter_recorded(source: Any) -> Iterator[Clip]:
     label = str(source)
     if label in SOUND_NAMES:
         return iter([_from_file(fetch(label))])
+    check_sounds(label)
     path = Path(label).expanduser()
     if path.is_dir():
         files = files_under(path, lambda file: file.suffix.lower() == ".wav")
         if not files:
             raise BadMedia(f"the folder {path} contains no .wav file; expected recordings")
         return (_from_file(file) for file in files)
-    if not path.is_file():
-        names = ", ".join((*SOUND_NAMES, "spoken"))
-        raise BadMedia(f"there is no file or folder {label}; recordings by name are {names}")
     return iter([_from_file(path)])
 
 

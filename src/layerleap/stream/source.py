@@ -12,10 +12,10 @@ from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stream.batches import modality
-from layerleap.stream.espeak import PROGRAM as SPEAKER
 from layerleap.stream.examples import Sampling, reads_pairs
 from layerleap.stream.generated import TextGeneration, generated_texts
 from layerleap.stream.pairs import TITLES
+from layerleap.stream.places import SPEAKER
 
 # What a bundled model was trained for.
 OWN_TEXTS = {"bert-reviews": "reviews", "small-lm-reviews": "reviews", "smollm2-reviews": "reviews"}

@@ -41,7 +41,7 @@ def fetch(name: str, *, tell: Tell | None = None) -> Path:
     if entry is None:
         raise CannotFetch(f"the zoo has no entry {name!r}; available: {', '.join(CATALOG)}")
     if not entry.is_cached:
-        _require_libraries(entry)
+        require_libraries(entry)
         if entry.trained_from:
             _train(entry, tell)
         elif entry.kind in DATA_FILES:
@@ -131,7 +131,7 @@ def _write_sound(entry: Entry, source: Path, file: Path) -> None:
     shutil.copyfile(source, file)
 
 
-def _require_libraries(entry: Entry) -> None:
+def require_libraries(entry: Entry) -> None:
     """Report missing libraries before a long download, not after it."""
     missing = [library for library in entry.needs if importlib.util.find_spec(library) is None]
     if missing:

@@ -28,7 +28,7 @@ def espeak(monkeypatch):
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(espeak_module.subprocess, "run", run)
-    monkeypatch.setattr(espeak_module.shutil, "which", lambda name: f"/somewhere/{name}")
+    monkeypatch.setattr("layerleap.stream.places.shutil.which", lambda name: f"/somewhere/{name}")
     return calls
 
 

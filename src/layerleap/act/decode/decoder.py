@@ -23,7 +23,7 @@ from layerleap.act.decode import request
 from layerleap.act.decode.decoding_stats import DecodingStats, Exactness
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, Drafter
-from layerleap.act.decode.early import LiveChecks, Policy, decode_early, full_choices
+from layerleap.act.decode.early import LiveChecks, decode_early, full_choices
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
 from layerleap.act.decode.plain_loop import decode_plainly, plain_stats, warn_of_hooks
 from layerleap.act.decode.sampling import TokenChooser
@@ -37,6 +37,7 @@ from layerleap.act.decode.speculative import (
 )
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
+from layerleap.act.spelling import Policy
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.cursor.batch import BatchCursor

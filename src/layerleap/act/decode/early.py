@@ -14,7 +14,6 @@ Under every policy, a token that exits early is read early: the text is an appro
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,11 +23,11 @@ from layerleap.act.decode.sampling import Processor, TokenChooser
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.act.exits.evidence import COLUMNS, Evidence, LiveEvidence
 from layerleap.act.exits.rules import Rule
+from layerleap.act.spelling import Policy
 from layerleap.models.cursor.cursor import Carry, Cursor
 from layerleap.read.lens import Lens, chunks
 from layerleap.read.metrics import Distribution
 
-Policy = Literal["recompute", "propagate", "shortcut"]
 Extra = Callable[[Tensor, int], Tensor]  # h[layer] and the layer: one number per row
 
 # Columns that a rule of the state alone does not use, for one row and one layer.

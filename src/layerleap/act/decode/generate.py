@@ -15,11 +15,11 @@ import torch
 
 from layerleap.act.decode.decoder import Decoder
 from layerleap.act.decode.decoding_stats import DecodingStats
-from layerleap.act.decode.early import Policy
 from layerleap.act.decode.request import stop_criteria
 from layerleap.act.edits.spec import Edits, as_edits
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.rules import Rule
+from layerleap.act.spelling import Policy
 from layerleap.arguments import checked
 from layerleap.brief import brief
 from layerleap.errors import BadSettings, BadText, check_choice, first_line

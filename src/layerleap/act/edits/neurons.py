@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings
+from layerleap.models.facts import check_number
 from layerleap.models.hooks.edit import Change, Edit
 from layerleap.models.hooks.rows import Positions, Rows, check_positions
 from layerleap.models.transformer import Transformer
@@ -49,11 +50,7 @@ class NeuronEdit(Edit):
     def changes(self, transformer: Transformer) -> list[Change]:
         """At the input of the block's down-projection."""
         ffn = feed_forward(transformer, self.block)
-        if not 0 <= self.neuron < ffn.n_neurons:
-            raise BadSettings(
-                f"neuron {self.neuron} does not exist: block {self.block} has neurons 0 to "
-                f"{ffn.n_neurons - 1}"
-            )
+        check_number("neuron", self.neuron, 0, ffn.n_neurons - 1, f"block {self.block}")
         dtype = ffn.values(transformer).dtype
         for name, value in self._numbers().items():
             if abs(value) > (most := torch.finfo(dtype).max):

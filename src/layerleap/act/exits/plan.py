@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from layerleap.act.exits.rules import Rule, rule_from_dict
-from layerleap.errors import BadArtifact
-from layerleap.files import read_json, write_json
+from layerleap.act.spelling import read_plan
+from layerleap.files import write_json
 
 FORMAT = 1
 
@@ -41,10 +41,4 @@ class ExitPlan:
     @classmethod
     def load(cls, path: str | Path) -> "ExitPlan":
         """Read a plan that `save` wrote."""
-        data = read_json(Path(path))
-        if not isinstance(data, dict) or not {"rule", "layers", "bank"} <= data.keys():
-            raise BadArtifact(
-                f"{path} is not an exit plan: expected the keys rule, layers and bank, as written "
-                "by `layerleap suitability --plan`"
-            )
-        return cls.from_dict(data)
+        return cls.from_dict(read_plan(path))

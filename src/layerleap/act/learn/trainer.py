@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from layerleap.act.fine_tuning import SHARE, FineTuning, How, Kind
+from layerleap.act.fine_tuning import FineTuning, How, Kind, fine_tuning
 from layerleap.act.learn.delta import Delta
 from layerleap.act.learn.descent import require_finite
 from layerleap.act.learn.gradients import check_lens, gradients
@@ -157,11 +157,10 @@ def finetune(
             beside it holds the checkpoint: the same call continues an interrupted run.
         progress: a function to call, True for bars on a terminal or in a notebook, or False.
     """
-    chosen_share = (SHARE if how == "layer-causal" else 1.0) if share is None else share
-    words = (parameters,) if isinstance(parameters, str) else tuple(parameters)
-    settings = FineTuning(
-        how, words, steps, learning_rate, optimizer, decay, batch, max_tokens, chosen_share,
-        check_every, tested_tokens, held_out, seed,
+    settings = fine_tuning(
+        how, parameters, share, steps=steps, learning_rate=learning_rate, optimizer=optimizer,
+        decay=decay, batch=batch, max_tokens=max_tokens, check_every=check_every,
+        tested_tokens=tested_tokens, held_out=held_out, seed=seed,
     )  # fmt: skip
     require_learner(transformer)
     if max_tokens > (limit := longest_input(transformer)):

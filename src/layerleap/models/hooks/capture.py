@@ -18,6 +18,7 @@ from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.discovery.sites import Site
 from layerleap.models.discovery.trace import state_given, state_taken
+from layerleap.models.facts import check_number
 from layerleap.models.hooks.forward import StopPass, Tap, tapped
 from layerleap.models.inputs import Order, as_inputs, laid_out, run
 
@@ -157,21 +158,11 @@ def _numbers(layers: Any) -> set[int]:
     return set(layers)
 
 
-def _check_number(transformer: "Transformer", noun: str, number: int, low: int) -> None:
-    if not isinstance(number, int):
-        raise BadSettings(f"{noun} {number!r} is not a whole number")
-    if not low <= number <= transformer.n_layers:
-        raise BadSettings(
-            f"{noun} {number} does not exist: this model has {noun}s {low} to "
-            f"{transformer.n_layers}"
-        )
-
-
 def check_layer(transformer: "Transformer", layer: int) -> None:
     """Refuse a layer that the model does not have."""
-    _check_number(transformer, "layer", layer, 0)
+    check_number("layer", layer, 0, transformer.n_layers)
 
 
 def check_block(transformer: "Transformer", block: int) -> None:
     """Refuse a block that the model does not have; block b makes h[b]."""
-    _check_number(transformer, "block", block, 1)
+    check_number("block", block, 1, transformer.n_layers)

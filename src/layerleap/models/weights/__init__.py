@@ -7,6 +7,7 @@ Nothing is taken from names or classes: matrices are those whose recorded inputs
 the equations of an FFN or of attention, on a probe, when they are first asked for.
 """
 
+from layerleap.models.facts import KINDS, READS
 from layerleap.models.weights.embeddings import (
     dual,
     embedding,
@@ -17,7 +18,7 @@ from layerleap.models.weights.embeddings import (
 from layerleap.models.weights.heads import Heads, all_heads, heads
 from layerleap.models.weights.keys import Keys, ffn_keys
 from layerleap.models.weights.neurons import FeedForward, feed_forward, feed_forwards
-from layerleap.models.weights.vectors import KINDS, READS, kinds, refusals, vectors
+from layerleap.models.weights.vectors import kinds, refusals, vectors
 
 __all__ = [
     "KINDS", "READS", "FeedForward", "Heads", "Keys", "all_heads", "dual", "embedding",

@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.facts import KINDS
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights.heads import heads
 from layerleap.models.weights.keys import ffn_keys
 from layerleap.models.weights.neurons import feed_forward
 from layerleap.models.weights.norms import fold_reader, fold_writer
-
-READS = ("ffn.key", "ffn.gate", "ffn.up", "attn.q", "attn.k", "attn.v")
-KINDS = (*READS[:3], "ffn.value", *READS[3:], "attn.o")
 
 
 def kinds(transformer: Transformer, block: int) -> tuple[str, ...]:

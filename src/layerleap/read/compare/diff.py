@@ -25,7 +25,7 @@ from layerleap.read.compare.checkpoint import NoWindow
 from layerleap.read.compare.difference import BlockChange, Difference, OutsideChange
 from layerleap.read.compare.moved import Moved
 from layerleap.read.compare.pair import ModelPair, Pieces, Place, open_pair
-from layerleap.read.vocabulary.space import Inverse
+from layerleap.read.vocabulary.settings import Inverse
 
 PIECE = 2**23  # numbers that are compared at a time
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from layerleap.errors import check_choice
 from layerleap.read.compare.lists import listed, ranges
 from layerleap.read.vocabulary.neurons import Scored
-from layerleap.read.vocabulary.space import Inverse
+from layerleap.read.vocabulary.settings import Inverse
 
 Words = tuple[Scored, ...]
 By = Literal["block", "head", "neuron"]

@@ -22,7 +22,7 @@ from layerleap.models.weights import dual, heads, unembedding
 from layerleap.read.compare.difference import HeadChange, NeuronChange, Words
 from layerleap.read.compare.pair import Place
 from layerleap.read.vocabulary.neurons import Scored, vector_ends
-from layerleap.read.vocabulary.space import Inverse
+from layerleap.read.vocabulary.settings import Inverse
 
 
 class _Candidate(NamedTuple):

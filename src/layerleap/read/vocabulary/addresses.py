@@ -54,9 +54,3 @@ def parse_address(text: str) -> Address:
     if part is None:
         return Address(int(block), head=int(head))
     return Address(int(block), None, int(head), cast(Part, part.upper()), int(column))
-
-
-def check_place(place: int, n: int, what: str, where: str) -> None:
-    """Refuse a head, neuron or column that does not exist, and name the range."""
-    if not 0 <= place < n:
-        raise BadSettings(f"{what} {place} does not exist: {where} has {what}s 0 to {n - 1}")

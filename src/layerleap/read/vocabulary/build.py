@@ -41,14 +41,16 @@ from layerleap.read.vocabulary.ends import both_ends
 from layerleap.read.vocabulary.index import ConceptIndex
 from layerleap.read.vocabulary.lookup import End
 from layerleap.read.vocabulary.ranges import BlockRanges, natural_ranges
-from layerleap.read.vocabulary.search import Matches, SearchSide, Space
+from layerleap.read.vocabulary.search import Matches
 from layerleap.read.vocabulary.settings import (
     IndexSettings,
+    SearchSide,
+    Space,
     default_path,
     reference_text,
     text_name,
 )
-from layerleap.read.vocabulary.store import PROMOTED, SUPPRESSED, Building
+from layerleap.read.vocabulary.store import PROMOTED, SUPPRESSED, Building, check_not_building
 from layerleap.read.vocabulary.tokens import output_label
 
 COLUMNS = {PROMOTED: "promoted", SUPPRESSED: "suppressed"}
@@ -97,6 +99,7 @@ def build_index(
         return known
     if clusters:
         library("sklearn.cluster", "learn", NEEDED)  # fails before the long part, not after it
+    check_not_building(target)  # before the neurons are verified, which takes a while
     work = _Work(transformer, settings, text)
     tell(f"building the concept index of {transformer.identity.name} (once; kept in {target})")
     with reporting(progress) as report, Building(target, settings.to_dict(transformer)) as building:

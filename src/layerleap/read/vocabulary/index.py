@@ -32,15 +32,8 @@ from layerleap.read.vocabulary.lookup import (
 )
 from layerleap.read.vocabulary.neurons import Scored
 from layerleap.read.vocabulary.ranges import Range
-from layerleap.read.vocabulary.search import (
-    Matches,
-    SearchSide,
-    Space,
-    Words,
-    find_tokens,
-    search,
-)
-from layerleap.read.vocabulary.settings import IndexSettings, default_path
+from layerleap.read.vocabulary.search import Matches, Words, find_tokens, search
+from layerleap.read.vocabulary.settings import IndexSettings, SearchSide, Space, default_path
 from layerleap.read.vocabulary.tokens import TokenLabel
 
 FEW = 5  # tokens per end of a neighbour

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from layerleap.errors import BadArtifact, BadSettings
+from layerleap.errors import BadSettings
 from layerleap.read.vocabulary.neurons import Scored
-from layerleap.read.vocabulary.store import FORMAT, about, reading
+from layerleap.read.vocabulary.store import read_about, reading
 from layerleap.read.vocabulary.tokens import TokenLabel
 
 MOST_VARIABLES = 500  # in one statement of SQLite
@@ -60,16 +60,10 @@ class IndexFile:
     def __init__(self, path: Path) -> None:
         """Read the settings; `BadArtifact` if the file is not a finished index."""
         self.path = path
-        if not path.is_file():
-            raise BadArtifact(f"there is no concept index {path}; build one with: layerleap index")
+        self.about = read_about(path)
         with self.reading() as connection:
-            self.about = about(connection)
             rows = connection.execute("SELECT block, first, n_neurons, reason FROM blocks")
             self.blocks = [BlockEntry(*row) for row in rows.fetchall()]
-        if self.about.get("format") != FORMAT:
-            raise BadArtifact(
-                f"{path} is not a finished concept index of format {FORMAT}; build it again"
-            )
         self._known = [entry for entry in self.blocks if entry.n_neurons]
         self._firsts = [entry.first for entry in self._known]
 

@@ -16,21 +16,21 @@ without centring the list shows this direction rather than what sets tokens apar
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.facts import check_number
 from layerleap.models.weights import heads as heads_of
 from layerleap.models.weights import known_tokens
 from layerleap.progress import Progress, silent
-from layerleap.read.vocabulary.addresses import Address, check_place
+from layerleap.read.vocabulary.addresses import Address
+from layerleap.read.vocabulary.settings import Form, Largest
 from layerleap.read.vocabulary.space import Space
 from layerleap.read.vocabulary.tokens import TokenLabel, token_label
 
-Form = Literal["vo", "qk"]
-Largest = Literal["value", "magnitude", "negative"]
 ROLES = {"vo": ("source token", "written token"), "qk": ("query token", "key token")}
 BLOCK_ROWS, BLOCK_COLUMNS = 512, 1024  # 2 MB of float32, which stays in the cache
 GRID = 12  # rows and columns of the grid
@@ -190,7 +190,7 @@ def factors(
     transformer, head, fold = space.transformer, address.head, space.folds
     own = heads_of(transformer, address.block)
     assert head is not None
-    check_place(head, own.n_heads, "head", f"block {address.block}")
+    check_number("head", head, 0, own.n_heads - 1, f"block {address.block}")
     if form == "vo":
         if offset:
             raise BadSettings(

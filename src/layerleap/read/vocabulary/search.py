@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 
 from layerleap.errors import BadSettings, check_choice
 from layerleap.read.vocabulary.lookup import MOST_VARIABLES, IndexFile, ends_of, labels
+from layerleap.read.vocabulary.settings import SearchSide, Space, split_query
 from layerleap.read.vocabulary.store import PROMOTED, SUPPRESSED
 from layerleap.read.vocabulary.tokens import TokenLabel
 
-SearchSide = Literal["both", "promoted", "suppressed"]
-Space = Literal["any", "with", "without"]
 SIDES: dict[str, tuple[int, ...]] = {
     "both": (PROMOTED, SUPPRESSED), "promoted": (PROMOTED,), "suppressed": (SUPPRESSED,),
 }  # fmt: skip
@@ -38,7 +37,6 @@ SIDE_NAMES: dict[int, Literal["promoted", "suppressed"]] = {
     PROMOTED: "promoted", SUPPRESSED: "suppressed"
 }  # fmt: skip
 ENDS = {"promoted": "promotes", "suppressed": "suppresses"}  # the field of a match
-MOST_WORDS, LONGEST_WORD = 32, 64
 TIES = 2**24  # above any sum of places, so that it only decides between equal scores
 SHORTEST_PIECE = 3  # letters of the beginning that stands for a word without a token
 SHOWN = 10  # tokens per end in a result
@@ -185,24 +183,6 @@ def find_tokens(connection: sqlite3.Connection, query: str, space: Space = "any"
         else:
             found.missing.append(word)
     return found
-
-
-def split_query(query: str) -> list[str]:
-    """The words of a query, each once."""
-    query = query.encode("utf8", "replace").decode("utf8")  # lone surrogates cannot be stored
-    parts = [part for part in re.split(r"[\s,;]+", query) if part] or query.split()
-    once: dict[str, str] = {}
-    for part in parts:
-        once.setdefault(part.casefold(), part)
-    words = list(once.values())
-    if not words:
-        raise BadSettings("the query is empty; expected one or more words, such as 'guitar music'")
-    if len(words) > MOST_WORDS or max(map(len, words)) > LONGEST_WORD:
-        raise BadSettings(
-            f"the query has {len(words)} words, the longest of {max(map(len, words))} characters; "
-            f"expected at most {MOST_WORDS} words of {LONGEST_WORD} characters"
-        )
-    return words
 
 
 def _beginnings(word: str) -> list[str]:

@@ -1,10 +1,11 @@
-"""How a concept index is built, and where it is kept."""
+"""How a concept index is built and asked, and where it is kept; checked without torch."""
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings
@@ -13,6 +14,13 @@ from layerleap.files import cache_root
 if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
 
+SearchSide = Literal["both", "promoted", "suppressed"]
+Space = Literal["any", "with", "without"]
+Norms = Literal["skip", "fold"]
+Inverse = Literal["transpose", "pseudo"]
+Form = Literal["vo", "qk"]
+Largest = Literal["value", "magnitude", "negative"]
+MOST_WORDS, LONGEST_WORD = 32, 64  # of a query
 METHOD = 3  # raise it when the same weights would give another index: caches then start anew
 MOST_TOKENS = 250  # per end: ranks are kept in one byte
 
@@ -47,7 +55,12 @@ def default_path(transformer: "Transformer", settings: IndexSettings) -> Path:
     transformer.refresh()
     key = json.dumps(settings.to_dict(transformer), sort_keys=True)
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]
-    return cache_root() / "indexes" / f"{transformer.identity.fingerprint}-{digest}.sqlite"
+    return index_folder() / f"{transformer.identity.fingerprint}-{digest}.sqlite"
+
+
+def index_folder() -> Path:
+    """Where the cached indexes are."""
+    return cache_root() / "indexes"
 
 
 def text_name(text: Any) -> str | None:
@@ -80,3 +93,21 @@ def reference_text(transformer: "Transformer") -> tuple[str | None, str]:
     if text == "generated":
         return None, f"no text is bundled for {name}, which does not read English"
     return text, ""
+
+
+def split_query(query: str) -> list[str]:
+    """The words of a query, each once."""
+    query = query.encode("utf8", "replace").decode("utf8")  # lone surrogates cannot be stored
+    parts = [part for part in re.split(r"[\s,;]+", query) if part] or query.split()
+    once: dict[str, str] = {}
+    for part in parts:
+        once.setdefault(part.casefold(), part)
+    words = list(once.values())
+    if not words:
+        raise BadSettings("the query is empty; expected one or more words, such as 'guitar music'")
+    if len(words) > MOST_WORDS or max(map(len, words)) > LONGEST_WORD:
+        raise BadSettings(
+            f"the query has {len(words)} words, the longest of {max(map(len, words))} characters; "
+            f"expected at most {MOST_WORDS} words of {LONGEST_WORD} characters"
+        )
+    return words

@@ -17,7 +17,7 @@ into the stream. `source_name` says which matrix it is.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,8 @@ from torch import Tensor
 from layerleap.errors import ModelRefused
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, embedding, known_tokens, unembedding
+from layerleap.read.vocabulary.settings import Inverse, Norms
 
-Norms = Literal["skip", "fold"]
-Inverse = Literal["transpose", "pseudo"]
 PIECE_ROWS = 8192  # of a matrix that are made float32 at a time
 
 

@@ -18,7 +18,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Building:
 
     def __init__(self, target: Path, settings: Mapping[str, Any]) -> None:
         self.target, self.settings = target, dict(settings)
-        self.path = target.with_name(f".{target.name}.building")
+        self.path = building_path(target)
         self.connection: sqlite3.Connection
 
     def __enter__(self) -> "Building":
@@ -198,3 +198,48 @@ def about(connection: sqlite3.Connection) -> dict[str, Any]:
     """The entries of `about`."""
     rows = connection.execute("SELECT key, value FROM about")
     return {key: json.loads(value) for key, value in rows}
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """The entries of `about` of a finished file; anything else is a `BadArtifact`."""
+    if not path.is_file():
+        raise BadArtifact(f"there is no concept index {path}; build one with: layerleap index")
+    with reading(path) as connection:
+        entries = about(connection)
+    if entries.get("format") != FORMAT:
+        raise BadArtifact(
+            f"{path} is not a finished concept index of format {FORMAT}; build it again"
+        )
+    return entries
+
+
+def check_not_building(target: Path) -> None:
+    """Refuse a file that another process is building."""
+    path = building_path(target)
+    if not path.is_file():
+        return
+    with _clear_errors(target), closing(sqlite3.connect(path, timeout=0)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        connection.rollback()
+
+
+def check_none_building(folder: Path, model: str, settings: Mapping[str, Any]) -> None:
+    """Refuse if another process is building the index of this model, with these settings.
+
+    For models whose name says which weights they have; others are only known once they are loaded.
+    """
+    for path in folder.glob(".*.building"):
+        target = path.with_name(path.name.removeprefix(".").removesuffix(".building"))
+        try:
+            check_not_building(target)
+        except CannotWrite:
+            with suppress(BadArtifact, sqlite3.Error), reading(path) as connection:
+                known = about(connection)
+                is_same = all(known["settings"].get(key) == settings[key] for key in settings)
+                if is_same and known.get("model", {}).get("name") == model:
+                    raise
+
+
+def building_path(target: Path) -> Path:
+    """The file's name while it is being built."""
+    return target.with_name(f".{target.name}.building")

@@ -21,16 +21,18 @@ from torch import Tensor
 
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.models.facts import check_number
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import heads as heads_of
 from layerleap.models.weights import kinds, vectors
 from layerleap.progress import Progress, reporting
-from layerleap.read.vocabulary.addresses import Address, check_place, parse_address
+from layerleap.read.vocabulary.addresses import Address, parse_address
 from layerleap.read.vocabulary.copying import HeadTable, head_table
 from layerleap.read.vocabulary.neurons import Scored, vector_ends
-from layerleap.read.vocabulary.pairs import Form, Largest, Pairs, head_pairs
-from layerleap.read.vocabulary.space import Inverse, Norms, Space
+from layerleap.read.vocabulary.pairs import Pairs, head_pairs
+from layerleap.read.vocabulary.settings import Form, Inverse, Largest, Norms
+from layerleap.read.vocabulary.space import Space
 from layerleap.stream.counts import frequent_tokens
 
 KEYS = ("ffn.key", "ffn.gate", "ffn.up")
@@ -242,7 +244,7 @@ class Weights:
         wanted = known or ["ffn.value"]  # which then says why it is not known
         own = {kind: vectors(transformer, block, kind, fold=self.space.folds) for kind in wanted}
         n = len(next(iter(own.values())))
-        check_place(neuron, n, "neuron", f"block {block}")
+        check_number("neuron", neuron, 0, n - 1, f"block {block}")
         if not set(KEYS) & set(known):
             try:
                 vectors(transformer, block, "ffn.key")
@@ -256,12 +258,12 @@ class Weights:
         head, part, column = address.head, address.part, address.column
         assert head is not None
         assert column is not None
-        check_place(head, own.n_heads, "head", f"block {address.block}")
+        check_number("head", head, 0, own.n_heads - 1, f"block {address.block}")
         if part in ("Q", "K") and own.qk_reason is not None:
             raise ModelRefused(own.qk_reason)
         width = own.d_head if part in ("Q", "K") else own.d_value
         where = f"W_{part} of L{address.block}.H{head}"
-        check_place(column, width, "row" if part == "O" else "column", where)
+        check_number("row" if part == "O" else "column", column, 0, width - 1, where)
         fold = self.space.folds
         if part == "O":
             return own.output(transformer, head, fold=fold)[column][None]

@@ -1,23 +1,33 @@
 """`layerleap index` and `search`: neurons by the words they promote or suppress."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import layerleap
+from layerleap.read.vocabulary.settings import IndexSettings, SearchSide, Space, index_folder
+from layerleap.read.vocabulary.store import check_none_building
+from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Json, Loading, Model, Text
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.zoo.catalog import MODEL_NAMES
 
 Index = Annotated[
-    Path | None, typer.Option("--index", "-i", help="File of the index; by default the cached one.")
+    Path | None,
+    typer.Option("--index", "-i", help="File of the index; by default the cached one."),
+    Check(preflight.index),
 ]
 
 
 def index(
     model: Model,
     out_file: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File for the index; by default cached.")
+        Path | None,
+        typer.Option("--out", "-o", help="File for the index; by default cached."),
+        Check(preflight.index_target),
     ] = None,
     top: Annotated[int, typer.Option(help="Tokens to keep at both ends of a vector.")] = 50,
     text: Text = None,
@@ -40,6 +50,9 @@ def index(
     Example: layerleap index smollm2
     """
     with clean_errors(), TerminalProgress() as progress:
+        settings = IndexSettings(top, text, texts, clusters, seed)
+        if out_file is None and model in MODEL_NAMES:
+            check_none_building(index_folder(), model, asdict(settings))
         transformer = loading.load(model)
         found = layerleap.index(
             transformer, out_file, top=top, text=text, n_texts=texts, clusters=clusters, seed=seed,
@@ -55,13 +68,21 @@ def index(
 
 def search(
     model: Model,
-    query: Annotated[str, typer.Argument(help="Words; 'guitar*' also matches 'guitars'.")],
-    top: Annotated[int, typer.Option("--top", "-k", help="How many neurons.")] = 10,
+    query: Annotated[
+        str, typer.Argument(help="Words; 'guitar*' also matches 'guitars'."), Check(preflight.query)
+    ],
+    top: Annotated[
+        int, typer.Option("--top", "-k", help="How many neurons."), preflight.at_least("top", 1)
+    ] = 10,
     side: Annotated[
-        str, typer.Option(help="Search the tokens that are 'promoted', 'suppressed', or 'both'.")
+        str,
+        typer.Option(help="Search the tokens that are 'promoted', 'suppressed', or 'both'."),
+        preflight.choice("side", SearchSide),
     ] = "both",
     space: Annotated[
-        str, typer.Option(help="Match tokens 'with' a leading space, 'without' one, or 'any'.")
+        str,
+        typer.Option(help="Match tokens 'with' a leading space, 'without' one, or 'any'."),
+        preflight.choice("space", Space),
     ] = "any",
     index: Index = None,
     loading: Loading = Loading(),
@@ -75,6 +96,8 @@ def search(
     Example: layerleap search smollm2 "guitar music band"
     """
     with clean_errors():
+        if index is None and model in MODEL_NAMES:
+            check_none_building(index_folder(), model, asdict(IndexSettings()))
         from layerleap.read.vocabulary.index import ConceptIndex
 
         transformer = loading.load(model)

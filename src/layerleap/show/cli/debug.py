@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from layerleap.errors import BadSettings
+from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Loading, Model
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, err, out, tell
 
 
@@ -18,6 +20,7 @@ def debug(
             help="Folder or hub name of a bank to read through as well as the logit lens; "
             "'default' fits one once and caches it."
         ),
+        Check(preflight.bank),
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the page; 0 takes any free one.")] = 8123,
     host: Annotated[
@@ -41,6 +44,7 @@ def debug(
     index_file: Annotated[
         Path | None,
         typer.Option("--index-file", help="File of the index; by default the cached one."),
+        Check(preflight.index),
     ] = None,
     loading: Loading = Loading(),
 ) -> None:

@@ -6,8 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from layerleap.show.cli.options import Json, Loading, Model, Starts, Text
+from layerleap.show.cli import preflight
+from layerleap.show.cli.options import Force, Json, Loading, Model, Starts, Text
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.stream.positions import parse_positions
+from layerleap.stream.split import Side, Unit
 
 
 def evaluate(
@@ -18,15 +22,21 @@ def evaluate(
             help="Folder or hub name of a bank, or 'default'; repeat it to compare several. "
             "By default, the bank in the cache."
         ),
+        Check(preflight.bank),
     ] = None,
     text: Text = None,
-    texts: Annotated[int, typer.Option(help="Read this many texts.")] = 300,
+    texts: Annotated[
+        int, typer.Option(help="Read this many texts."), preflight.at_least("texts", 1)
+    ] = 300,
     unit: Annotated[
         str | None,
         typer.Option(help="What one text is: sentence, paragraph or document. Default: as fitted."),
+        preflight.choice("unit", Unit),
     ] = None,
     positions: Annotated[
-        str, typer.Option(help="'one' random position per text, 'all', or 'every:N'.")
+        str,
+        typer.Option(help="'one' random position per text, 'all', or 'every:N'."),
+        Check(lambda value, _: parse_positions(value)),
     ] = "one",
     field: Annotated[
         str | None, typer.Option(help="The key or column of the text in jsonl and parquet.")
@@ -36,6 +46,7 @@ def evaluate(
         typer.Option(
             help="'held-out', 'fit' or 'both'. Default: all documents no bank was fitted on."
         ),
+        preflight.choice("side", Side),
     ] = None,
     keep_fitted: Annotated[
         bool, typer.Option("--keep-fitted", help="Also read documents a bank was fitted on.")
@@ -44,7 +55,10 @@ def evaluate(
     out_folder: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Write page, figure, CSV and JSON into this folder."),
+        preflight.report_folder("evaluation.html", "report of an evaluation"),
+        preflight.extras("report", "matplotlib"),
     ] = None,
+    force: Force = False,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:

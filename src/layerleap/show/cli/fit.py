@@ -6,9 +6,11 @@ from typing import Annotated, Any
 import typer
 
 import layerleap
-from layerleap.errors import BadSettings, CannotWrite
+from layerleap.maps.settings import read_ridge
+from layerleap.show.cli import preflight
 from layerleap.show.cli.options import (
     Cutting,
+    Force,
     Json,
     Loading,
     Model,
@@ -18,9 +20,10 @@ from layerleap.show.cli.options import (
     Starts,
     Text,
     load_model,
-    parse_ridge,
 )
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
+from layerleap.stream.sampling import read_shard
 
 
 def fit(
@@ -31,7 +34,9 @@ def fit(
         int | None, typer.Option(help="How many texts to fit on; all by default.")
     ] = None,
     pairs: Annotated[
-        str, typer.Option(help="'final': to the last layer; 'all': every pair.")
+        str,
+        typer.Option(help="'final': to the last layer; 'all': every pair."),
+        preflight.choice("pairs", ("final", "all")),
     ] = "final",
     parts: Annotated[
         bool,
@@ -46,35 +51,36 @@ def fit(
             help="Penalty as a fraction of the mean eigenvalue, or 'auto': chosen on a tenth of "
             "the documents. Default: chosen up to ten rows per direction, else 0."
         ),
+        Check(preflight.solving),
     ] = None,
     rank: Rank = None,
     no_evaluate: NoEvaluate = False,
     shard: Annotated[
         str | None,
         typer.Option(help="'0/4': do the first of four parts and save its statistics for merge."),
+        Check(preflight.shard),
     ] = None,
+    force: Force = False,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Fit linear shortcuts for MODEL in one pass over a text, and save them as a bank.
 
-    Interrupted or killed, the same command continues where it stopped. Under torchrun the
+    Interrupted or killed, the same command continues where it stopped. A bank that is there is
+    only replaced with --force. Under torchrun the
     processes share the work; --shard divides it between machines by hand.
 
     Example: layerleap fit smollm2 --text news --positions every:4 --unit paragraph -o bank
     """
     with clean_errors(), TerminalProgress() as progress:
         from layerleap.maps.fit import fit
-        from layerleap.maps.settings import check_solving
         from layerleap.stats import collect, finish
         from layerleap.stats.tally import world
 
-        number = None if ridge is None else parse_ridge(ridge)
+        number = None if ridge is None else read_ridge(ridge)
         sampling = cutting.sampling()
-        part = _shard(shard)
-        _check_out(out_folder, is_shard=part is not None)
+        part = None if shard is None else read_shard(shard)
         transformer = loading.load(model)
-        check_solving(number, rank, transformer.d_model)
         solving: dict[str, Any] = {"intercept": intercept, "ridge": number, "rank": rank}
         work = out_folder.with_name(f".{out_folder.name}.fitting.safetensors")
         if work.exists():
@@ -101,25 +107,6 @@ def fit(
     _show_bank(bank, out_folder, json)
 
 
-def _check_out(path: Path, *, is_shard: bool = False) -> None:
-    """Fail before the pass if the result cannot be written there."""
-    from layerleap.maps.artifact import BANK
-
-    if not is_shard:
-        BANK.check_target(path)
-    elif path.is_dir():
-        raise CannotWrite(f"{path} is a folder; expected a file for the shard's statistics")
-
-
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    which, _, of = text.partition("/")
-    if not (which.isdigit() and of.isdigit()):
-        raise BadSettings(f"shard is {text!r}; expected a form like 0/4")
-    return int(which), int(of)
-
-
 def _show_bank(bank: Any, folder: Path, json: bool) -> None:
     finals = [fit.to_dict() for fit in bank.fits.values() if fit.dst == bank.n_layers]
     if json:
@@ -143,9 +130,12 @@ def merge(
         ),
     ] = None,
     ridge: Annotated[
-        str | None, typer.Option(help="A number or 'auto'. By default, as the shards were fitted.")
+        str | None,
+        typer.Option(help="A number or 'auto'. By default, as the shards were fitted."),
+        Check(preflight.solving),
     ] = None,
     rank: Rank = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Merge the statistics of shards into the bank that one run would have given.
@@ -158,8 +148,7 @@ def merge(
         from layerleap.maps.fit import solve_bank
         from layerleap.stats import merge as merged
 
-        number = None if ridge is None else parse_ridge(ridge)
-        _check_out(out_folder)
+        number = None if ridge is None else read_ridge(ridge)
         tally = merged(files)
         bank = solve_bank(tally, intercept=intercept, ridge=number, rank=rank, progress=progress)
         bank.save_pretrained(out_folder)
@@ -169,19 +158,24 @@ def merge(
 Folder = Annotated[
     Path, typer.Argument(exists=True, file_okay=False, help="Folder with the published maps.")
 ]
-Of = Annotated[str, typer.Option("--model", "-m", help="The model the maps belong to.")]
+Of = Annotated[
+    str,
+    typer.Option("--model", "-m", help="The model the maps belong to."),
+    Check(preflight.model),
+]
 
 
 def _imported(kind: str, folder: Path, model: str, out_folder: Path) -> None:
     with clean_errors():
-        _check_out(out_folder)
         importer = {"mat": layerleap.import_mat, "tuned-lens": layerleap.import_tuned_lens}[kind]
         bank = importer(folder, load_model(model))
         bank.save_pretrained(out_folder)
         out.print(f"{bank!r}: {out_folder}", highlight=False, soft_wrap=True)
 
 
-def import_mat(folder: Folder, model: Of, out_folder: Out = Path("bank")) -> None:
+def import_mat(
+    folder: Folder, model: Of, out_folder: Out = Path("bank"), force: Force = False
+) -> None:
     """Import mat's i_j.pickle matrices; nothing in the files is executed.
 
     Example: layerleap import mat linear-shortcut/gpt2-medium --model gpt2-medium -o bank
@@ -189,7 +183,9 @@ def import_mat(folder: Folder, model: Of, out_folder: Out = Path("bank")) -> Non
     _imported("mat", folder, model, out_folder)
 
 
-def import_tuned_lens(folder: Folder, model: Of, out_folder: Out = Path("bank")) -> None:
+def import_tuned_lens(
+    folder: Folder, model: Of, out_folder: Out = Path("bank"), force: Force = False
+) -> None:
     """Import a tuned-lens folder (config.json, params.pt); nothing in it is executed.
 
     Example: layerleap import tuned-lens lens/gpt2 --model gpt2 -o bank

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from layerleap.act.spelling import read_layers, read_rule
+from layerleap.act.spelling import Policy, read_layers, read_rule
 from layerleap.errors import BadSettings
+from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Blocks, Dtype, Json, Model, Revision, Tail, load_model
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
@@ -20,6 +22,7 @@ def generate(
     bank: Annotated[
         str | None,
         typer.Option(help="Folder or hub name of a bank. Default: fit one once and cache it."),
+        Check(preflight.bank),
     ] = None,
     no_bank: Annotated[
         bool, typer.Option("--no-bank", help="Use the logit lens, and drafts from the text alone.")
@@ -31,6 +34,7 @@ def generate(
             "scales, +3 adds, =off switches it off; @last, @generated or @0,3 chooses positions. "
             "Can be given several times."
         ),
+        Check(preflight.edit),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Maximum number of tokens.")] = 60,
     stop: Annotated[
@@ -44,10 +48,12 @@ def generate(
             "top-probability:0.9, entropy:0.5, patience:3, fixed:20, gap:0.8 or never; or by the "
             "plan file that `suitability --plan` wrote."
         ),
+        Check(preflight.exit_rule),
     ] = None,
     checks: Annotated[
         str | None,
         typer.Option(help="Layers at which to check the rule, separated by commas. Default: all."),
+        Check(preflight.checked_layers),
     ] = None,
     policy: Annotated[
         str,
@@ -55,6 +61,7 @@ def generate(
             help="How to fill the cache of skipped layers: recompute (run them later, exact), "
             "propagate (use the state at the exit), shortcut (use the bank's prediction)."
         ),
+        preflight.choice("policy", Policy),
     ] = "recompute",
     strict: Annotated[
         bool | None,
@@ -81,7 +88,9 @@ def generate(
         ),
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Also write the coloured text to this HTML file.")
+        Path | None,
+        typer.Option(help="Also write the coloured text to this HTML file."),
+        Check(preflight.target_file),
     ] = None,
     blocks: Blocks = None,
     tail: Tail = None,
@@ -103,12 +112,12 @@ def generate(
       layerleap generate smollm2 "The capital of France is" --edit "L30.N511=off"
     """
     with clean_errors():
+        _check(tokens, sample, temperature, exit, checks)
         import torch
 
         from layerleap.act.decode.generate import generate
         from layerleap.act.edits import edit_sentence, parse_edit
 
-        _check(tokens, sample, temperature, exit, checks)
         prompt = sys.stdin.read() if prompt == "-" else prompt
         how: dict[str, Any] = {"max_new_tokens": tokens, "chat": chat, "stop_strings": stop or None}
         how |= {"do_sample": True, "temperature": temperature} if sample else {}

@@ -5,7 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Json, Loading, Model, Prompt, parse_words
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
@@ -35,6 +37,7 @@ def tasks(
     model: Annotated[
         str | None,
         typer.Argument(help="Measure this model: a bundled or hub name, folder or GGUF file."),
+        Check(preflight.model),
     ] = None,
     task: Annotated[
         list[str] | None,
@@ -42,6 +45,7 @@ def tasks(
             help="A bundled task, or a .jsonl, .csv or .parquet file with the fields text and "
             "label; repeat it. All bundled ones by default."
         ),
+        Check(preflight.task),
     ] = None,
     template: Annotated[
         str | None, typer.Option(help="How a text becomes a prompt, with {text} in it.")
@@ -54,9 +58,16 @@ def tasks(
     answers: Annotated[
         str,
         typer.Option(help="token: answers of one token; sequence: score answers of any length."),
+        preflight.choice("answers", ("token", "sequence")),
     ] = "token",
-    queries: Annotated[int, typer.Option(help="Queries per seed, at most.")] = 100,
-    seeds: Annotated[int, typer.Option(help="How often demonstrations are drawn.")] = 3,
+    queries: Annotated[
+        int, typer.Option(help="Queries per seed, at most."), preflight.at_least("queries", 1)
+    ] = 100,
+    seeds: Annotated[
+        int,
+        typer.Option(help="How often demonstrations are drawn."),
+        preflight.at_least("seeds", 1),
+    ] = 3,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
@@ -138,17 +149,24 @@ def read(
         typer.Option(
             help="Folder or hub name of a bank. By default, one is fitted once and cached."
         ),
+        Check(preflight.bank),
     ] = None,
     no_bank: Annotated[bool, typer.Option("--no-bank", help="Only the logit lens (id).")] = False,
     position: Annotated[
         int | None, typer.Option(help="Which token's reading to show; the last by default.")
     ] = None,
-    top_k: Annotated[int, typer.Option(help="How many tokens per layer.")] = 3,
+    top_k: Annotated[
+        int, typer.Option(help="How many tokens per layer."), preflight.at_least("top_k", 1)
+    ] = 3,
     target: Annotated[
         str | None,
         typer.Option(help="What an encoder-decoder writes for TEXT; this is what is read."),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write all positions as a page.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write all positions as a page."),
+        Check(preflight.target_file),
+    ] = None,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
@@ -209,8 +227,13 @@ def saturation(
         typer.Option(
             help="Folder or hub name of a bank to read through as well as the logit lens."
         ),
+        Check(preflight.bank),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write the strip as a page.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write the strip as a page."),
+        Check(preflight.target_file),
+    ] = None,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:

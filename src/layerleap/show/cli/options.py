@@ -13,10 +13,13 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 import layerleap
-from layerleap.errors import BadSettings
-from layerleap.show.cli.terminal import tell
+from layerleap.show.cli import preflight
+from layerleap.show.cli.preflight import Check, run_checks
+from layerleap.show.cli.terminal import clean_errors, tell
 
-Model = Annotated[str, typer.Argument(help="Bundled name, hub name, folder or GGUF file.")]
+Model = Annotated[
+    str, typer.Argument(help="Bundled name, hub name, folder or GGUF file."), Check(preflight.model)
+]
 Prompt = Annotated[str, typer.Argument(help="What to read; for masked models with the mask token.")]
 Text = Annotated[
     str | None,
@@ -31,9 +34,17 @@ Text = Annotated[
         "spoken (by espeak-ng), a .wav file with its transcript as .txt beside it, or a folder of "
         "these.",
     ),
+    Check(preflight.text),
+]
+Bank = Annotated[
+    str | None, typer.Option("--bank", help="Folder or hub name of a bank."), Check(preflight.bank)
 ]
 Out = Annotated[
-    Path, typer.Option("--out", "-o", help="Folder for the result; replaced when finished.")
+    Path, typer.Option("--out", "-o", help="Folder for the bank."), Check(preflight.bank_folder)
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the result of an earlier run.")]
+Html = Annotated[
+    Path | None, typer.Option(help="Also write the result as a page."), Check(preflight.target_file)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Blocks = Annotated[str | None, typer.Option(help="Path of the list of blocks, if discovery fails.")]
@@ -41,7 +52,11 @@ Tail = Annotated[
     str | None, typer.Option(help="Paths of the modules after the last block, separated by commas.")
 ]
 Revision = Annotated[str | None, typer.Option(help="Hub revision of the model.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, ... By default, as saved.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="float32, bfloat16, ... By default, as saved."),
+    preflight.choice("dtype", preflight.DTYPES),
+]
 Unit = Annotated[str, typer.Option(help="What one text is: sentence, paragraph or document.")]
 Positions = Annotated[
     str, typer.Option(help="'one' random position per text, 'all', or 'every:N'.")
@@ -49,8 +64,13 @@ Positions = Annotated[
 Starts = Annotated[
     str | None,
     typer.Option(help="File of real sequences from which a masked model draws its texts."),
+    Check(preflight.text),
 ]
-Rank = Annotated[int | None, typer.Option(help="Keep only this many directions of each map.")]
+Rank = Annotated[
+    int | None,
+    typer.Option(help="Keep only this many directions of each map."),
+    Check(preflight.solving),
+]
 NoEvaluate = Annotated[
     bool,
     typer.Option("--no-evaluate", help="Leave out the scores on held-out documents in the card."),
@@ -92,6 +112,8 @@ class Cutting:
         """As `Sampling`, which checks the values."""
         return layerleap.Sampling(**vars(self))
 
+    check = sampling
+
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each dataclass among its parameters replaced by the fields of that class."""
@@ -106,8 +128,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             parameters[name] = (kind, parameter.default)
 
     def run(**values: Any) -> None:
-        for name, kind in groups.items():
-            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+        with clean_errors():
+            run_checks({name: kind for name, (kind, _) in parameters.items()}, values)
+            for name, kind in groups.items():
+                values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+                if hasattr(kind, "check"):
+                    values[name].check()
         command(**values)
 
     run.__name__, run.__doc__ = command.__name__, unwrapped(command.__doc__ or "")
@@ -150,13 +176,3 @@ def load_model(
 def parse_words(text: str | None) -> list[str] | None:
     """Words separated by commas."""
     return None if text is None else [part.strip() for part in text.split(",")]
-
-
-def parse_ridge(text: str) -> float | str:
-    """A number, or "auto"."""
-    if text == "auto":
-        return text
-    try:
-        return float(text)
-    except ValueError as error:
-        raise BadSettings(f"ridge is {text!r}; expected a number or 'auto'") from error

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from layerleap.show.cli import preflight
 from layerleap.show.cli.options import (
+    Force,
     Json,
     Loading,
     Model,
@@ -24,6 +26,7 @@ from layerleap.show.cli.options import (
     parse_words,
     with_signature,
 )  # fmt: skip
+from layerleap.show.cli.preflight import Check, run_checks
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 from layerleap.study import registry
 
@@ -31,6 +34,19 @@ if TYPE_CHECKING:
     from layerleap.study.engine import Study
     from layerleap.study.result import StudyResult
 
+Report = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="Folder for the report; other files in it stay."),
+    preflight.report_folder("study.json", "report of a study"),
+    preflight.extras("report", "matplotlib", "jinja2"),
+]
+CHECKS = {
+    "text": Check(preflight.text), "starts": Check(preflight.text),
+    "bank": Check(preflight.bank), "tuned": Check(preflight.bank),
+}  # fmt: skip
+SHARED = {
+    "model": Model, "out": Report, **{key: Annotated[str, one] for key, one in CHECKS.items()}
+}  # fmt: skip
 SOME_FAILED = 3  # exit code of a study of which some sections could not run
 
 
@@ -50,7 +66,9 @@ class StudyCommand(TyperCommand):
     """A command with the name of a study, which is imported when its arguments are parsed."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        """Parse with the real command."""
+        """Parse with the real command; what all studies share is checked before one is imported."""
+        with clean_errors():
+            run_checks(SHARED, _shared(args))
         command = command_of(registry.find(str(self.name)))
         return command.make_context(info_name, args, parent, **extra)
 
@@ -60,6 +78,21 @@ class _Lazy(StudyCommand):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, short_help=registry.summary(name), help=registry.summary(name))
+
+
+def _shared(args: list[str]) -> dict[str, Any]:
+    """The model, if it comes first, and the values of options that mean the same in all studies."""
+    found: dict[str, Any] = {"force": "--force" in args}
+    if args and not args[0].startswith("-"):
+        found["model"] = args[0]
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        name = {"-t": "text", "-o": "out"}.get(option, option.removeprefix("--"))
+        if option.startswith("-") and name in SHARED and "--help" not in args:
+            found[name] = value if equals else following
+    if "out" in found:
+        found["out"] = Path(found["out"])
+    return found
 
 
 def command_of(study: "Study[Any]") -> Any:
@@ -76,9 +109,11 @@ def command_of(study: "Study[Any]") -> Any:
                 kind = list[str] | None
             more |= {} if each.default in (None, ()) else {"show_default": str(each.default)}
         options[each.name] = (Annotated[kind, typer.Option(*flags, **more)], default)
+        if each.name in CHECKS:
+            options[each.name] = (Annotated[options[each.name][0], CHECKS[each.name]], default)
 
     def run(
-        model: str, out: Path, quick: bool, loading: Loading, json: bool,
+        model: str, out: Path, force: bool, quick: bool, loading: Loading, json: bool,
         sections: str | None = None, **values: Any,
     ) -> None:  # fmt: skip
         with clean_errors():
@@ -96,8 +131,7 @@ def command_of(study: "Study[Any]") -> Any:
     optional = [s for s in study.sections if not s.required]
     listed = ", ".join(f"{s.key} ({s.help})" if s.help else s.key for s in optional)
     common: dict[str, Any] = {
-        "out": (Annotated[Path, typer.Option("--out", "-o", help="Folder for the report; other "
-                "files in it stay.")], Path("report")),
+        "out": (Report, Path("report")), "force": (Force, False),
         "sections": (Annotated[str | None, typer.Option(help="Which optional sections to run, "
                      f"separated by commas: {listed}; or 'none'. All by default.")], None),
         "quick": (Annotated[bool, typer.Option("--quick", help="A first look: smaller defaults.")],

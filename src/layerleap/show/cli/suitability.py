@@ -6,7 +6,10 @@ from typing import Annotated
 import typer
 
 from layerleap.errors import BadSettings
+from layerleap.extras import need
+from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Cutting, Json, Loading, Model, Starts, Text
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
@@ -21,6 +24,7 @@ def suitability(
     bank: Annotated[
         str | None,
         typer.Option(help="Folder or hub name of a bank. Default: fit maps on the text."),
+        Check(preflight.bank),
     ] = None,
     fit_texts: Annotated[int, typer.Option(help="Number of texts to fit on.")] = 2000,
     read_texts: Annotated[int, typer.Option(help="Number of held-out texts to read.")] = 1000,
@@ -32,6 +36,7 @@ def suitability(
     plan: Annotated[
         Path | None,
         typer.Option(help="With --bank: save the fastest calibrated rule for `generate --exit`."),
+        Check(preflight.target_file),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -46,7 +51,6 @@ def suitability(
     with clean_errors():
         from layerleap.files import cache_root
         from layerleap.study.suitability.settings import SuitabilitySettings
-        from layerleap.study.suitability.study import suitability as run
 
         if plan is not None and bank is None:
             raise BadSettings(
@@ -58,6 +62,10 @@ def suitability(
             text=text, tolerance=tolerance, delta=delta, n_fit=fit_texts, n_read=read_texts,
             context=context, repeats=repeats, starts=starts, sampling=sampling,
         )  # fmt: skip
+        for name in ("scipy", "sklearn"):
+            need(name, "learn")
+        from layerleap.study.suitability.study import suitability as run
+
         transformer = loading.load(model)
         with TerminalProgress() as progress:
             result = run(

@@ -1,13 +1,15 @@
 """`layerleap weights`: parameters as tokens, from the weights alone."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import layerleap
-from layerleap.errors import BadSettings, ModelRefused, check_choice
-from layerleap.show.cli.options import Json, Loading, Model, Text
+from layerleap.errors import BadSettings, ModelRefused
+from layerleap.read.vocabulary.settings import Inverse, Largest, Norms
+from layerleap.show.cli import preflight
+from layerleap.show.cli.options import Html, Json, Loading, Model, Text
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
@@ -19,35 +21,46 @@ def weights(
             help="L12.H3 (a head), L12.N34 (a neuron) or L12.H3.Q5 (a column of a head; Q, K, V or "
             "O). Without it, all heads."
         ),
+        Check(preflight.address),
     ] = None,
     form: Annotated[
-        str, typer.Option(help="For a head: 'vo' (what it writes), 'qk' (who looks), or 'both'.")
+        str,
+        typer.Option(help="For a head: 'vo' (what it writes), 'qk' (who looks), or 'both'."),
+        preflight.choice("form", ("vo", "qk", "both")),
     ] = "both",
     top: Annotated[
-        int | None, typer.Option("--top", "-k", help="Pairs (50), or tokens per end (20).")
+        int | None,
+        typer.Option("--top", "-k", help="Pairs (50), or tokens per end (20)."),
+        preflight.at_least("top", 1),
     ] = None,
     offset: Annotated[
         int, typer.Option(help="For qk with rotary positions: how far the key lies behind.")
     ] = 0,
     norms: Annotated[
-        str, typer.Option(help="'skip' norms, or 'fold' their gains into the vectors.")
+        str,
+        typer.Option(help="'skip' norms, or 'fold' their gains into the vectors."),
+        preflight.choice("norms", Norms),
     ] = "skip",
     inverse: Annotated[
-        str, typer.Option(help="Read tokens through E 'transpose' or its 'pseudo' inverse.")
+        str,
+        typer.Option(help="Read tokens through E 'transpose' or its 'pseudo' inverse."),
+        preflight.choice("inverse", Inverse),
     ] = "transpose",
     tokens: Annotated[
         int | None, typer.Option(help="Only the N most frequent tokens of --text.", min=1)
     ] = None,
     text: Text = None,
     largest: Annotated[
-        str, typer.Option(help="Pairs with the largest 'value', 'magnitude', or most 'negative'.")
+        str,
+        typer.Option(help="Pairs with the largest 'value', 'magnitude', or most 'negative'."),
+        preflight.choice("largest", Largest),
     ] = "value",
     different: Annotated[
         bool, typer.Option("--different", help="Leave out pairs of a token with itself.")
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Do not subtract the mean embedding.")] = False,
     sample: Annotated[int, typer.Option(help="For all heads: how many tokens to test.")] = 500,
-    html: Annotated[Path | None, typer.Option(help="Also write the result as a page.")] = None,
+    html: Html = None,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
@@ -69,7 +82,6 @@ def weights(
       layerleap weights smollm2 L12.H3.Q5 --inverse pseudo
     """
     with clean_errors():
-        check_choice(form, ("vo", "qk", "both"), "form")
         is_head = name is not None and _is_head(name)  # a wrong name, before the model is loaded
         if not is_head and (form != "both" or offset or different or largest != "value"):
             raise BadSettings(

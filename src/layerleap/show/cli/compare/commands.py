@@ -1,12 +1,15 @@
 """`layerleap align` and `diff`: compare two models by what their weights say about tokens."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import layerleap
-from layerleap.show.cli.options import Json, Loading
+from layerleap.models.facts import KINDS
+from layerleap.read.vocabulary.settings import Inverse
+from layerleap.show.cli import preflight
+from layerleap.show.cli.options import Html, Json, Loading, Model
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 Kind = Annotated[
@@ -15,13 +18,15 @@ Kind = Annotated[
         help="Kind of vector: ffn.key, ffn.gate, ffn.up, ffn.value, attn.q, attn.k, attn.v or "
         "attn.o; repeat it for several. All by default."
     ),
+    preflight.choice("kind", KINDS),
 ]
-Html = Annotated[Path | None, typer.Option(help="Also write the result as a page.")]
 
 
 def align(
-    a: Annotated[str, typer.Argument(help="Bundled name, hub name, folder or GGUF file.")],
-    b: Annotated[str, typer.Argument(help="A model with the same vocabulary.")],
+    a: Model,
+    b: Annotated[
+        str, typer.Argument(help="A model with the same vocabulary."), Check(preflight.model)
+    ],
     kind: Kind = None,
     rows: Annotated[
         int | None,
@@ -66,8 +71,12 @@ def align(
 
 
 def diff(
-    base: Annotated[str, typer.Argument(help="The model that training started from.")],
-    tuned: Annotated[str, typer.Argument(help="The model that training made of it.")],
+    base: Annotated[
+        str, typer.Argument(help="The model that training started from."), Check(preflight.model)
+    ],
+    tuned: Annotated[
+        str, typer.Argument(help="The model that training made of it."), Check(preflight.model)
+    ],
     kind: Kind = None,
     top: Annotated[
         int, typer.Option("--top", "-k", help="Heads and neurons to list for each kind.")
@@ -76,6 +85,7 @@ def diff(
     inverse: Annotated[
         str,
         typer.Option(help="Read by the output matrix, 'transpose', or its inverse, 'pseudo'."),
+        preflight.choice("inverse", Inverse),
     ] = "transpose",
     html: Html = None,
     json: Json = False,

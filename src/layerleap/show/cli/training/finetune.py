@@ -1,18 +1,23 @@
 """`layerleap finetune`: train a copy of a model on a text, block by block or as a whole."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from layerleap.show.cli.options import Json, Loading, Model, Text, parse_words
+from layerleap.act.fine_tuning import fine_tuning
+from layerleap.show.cli import preflight
+from layerleap.show.cli.options import Force, Json, Loading, Model, Text, parse_words
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
 def finetune_command(
     model: Model,
     out_folder: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the model; replaced when finished.")
+        Path,
+        typer.Option("--out", "-o", help="Folder for the model."),
+        Check(preflight.model_folder),
     ],
     text: Text = None,
     how: Annotated[
@@ -43,12 +48,14 @@ def finetune_command(
         typer.Option(
             "--bank", help="Read those losses through the shortcuts of a bank (folder or hub name)."
         ),
+        Check(preflight.bank),
     ] = None,
     check_every: Annotated[int, typer.Option(help="Steps between checks on held-out text.")] = 25,
     held_out: Annotated[
         float, typer.Option(help="Share of documents that is never trained on.")
     ] = 0.25,
     seed: Annotated[int, typer.Option(help="Decides which text is held out, and the order.")] = 0,
+    force: Force = False,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
@@ -61,6 +68,13 @@ def finetune_command(
     Example: layerleap finetune smollm2 --text news --steps 50 -o smollm2-news
     """
     with clean_errors(), TerminalProgress() as progress:
+        training: dict[str, Any] = {
+            "how": how, "parameters": parse_words(parameters) or [], "share": share,
+            "steps": steps, "learning_rate": learning_rate, "optimizer": optimizer,
+            "decay": decay, "batch": batch, "max_tokens": max_tokens, "check_every": check_every,
+            "held_out": held_out, "seed": seed,
+        }  # fmt: skip
+        fine_tuning(**training)  # refuses what is out of range
         from layerleap import Lens, ShortcutBank, finetune
 
         transformer = loading.load(model)
@@ -68,14 +82,8 @@ def finetune_command(
         if (work := out_folder.with_name(f".{out_folder.name}.finetuning")).exists():
             tell(f"continuing from {work}")
         tuned = finetune(
-            transformer, text,
-            how=how,  # type: ignore[arg-type]  # checked there
-            parameters=parse_words(parameters) or [], steps=steps, learning_rate=learning_rate,
-            optimizer=optimizer,  # type: ignore[arg-type]
-            decay=decay, batch=batch, max_tokens=max_tokens, share=share, lens=lens,
-            check_every=check_every, held_out=held_out, seed=seed, folder=out_folder,
-            progress=progress,
-        )  # fmt: skip
+            transformer, text, lens=lens, folder=out_folder, progress=progress, **training
+        )
     if json:
         print_json({"folder": str(out_folder), **tuned.to_dict()})
         return

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from layerleap.show.cli import preflight
 from layerleap.show.cli.options import (
     Cutting,
+    Force,
     Json,
     Loading,
     Model,
@@ -19,6 +21,7 @@ from layerleap.show.cli.options import (
     Text,
     Unit,
 )
+from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
 
@@ -32,7 +35,11 @@ class TuneCutting(Cutting):
 
 def tune_command(
     model: Model,
-    bank: Annotated[str, typer.Option("--bank", help="Folder or hub name of a fitted bank.")],
+    bank: Annotated[
+        str,
+        typer.Option("--bank", help="Folder or hub name of a fitted bank."),
+        Check(preflight.bank),
+    ],
     text: Text = None,
     out_folder: Out = Path("tuned"),
     start: Annotated[
@@ -55,6 +62,7 @@ def tune_command(
     cutting: TuneCutting = TuneCutting(),
     starts: Starts = None,
     no_evaluate: NoEvaluate = False,
+    force: Force = False,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
@@ -69,8 +77,6 @@ def tune_command(
     Example: layerleap fit smollm2 -o bank; layerleap tune smollm2 --bank bank -o tuned
     """
     with clean_errors(), TerminalProgress() as progress:
-        from layerleap import ShortcutBank, tune
-        from layerleap.maps.artifact import BANK
         from layerleap.maps.settings import Tuning
 
         tuning = Tuning(
@@ -79,7 +85,8 @@ def tune_command(
             patience=patience, seed=cutting.seed,
         )  # fmt: skip
         sampling = cutting.sampling()
-        BANK.check_target(out_folder)
+        from layerleap import ShortcutBank, tune
+
         transformer = loading.load(model)
         work = out_folder.with_name(f".{out_folder.name}.tuning")
         if work.exists():
