@@ -13,7 +13,7 @@ from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from layerleap.errors import BadSettings, check_choice
+from layerleap.errors import BadSettings, UnknownArgument, check_choice, did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +30,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def with_checks(*args: P.args, **kwargs: P.kwargs) -> R:
         signature, hints = _annotations(function)
+        check_names(function.__name__, kwargs, signature.parameters)
         with suppress(TypeError):  # Python itself says best which argument is missing or unknown
             for name, value in signature.bind(*args, **kwargs).arguments.items():
                 if name in hints:
@@ -37,6 +38,22 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return with_checks
+
+
+def check_names(name: str, given: Iterable[str], known: Mapping[str, Any]) -> None:
+    """Refuse an argument that a function does not have, and name the nearest one.
+
+    A function that passes the rest on to another is left alone.
+    """
+    several = inspect.Parameter.VAR_KEYWORD
+    if any(getattr(one, "kind", None) is several for one in known.values()):
+        return
+    for one in given:
+        if one not in known:
+            raise UnknownArgument(
+                f"{name} got an unexpected keyword argument {one!r}; expected some of "
+                f"{', '.join(known)}{did_you_mean(one, known)}"
+            )
 
 
 def check_fields(settings: Any) -> None:

@@ -36,6 +36,10 @@ class BadSettings(LayerleapError):
     """A setting is out of range: a layer that does not exist, rank 0."""
 
 
+class UnknownArgument(BadSettings, TypeError):
+    """A function was given an argument that it does not have."""
+
+
 class TooFewRows(BadText, BadSettings):
     """A text source is too small for the settings."""
 

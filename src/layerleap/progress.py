@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-PLAIN_SECONDS = 15.0  # how often progress is written where there is nothing to redraw
+FIRST_SECONDS = 4.0  # when progress is first written where there is nothing to redraw
+PLAIN_SECONDS = 15.0  # and how often from then on
 
 
 class Progress(Protocol):
@@ -44,7 +45,7 @@ class Bars:
         self.console, self.tell = console, tell
         self.bars: Any = None
         self.tasks: dict[str, Any] = {}
-        self.last_line = time.monotonic()
+        self.last_line = time.monotonic() - PLAIN_SECONDS + FIRST_SECONDS
         self.started: dict[str, tuple[float, int]] = {}
         self.latest: dict[str, int] = {}
 

@@ -270,3 +270,26 @@ def test_a_mistyped_name_of_a_model_brings_the_one_that_was_meant() -> None:
     result = CliRunner().invoke(app, ["check", "smolm2"])
     assert result.exit_code == 2
     assert "did you mean 'smollm2'?" in result.stderr
+
+
+def commands(group: Any, *path: str) -> list[tuple[str, ...]]:
+    """The words of every command, the groups themselves included."""
+    inside = getattr(group, "commands", {}).items()
+    return [path, *(words for name, one in inside for words in commands(one, *path, name))]
+
+
+@pytest.mark.parametrize("path", commands(typer.main.get_command(app)), ids=" ".join)
+def test_examples_in_the_help_of_a_command_do_not_wrap_at_80_columns(
+    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    root: Any = typer.main.get_command(app)
+    for name in path:
+        root = root.commands[name]
+    shown = [
+        " ".join(line.split())
+        for line in CliRunner().invoke(app, [*path, "--help"]).output.splitlines()
+    ]
+    indented = [line for line in (root.help or "").splitlines() if line.startswith("  ")]
+    assert not [line for line in indented if " ".join(line.split()) not in shown]

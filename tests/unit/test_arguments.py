@@ -1,5 +1,6 @@
 """Wrong types and choices are refused in one line, before anything is computed."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from tiny_models import tiny
 
+import layerleap as ll
 from layerleap.arguments import check_fields, checked
 from layerleap.errors import BadSettings
 from layerleap.models.transformer import Transformer
@@ -108,3 +111,24 @@ def test_fields_of_settings_are_checked():
         Settings("2")
     with pytest.raises(BadSettings, match=r"unit is 'lines'.*did you mean 'line'"):
         Settings(2, "lines")
+
+
+def test_a_mistyped_option_of_a_verb_brings_the_one_that_was_meant():
+    for verb, wrong, meant in (
+        (ll.fit, "n_text", "n_texts"),
+        (ll.evaluate, "n_text", "n_texts"),
+        (ll.tune, "max_state", "max_states"),
+        (ll.finetune, "learning_rates", "learning_rate"),
+        (ll.read, "top", "top_k"),
+        (ll.suitability, "tolerence", "tolerance"),
+        (ll.exits.evidence, "n_text", "n_texts"),
+    ):
+        with pytest.raises(BadSettings, match=f"'{wrong}'.*did you mean '{meant}'") as caught:
+            verb(tiny("llama"), "the", **{wrong: 1})
+        assert isinstance(caught.value, TypeError)
+
+
+def test_fit_names_all_of_its_options():
+    names = inspect.signature(ll.fit).parameters
+    assert {"n_texts", "pairs", "parts", "checkpoint", "shard", "starts"} <= names.keys()
+    assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in names.values())

@@ -14,7 +14,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,8 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting, silent
 from layerleap.stats.collect import METHOD as COLLECTED
 from layerleap.stats.collect import collect, finish, own_checkpoint
-from layerleap.stats.moments import Moments
+from layerleap.stats.moments import Moments, Pairs
+from layerleap.stats.saved_states import StateFile
 from layerleap.stats.tally import Tally, world
 from layerleap.stream.batches import modality
 from layerleap.stream.examples import Sampling
@@ -167,9 +168,16 @@ def fit(
     intercept: bool = False,
     ridge: float | str | None = None,
     rank: int | None = None,
+    starts: str | None = None,
+    n_texts: int | None = None,
+    pairs: Pairs = "final",
+    parts: bool | Sequence[str] = False,
+    shard: tuple[int, int] | None = None,
+    checkpoint: Path | None = None,
+    save_states: StateFile | Path | None = None,
+    tokens_per_batch: int | None = None,
     evaluate: bool = True,
     progress: Progress | bool = True,
-    **options: Any,
 ) -> ShortcutBank:
     """A bank of linear shortcuts, fitted in one pass over a text.
 
@@ -183,17 +191,26 @@ def fit(
             it by the KL of readings on a tenth of the documents, which are then not fitted on. By
             default it is chosen up to ten rows per direction, as far as it matters, on a few rows
             that are fitted on afterwards; beyond there is none.
+        starts: a text of real sequences from which a masked model draws its texts.
+        n_texts: how many texts to fit on; all when None.
+        pairs: "final" for maps to the last layer, "all" for maps between all layers.
+        parts: also fit maps that replace attention, FFN and norms, or some of these kinds.
+        shard: (index, number of shards) if several runs share the work.
+        checkpoint: a file to save to about every half minute, and to resume from. It stays until
+            you call `layerleap.stats.finish`, after saving the bank.
+        save_states: a file for a sample of the states fitted on, which `tune` trains on.
+        tokens_per_batch: padded tokens per forward pass; the default suits a CPU.
         evaluate: score the bank on a few held-out documents, for its card.
         progress: a function to call, True for bars on a terminal or in a notebook, or False.
-        options: passed on to `collect`: n_texts, pairs, parts, checkpoint, ... A checkpoint stays
-            until you call `layerleap.stats.finish`, after saving the bank.
     """
     check_solving(ridge, rank, transformer.d_model)
     solving = {"intercept": intercept, "ridge": ridge, "rank": rank}
     with reporting(progress) as report:
         tally = collect(
             transformer, text, sampling, choose_ridge=ridge == "auto",
-            keep_sample=ridge in (None, "auto"), solving=solving, progress=report, **options,
+            keep_sample=ridge in (None, "auto"), solving=solving, progress=report, starts=starts,
+            n_texts=n_texts, pairs=pairs, parts=parts, shard=shard, checkpoint=checkpoint,
+            save_states=save_states, tokens_per_batch=tokens_per_batch,
         )  # fmt: skip
         bank = solve_bank(tally, transformer, progress=report)
         if evaluate and world()[0] == 0:

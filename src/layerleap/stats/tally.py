@@ -9,8 +9,11 @@ at any time resumes from there and ends with bit-identical sums.
 """
 
 import hashlib
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,14 +219,22 @@ def run_tally(
 class Saver:
     """Writes a checkpoint now and then, if there is one."""
 
-    def __init__(self, write: Callable[[Path], None], path: Path | None) -> None:
-        """`write` saves everything to `path`; None means no checkpoint."""
-        self.write, self.path = write, path
-        self.saved, self.pause = time.monotonic(), pause_after(0.0)
+    def __init__(
+        self, write: Callable[[Path], None], path: Path | None, longest: float = LONGEST_SECONDS
+    ) -> None:
+        """`write` saves everything to `path`; None means no checkpoint.
+
+        `longest` is the largest number of seconds between two checkpoints.
+        """
+        self.write, self.path, self.longest = write, path, longest
+        self.saved = self.seen = time.monotonic()
+        self.pause = min(pause_after(0.0), longest)
 
     def save_if_due(self) -> None:
-        """Save if the last checkpoint is old enough."""
-        if time.monotonic() - self.saved > self.pause:
+        """Save if the last checkpoint is old enough, or would be too old after the next step."""
+        now = time.monotonic()
+        step, self.seen = now - self.seen, now
+        if now - self.saved > self.pause or now - self.saved + step > self.longest:
             self.save()
 
     def save(self) -> None:
@@ -232,8 +243,33 @@ class Saver:
             return
         started = time.monotonic()
         self.write(self.path)
-        self.saved = time.monotonic()
-        self.pause = pause_after(self.saved - started)
+        self.saved = self.seen = time.monotonic()
+        self.pause = min(pause_after(self.saved - started), self.longest)
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C only sets a flag, which a loop asks for between two steps.
+
+    What a step has half changed is never saved. A second Ctrl-C does not wait. Off the main thread,
+    and where the program handles Ctrl-C itself, nothing changes.
+    """
+    pressed: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _extended(digest: str, batch: Batch) -> str:

@@ -3,7 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import sentences, tiny
 
+import layerleap as ll
 from layerleap.act.edits import (
     AddNeuron,
     PatchState,
@@ -81,3 +83,26 @@ def test_other_edits_have_no_string():
 
     with pytest.raises(BadSettings, match="not an edit of a neuron"):
         edit_spec(PatchState(1, torch.zeros(4), positions=0))
+
+
+def test_an_edit_outside_the_natural_range_says_by_how_much(empty_cache):
+    model = tiny("llama")
+    index = ll.index(model, text=sentences(20), n_texts=20, clusters=0, progress=False)
+    known = index.range(2, 3)
+    assert known is not None
+    with model.edit(
+        SetNeuron(2, 3, 1e9), SetNeuron(2, 3, known["mean"]), ZeroNeuron(2, 3)
+    ) as report:
+        pass
+    far, inside, off = (applied.remark for applied in report)
+    times = (1e9 - known["high"]) / (known["high"] - known["low"])
+    assert "1e+09 is outside its natural range" in far
+    assert f"by {times:,.1f} times its width" in far
+    assert far in str(report)
+    assert inside == off == ""
+    for edit in (ScaleNeuron(2, 3, 1e6), AddNeuron(2, 3, -1e6)):
+        assert "outside its natural range" in edit.remark(model)
+
+
+def test_without_an_index_nothing_is_known_of_natural_ranges(empty_cache):
+    assert SetNeuron(1, 0, 1e9).remark(tiny("llama")) == ""

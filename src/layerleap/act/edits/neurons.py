@@ -21,6 +21,8 @@ from layerleap.models.hooks.edit import Change, Edit
 from layerleap.models.hooks.rows import Positions, Rows, check_positions
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward
+from layerleap.read.vocabulary.index import known_range
+from layerleap.read.vocabulary.ranges import Range
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,15 @@ class NeuronEdit(Edit):
                 )
         return [Change(self.block, ffn.module(transformer), "in", self._apply)]
 
+    def remark(self, transformer: Transformer) -> str:
+        """How far outside its natural range the coefficient goes, if a cached index knows it."""
+        known = known_range(transformer, self.block, self.neuron)
+        return "" if known is None else known.outside(self._farthest(known))
+
+    @abstractmethod
+    def _farthest(self, known: Range) -> float:
+        """The value farthest from a range that the coefficient takes if it was inside before."""
+
     def _apply(self, values: Tensor, rows: Callable[[], Rows]) -> tuple[Tensor, int]:
         at = rows().select(self.positions).nonzero()[:, 0].to(values.device)
         if not len(at):
@@ -77,6 +88,9 @@ class SetNeuron(NeuronEdit):
 
     value: float
 
+    def _farthest(self, known: Range) -> float:
+        return float(self.value)
+
     def _new(self, coefficients: Tensor) -> Tensor:
         return torch.full_like(coefficients, self.value)
 
@@ -90,6 +104,10 @@ class ScaleNeuron(NeuronEdit):
     """
 
     factor: float
+
+    def _farthest(self, known: Range) -> float:
+        ends = (known.low * self.factor, known.high * self.factor)
+        return float(max(ends, key=lambda value: max(known.low - value, value - known.high)))
 
     def _new(self, coefficients: Tensor) -> Tensor:
         return coefficients * self.factor
@@ -105,6 +123,9 @@ class AddNeuron(NeuronEdit):
 
     amount: float
 
+    def _farthest(self, known: Range) -> float:
+        return float((known.high if self.amount > 0 else known.low) + self.amount)
+
     def _new(self, coefficients: Tensor) -> Tensor:
         return coefficients + self.amount
 
@@ -116,6 +137,9 @@ class ZeroNeuron(NeuronEdit):
     with model.edit(ll.edits.ZeroNeuron(block=3, neuron=17), ll.edits.ZeroNeuron(4, 2)):
         ...
     """
+
+    def _farthest(self, known: Range) -> float:
+        return known.mean  # switching a neuron off is never too strong
 
     def _new(self, coefficients: Tensor) -> Tensor:
         return torch.zeros_like(coefficients)

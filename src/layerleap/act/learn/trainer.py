@@ -41,10 +41,10 @@ from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
 from layerleap.quiet import quiet_transformers
 from layerleap.read.lens import Lens
-from layerleap.stats.tally import Saver
+from layerleap.stats.tally import Saver, interrupts_wait
 from layerleap.stats.tensor_file import TensorFile, require_same_run
 from layerleap.stream.examples import Sampling, longest_input
-from layerleap.stream.source import resolve_text
+from layerleap.stream.source import default_text, resolve_text
 from layerleap.stream.windows import token_stream, windows
 from layerleap.zoo.small_lm import lm_loss
 from layerleap.zoo.small_vit import learning_rate
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import pandas
 
 CHECKPOINT = TensorFile("finetuning", 1)
+OLDEST = 20.0  # seconds between two checkpoints: what a kill may cost
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,6 +65,7 @@ class FineTuned(Brief):
     settings: Mapping[str, Any]
     record: list[dict[str, Any]]  # by check: step, loss, held_out, seconds
     notes: tuple[str, ...] = ()  # what a reader of the record should know
+    text: str = "given texts"  # the name of what it was trained on
 
     @property
     def delta(self) -> Delta:
@@ -99,7 +101,7 @@ class FineTuned(Brief):
         """Plain JSON types."""
         identity = self.transformer.identity.to_dict()
         about = {"model": identity, "settings": dict(self.settings), "record": self.record}
-        return {**about, "notes": list(self.notes)}
+        return {**about, "text": self.text, "notes": list(self.notes)}
 
     def to_pandas(self) -> "pandas.DataFrame":
         """The record as a data frame."""
@@ -168,11 +170,14 @@ def finetune(
     if folder is not None:
         TUNED_MODEL.check_target(folder)
     with reporting(progress) as report:
+        name = str(default_text(transformer) if text is None else text)
+        name = name if text is None or isinstance(text, str | Path) else "given texts"
         text, _ = resolve_text(transformer, text, Sampling(), report)
+        report("reading text", 0, None, "tokens")
         run = _Run(transformer, text, settings, lens)
         work = None if folder is None else _work(Path(folder))
         run.train(None if work is None else work / "training.safetensors", report)
-        tuned = FineTuned(transformer, run.values, run.about_result(), run.record, run.notes)
+        tuned = FineTuned(transformer, run.values, run.about_result(), run.record, run.notes, name)
         if folder is not None and work is not None:
             tuned.save_pretrained(folder)
             _remove(work)
@@ -237,7 +242,13 @@ class _Run:
         about, steps = self._about(), self.settings.steps
         if checkpoint is not None and checkpoint.exists():
             self._resume(checkpoint, about)
-        saver = Saver(lambda path: self._save(path, about), checkpoint)
+        saver = Saver(lambda path: self._save(path, about), checkpoint, longest=OLDEST)
+        with interrupts_wait() as is_interrupted:
+            self._train_on(steps, saver, progress, is_interrupted)
+
+    def _train_on(
+        self, steps: int, saver: Saver, progress: Progress, is_interrupted: Callable[[], bool]
+    ) -> None:
         while True:
             is_last = self.step == steps
             is_due = self.step % self.settings.check_every == 0 or is_last
@@ -247,6 +258,9 @@ class _Run:
                 break
             self._step()
             progress("fine-tuning", self.step, steps, "steps")
+            if is_interrupted():
+                saver.save()
+                raise KeyboardInterrupt
             saver.save_if_due()
 
     def _step(self) -> None:

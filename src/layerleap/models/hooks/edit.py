@@ -64,6 +64,10 @@ class Edit(ABC):
     def changes(self, transformer: "Transformer") -> Iterable[Change]:
         """Where and how it acts in a model; raises if it does not fit the model."""
 
+    def remark(self, transformer: "Transformer") -> str:
+        """What a user should know about this edit of this model, in a sentence; "" if nothing."""
+        return ""
+
 
 @dataclass
 class Applied:
@@ -72,6 +76,7 @@ class Applied:
     edit: Edit
     passes: int = 0  # forward passes that it changed
     positions: int = 0  # that it acted on, over all passes; rejected drafts included
+    remark: str = ""  # what a user should know about it
     _last: int = -1
 
     def count(self, number: int, positions: int) -> None:
@@ -81,11 +86,12 @@ class Applied:
             self._last = number
 
     def __str__(self) -> str:
+        remark = f" ({self.remark})" if self.remark else ""
         if not self.passes:
-            return f"{self.edit}: never applied"
+            return f"{self.edit}: never applied{remark}"
         passes = "1 pass" if self.passes == 1 else f"{self.passes} passes"
         positions = "1 position" if self.positions == 1 else f"{self.positions} positions"
-        return f"{self.edit}: {passes}, {positions}"
+        return f"{self.edit}: {passes}, {positions}{remark}"
 
 
 class EditReport(tuple[Applied, ...]):
@@ -124,6 +130,8 @@ def edit(transformer: "Transformer", *edits: Edit | str) -> Iterator[EditReport]
         undo.enter_context(hooks.lock)
         with unedited(model):  # what is looked up about a model must not depend on other edits
             changes = [list(one.changes(transformer)) for one in own]
+        for applied in report:
+            applied.remark = applied.edit.remark(transformer)
         if hooks.edits is None:
             undo.callback(setattr, hooks, "edits", None)
             hooks.edits = EditedModel(transformer)

@@ -8,6 +8,7 @@ In: a wrapped model and the file that `build` made for it. Out: `ConceptIndex`.
     index.neighbours(12, 34), index.clusters()    vectors that point the same way
 """
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,13 @@ from layerleap.read.vocabulary.lookup import (
 from layerleap.read.vocabulary.neurons import Scored
 from layerleap.read.vocabulary.ranges import Range
 from layerleap.read.vocabulary.search import Matches, Words, find_tokens, search
-from layerleap.read.vocabulary.settings import IndexSettings, SearchSide, Space, default_path
+from layerleap.read.vocabulary.settings import (
+    IndexSettings,
+    SearchSide,
+    Space,
+    default_path,
+    index_folder,
+)
 from layerleap.read.vocabulary.tokens import TokenLabel
 
 FEW = 5  # tokens per end of a neighbour
@@ -323,3 +330,12 @@ def _named(ends: list[tuple[End, End]], words: Words) -> NDArray[np.float64]:
         hits = np.isin(ids, tokens)
         points += (hits * (2 - np.arange(NAMES) / NAMES)).max((1, 2))
     return points
+
+
+def known_range(transformer: Transformer, block: int, neuron: int) -> Range | None:
+    """The natural range of a coefficient in a cached index of these weights, if there is one."""
+    for file in sorted(index_folder().glob(f"{transformer.identity.fingerprint}-*.sqlite")):
+        with suppress(BadArtifact, WrongModel, BadSettings):
+            if values := ConceptIndex.open(transformer, file).range(block, neuron):
+                return Range(**values)
+    return None

@@ -37,6 +37,15 @@ class Range:
     std: float
     positive: float  # share of the positions with a value above 0
 
+    def outside(self, value: float) -> str:
+        """How far a value lies outside of the range, in words; "" if it does not."""
+        away = max(self.low - value, value - self.high)
+        if away <= 0:
+            return ""
+        width = self.high - self.low
+        times = f", by {away / width:,.1f} times its width" if width else ""
+        return f"{value:g} is outside its natural range, {self.low:.3g} to {self.high:.3g}{times}"
+
     def to_dict(self) -> dict[str, float]:
         """Plain JSON types."""
         return asdict(self)

@@ -12,13 +12,15 @@ has all words first. Equal scores are ordered by the closeness of all matching t
 
 A token matches a word if the word is in its text, whatever the case and accents (FTS5), with or
 without a leading space; "guitar*" also matches what begins like that. A word that is not a token is
-searched by the longest token that it begins with, and the result says so.
+searched by the longest token that it begins with. Such a match is partial: it counts closeness / 2
+at most, less than any whole word, and the result says so and names tokens that resemble the word.
 """
 
 import re
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +55,7 @@ class Match:
     matched: tuple[TokenLabel, ...]  # the tokens that match, highest first
     promotes: tuple[TokenLabel, ...]
     suppresses: tuple[TokenLabel, ...]
+    partial: bool = False  # no word matches whole: only the beginnings of words that are no tokens
 
     @property
     def name(self) -> str:
@@ -70,6 +73,7 @@ class Match:
         ends = {key: getattr(self, key) for key in ("matched", "promotes", "suppresses")}
         return {
             "block": self.block, "neuron": self.neuron, "score": self.score, "side": self.side,
+            "partial": self.partial,
             **{key: [token.to_dict() for token in tokens] for key, tokens in ends.items()},
         }  # fmt: skip
 
@@ -78,9 +82,11 @@ class Matches(list[Match]):
     """The vectors that match a query, best first, and what became of its words."""
 
     def __init__(
-        self, query: str, found: Iterable[Match], missing: list[str], pieces: dict[str, str]
-    ) -> None:
+        self, query: str, found: Iterable[Match], missing: list[str], pieces: dict[str, str],
+        meant: dict[str, list[str]] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(found)
+        self.meant = meant or {}  # by word that is not a token, tokens that resemble it
         self.query = query
         self.missing = missing  # words without a token
         self.pieces = pieces  # by word that is not a token, the token it begins with
@@ -88,15 +94,23 @@ class Matches(list[Match]):
     def notes(self) -> list[str]:
         """What became of words that are not tokens, a sentence each."""
         notes = [
-            f"{word!r} is not a token of this model; searched for {piece!r} instead."
+            f"{word!r} is not a token of this model; searched for {piece!r} instead, which gives "
+            f"partial matches, ranked last{self._meant(word)}."
             for word, piece in self.pieces.items()
         ]
-        return notes + [f"no token of this model contains {word!r}." for word in self.missing]
+        return notes + [
+            f"no token of this model contains {word!r}{self._meant(word)}." for word in self.missing
+        ]
+
+    def _meant(self, word: str) -> str:
+        tokens = " or ".join(map(repr, self.meant.get(word, ())))
+        return f"; did you mean {tokens}?" if tokens else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
             "query": self.query, "missing": self.missing, "pieces": self.pieces,
+            "meant": self.meant,
             "results": [match.to_dict() for match in self],
         }  # fmt: skip
 
@@ -125,6 +139,7 @@ class Matches(list[Match]):
     def __str__(self) -> str:
         lines = [
             f"{match.name:<10} {match.score:.2f} {match.side:<10} "
+            f"{'(partial) ' if match.partial else ''}"
             + " ".join(token.label for token in match.matching)
             for match in self
         ]
@@ -166,7 +181,9 @@ def search(
         ranked = _ranked(connection, index, words, SIDES[side], top)
         matched = {token for tokens in words.tokens.values() for token in tokens}
         found = _matches(connection, index, ranked, matched)
-    return Matches(query, found, words.missing, words.pieces)
+        strange = [*words.pieces, *words.missing]
+        meant = {word: near for word in strange if (near := _resembling(connection, word))}
+    return Matches(query, found, words.missing, words.pieces, meant)
 
 
 def find_tokens(connection: sqlite3.Connection, query: str, space: Space = "any") -> Words:
@@ -183,6 +200,24 @@ def find_tokens(connection: sqlite3.Connection, query: str, space: Space = "any"
         else:
             found.missing.append(word)
     return found
+
+
+def _resembling(connection: sqlite3.Connection, word: str) -> list[str]:
+    """Whole tokens that a mistyped word may have meant, nearest first."""
+    letters = word.strip("*")
+    if not letters[:1].isalnum():
+        return []
+    pattern = f"{letters[0]}_%"
+    rows = connection.execute(
+        "SELECT text FROM tokens WHERE kind = 'text' AND (text LIKE ? OR text LIKE ?)",
+        (pattern, f" {pattern}"),
+    )
+    known: dict[str, str] = {}
+    for (text,) in rows:  # the beginning of a word where there is one: " London", not "London"
+        plain = text.strip().casefold()
+        if plain not in known or text[:1].isspace():
+            known[plain] = text
+    return [known[near] for near in get_close_matches(letters.casefold(), known, n=2, cutoff=0.75)]
 
 
 def _beginnings(word: str) -> list[str]:
@@ -216,17 +251,24 @@ def _ranked(
     words: Words,
     ends: tuple[int, ...],
     top: int,
-) -> list[tuple[int, int, float]]:
-    """(vector, end, score) of the best ones."""
+) -> list[tuple[int, int, float, bool]]:
+    """(vector, end, score, whether it has only beginnings of words) of the best ones."""
     if not words.tokens:
         return []
+    n = len(words.tokens)
     points = np.stack([_points(connection, index, words, end) for end in ends])
     better = points.argmax(0)  # the better end of each vector; the first one if both are as good
     points = points.max(0)
     vectors = np.flatnonzero(points)
-    full = 2 * index.top * len(words.tokens)
+    full, whole = 2 * index.top * n * n, n * (index.top + 1)
+    places = points // TIES
     return [
-        (int(vector), ends[better[vector]], round(int(points[vector] // TIES) / full, 6))
+        (
+            int(vector),
+            ends[better[vector]],
+            round(int(places[vector]) / full, 6),
+            bool(places[vector] < whole),
+        )
         for vector in vectors[np.argsort(-points[vectors], kind="stable")][:top]
     ]
 
@@ -239,13 +281,15 @@ def _points(
     Both are counted in places, `top` for the first one: whole numbers, so that ties are exact.
     """
     points = np.zeros(index.n_vectors, np.int64)
-    for tokens in words.tokens.values():
+    n = len(words.tokens)
+    for word, tokens in words.tokens.items():
         vectors, ranks = _postings(connection, [2 * token + end for token in tokens])
         places = index.top - ranks.astype(np.int64)
         best = np.zeros_like(points)
         np.maximum.at(best, vectors, places)
         np.add.at(points, vectors, places)
-        points += (best > 0) * (index.top + best) * TIES
+        # Beginnings of all other words together count less than one whole word.
+        points += (best if word in words.pieces else (best > 0) * n * (index.top + best)) * TIES
     return points
 
 
@@ -269,13 +313,13 @@ def _postings(
 def _matches(
     connection: sqlite3.Connection,
     index: IndexFile,
-    ranked: list[tuple[int, int, float]],
+    ranked: list[tuple[int, int, float, bool]],
     matched: set[int],
 ) -> list[Match]:
-    ends = [ends_of(connection, vector) for vector, _, _ in ranked]
+    ends = [ends_of(connection, vector) for vector, *_ in ranked]
     hits = [
         [id_ for id_ in both[end].ids.tolist() if id_ in matched]
-        for both, (_, end, _) in zip(ends, ranked, strict=True)
+        for both, (_, end, *_) in zip(ends, ranked, strict=True)
     ]
     shown = [[side.ids[:SHOWN].tolist() for side in both] for both in ends]
     names = labels(
@@ -284,7 +328,7 @@ def _matches(
     return [
         Match(
             *index.neuron(vector), score, SIDE_NAMES[end],
-            *(tuple(names[id_] for id_ in ids) for ids in (hit, *lists)),
+            *(tuple(names[id_] for id_ in ids) for ids in (hit, *lists)), partial,
         )
-        for (vector, end, score), hit, lists in zip(ranked, hits, shown, strict=True)
+        for (vector, end, score, partial), hit, lists in zip(ranked, hits, shown, strict=True)
     ]  # fmt: skip

@@ -44,9 +44,9 @@ app = typer.Typer(
       layerleap sparsity smollm2 --quick -o report         how sparse is it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
       layerleap search smollm2 "guitar music band"         neurons by their words
-      layerleap diff smollm2 smollm2-reviews               what fine-tuning changed
+      layerleap diff smollm2 smollm2-reviews               what training changed
       layerleap weights smollm2                            heads that copy or map
-      layerleap debug smollm2                              look inside, in the browser
+      layerleap debug smollm2                              a page to look inside
 
     MODEL is a bundled name, a hub name, a folder, or a GGUF file.
     """,

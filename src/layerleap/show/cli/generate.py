@@ -138,7 +138,8 @@ def generate(
         if painter is not None:
             painter.end(str(generation.stats))
             for one in edits:
-                tell(f"with an edit: {edit_sentence(one)}")
+                remark = one.remark(transformer)
+                tell(f"with an edit: {edit_sentence(one)}{remark and f' ({remark})'}")
             if (departure := generation.departure) is not None:
                 tell(
                     f"departs from the full model's text at new token {departure['place'] + 1}: "

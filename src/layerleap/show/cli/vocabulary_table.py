@@ -37,7 +37,8 @@ def _add(table: Table, match: Match) -> None:
     is_promoted = match.side == "promoted"
     other = match.suppresses if is_promoted else match.promotes
     signs = "+-" if is_promoted else "-+"
-    table.add_row(match.name, f"{match.score:.2f}", signs[0], _labels(match.matching, matched))
+    score = f"{'partial ' if match.partial else ''}{match.score:.2f}"
+    table.add_row(match.name, score, signs[0], _labels(match.matching, matched))
     table.add_row("", "", signs[1], _labels(other, set(), style="dim"))
 
 

@@ -24,7 +24,8 @@ def _row(match: Match) -> str:
     matched = {token.id for token in match.matched}
     ends = {"promoted": match.promotes, "suppressed": match.suppresses, match.side: match.matching}
     tokens = (_tokens(end, matched) for end in ends.values())
-    cells = (match.name, f"{match.score:.2f}", match.side, *tokens)
+    score = f"{match.score:.2f}{' (partial)' if match.partial else ''}"
+    cells = (match.name, score, match.side, *tokens)
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 

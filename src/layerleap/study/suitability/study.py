@@ -16,7 +16,7 @@ import layerleap
 from layerleap.act.exits.cost import measure
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.timing import measure_timing
-from layerleap.arguments import checked
+from layerleap.arguments import check_names, checked
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
 from layerleap.maps.bank import ShortcutBank
@@ -117,11 +117,8 @@ def _resolved(
     bank: ShortcutBank | None,
 ) -> SuitabilitySettings:
     """The settings with the text filled in; refuses what cannot work before any pass is run."""
-    try:
-        settings = replace(settings, **changes)
-    except TypeError as error:
-        names = ", ".join(SuitabilitySettings.__dataclass_fields__)
-        raise BadSettings(f"unknown setting: {error}; expected some of: {names}") from error
+    check_names("suitability", changes, SuitabilitySettings.__dataclass_fields__)
+    settings = replace(settings, **changes)
     if transformer.kind != "image-class":
         require_text(transformer)
     for name in ("scipy.stats", "sklearn.linear_model"):

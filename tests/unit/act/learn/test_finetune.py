@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from layerleap.act.learn import trainer as module
 from layerleap.act.learn.optimizer import Optimizer
 from layerleap.errors import BadSettings, BadText, CannotWrite, ModelRefused, NotFinite, WrongModel
 from layerleap.models.transformer import Transformer
+from layerleap.stats import tally
+from layerleap.stats.tally import Saver, interrupts_wait
 from layerleap.stream.windows import token_stream, windows
 
 TEXT = sentences(60)
@@ -298,3 +301,60 @@ def test_a_text_of_which_nothing_is_held_out_says_so(model, tmp_path):
     ]
     assert tuned(model).notes == ()
     assert tuned(model, text, seed=seed, tested_tokens=0).notes == ()
+
+
+@pytest.mark.parametrize("how", ["full", "layer-causal"])
+def test_ctrl_c_saves_the_step_that_was_running_and_the_bits_stay_the_same(model, tmp_path, how):
+    whole, folder = tuned(model, how=how), tmp_path / "tuned"
+
+    def press(phase, done, total, unit="texts"):
+        if done == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(model, how=how, folder=folder, progress=press)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    seen = []
+    again = tuned(
+        model, how=how, folder=folder, progress=lambda p, done, *_, **__: seen.append(done)
+    )
+    assert seen == [5, 6]  # step 4 was saved although no checkpoint was due
+    assert same(whole, again)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_step():
+    with interrupts_wait() as is_interrupted:
+        signal.raise_signal(signal.SIGINT)
+        assert is_interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("step", [0.1, 3.0, 7.0, 12.0])
+def test_a_checkpoint_is_never_older_than_twenty_seconds(monkeypatch, tmp_path, step):
+    """With a clock that only steps move, whatever saving costs."""
+    now = 1000.0
+    monkeypatch.setattr(tally.time, "monotonic", lambda: now)
+    saved = []
+    saver = Saver(lambda path: saved.append(now), tmp_path / "x", longest=module.OLDEST)
+    for _ in range(200):
+        now += step
+        saver.save_if_due()
+    ages = [after - before for before, after in zip([1000.0, *saved], [*saved, now], strict=True)]
+    assert max(ages) <= module.OLDEST == 20.0
+    assert len(saved) < 200 or step > 10  # and not after every short step
+
+
+def test_a_bad_share_or_rate_is_refused(model):
+    with pytest.raises(BadSettings, match="share is 2"):
+        tuned(model, share=2)
+    with pytest.raises(BadSettings, match="learning_rate is -1"):
+        tuned(model, learning_rate=-1)
+
+
+def test_the_record_of_a_fine_tuned_model_names_its_text(model, tmp_path):
+    text = tmp_path / "mine.txt"
+    text.write_text("\n\n".join(TEXT))
+    tuned(model, str(text), folder=tmp_path / "tuned")
+    assert json.loads((tmp_path / "tuned" / "layerleap.json").read_text())["text"] == str(text)
+    assert tuned(model).to_dict()["text"] == "given texts"

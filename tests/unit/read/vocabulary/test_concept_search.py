@@ -120,8 +120,10 @@ def test_a_word_that_is_no_token_is_searched_by_its_beginning_and_the_result_say
     assert matches.pieces == {"electronics": "electro"}
     assert {token.text for match in matches for token in match.matched} == {" electro"}
     assert matches.notes() == [
-        "'electronics' is not a token of this model; searched for 'electro' instead."
+        "'electronics' is not a token of this model; searched for 'electro' instead, which gives "
+        "partial matches, ranked last."
     ]
+    assert all(match.partial and match.score <= 0.5 for match in matches)
     assert index.search("don't").pieces == {"don't": "don"}
 
 
@@ -184,3 +186,21 @@ def test_results_show_themselves(index):
     assert "&lt;b&gt;" in page
     assert repr(matches).startswith("Matches('guitar <b>': 4 neurons: L")
     assert len(str(matches).splitlines()) == 4
+
+
+def test_a_mistyped_word_brings_the_token_that_was_meant(index):
+    matches = index.search("guittar")
+    assert matches.meant["guittar"][0].strip().casefold() == "guitar"
+    assert "did you mean" in " ".join(matches.notes())
+    assert index.search("guitar").meant == {}
+
+
+def test_beginnings_of_words_never_come_before_a_whole_word(index):
+    matches = index.search("electronics don't guitar", top=1000)
+    partial = [match.partial for match in matches]
+    assert partial == sorted(partial)
+    assert True in partial
+    assert False in partial
+    assert [match.score for match in matches] == sorted((m.score for m in matches), reverse=True)
+    whole = {(m.block, m.neuron) for m in index.search("guitar", top=1000)}
+    assert {(m.block, m.neuron) for m in matches if not m.partial} == whole
