@@ -45,7 +45,7 @@ class Bars:
         self.console, self.tell = console, tell
         self.bars: Any = None
         self.tasks: dict[str, Any] = {}
-        self.last_line = time.monotonic() - PLAIN_SECONDS + FIRST_SECONDS
+        self.last_line, self.has_spoken = time.monotonic(), False
         self.started: dict[str, tuple[float, int]] = {}
         self.latest: dict[str, int] = {}
 
@@ -81,8 +81,13 @@ class Bars:
             if phase not in self.tasks:
                 self.tasks[phase] = self.bars.add_task(phase, total=total, unit=unit, rate="")
             self.bars.update(self.tasks[phase], completed=done, total=total, rate=speed)
-        elif now - self.last_line > PLAIN_SECONDS:
-            self.last_line = now
+        elif self._is_due(now - self.last_line, rate):
+            self.last_line, self.has_spoken = now, True
             left = f", about {(total - done) / rate:.0f} s left" if total and rate else ""
             of = f" of {total}" if total else ""
             self.tell(f"{phase}: {done}{of} {unit}{', ' if speed else ''}{speed}{left}")
+
+    def _is_due(self, silence: float, rate: float) -> bool:
+        """True if a line is due: the first one soon, once there is a rate to estimate from."""
+        is_first = not self.has_spoken and rate > 0
+        return silence > (FIRST_SECONDS if is_first else PLAIN_SECONDS)

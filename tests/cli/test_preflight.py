@@ -293,3 +293,25 @@ def test_examples_in_the_help_of_a_command_do_not_wrap_at_80_columns(
     ]
     indented = [line for line in (root.help or "").splitlines() if line.startswith("  ")]
     assert not [line for line in indented if " ".join(line.split()) not in shown]
+
+
+@pytest.mark.parametrize(
+    ("line", "plan"),
+    [
+        ("fit {model} --text {text.jsonl} --texts 20 -o {model}-b", "over 20 texts of"),
+        ("evaluate {model} --bank {bank} --texts 30", "reads 30 texts of"),
+        ("suitability {model} --fit-texts 20 --read-texts 10", "on 20 texts, reads 10 others"),
+        ("tune {model} --bank {bank} --texts 20 -o {model}-b", "over 20 texts"),
+        ("finetune {model} --steps 7 -o {model}-f", "7 steps of 4 x 128 tokens"),
+        ("index {model} --texts 20", "20 sentences"),
+        ("tasks {model} --task plurals --queries 5", "1 tasks, 3 draws of 5 queries"),
+        ("align {model} {model}", "every block"),
+    ],
+)
+def test_a_long_command_says_what_it_will_do_before_the_model_is_loaded(
+    made: dict[str, str], monkeypatch: pytest.MonkeyPatch, line: str, plan: str
+) -> None:
+    monkeypatch.setattr("layerleap.models.load._load_model", refuse)
+    result = CliRunner().invoke(app, words(line, made))
+    assert isinstance(result.exception, AssertionError)  # it came as far as loading the model
+    assert plan in " ".join(result.stderr.split())

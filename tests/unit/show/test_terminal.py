@@ -54,3 +54,15 @@ def test_python_shows_bars_only_where_they_can_be_redrawn(monkeypatch: pytest.Mo
         assert same is shown
     with reporting(False) as shown:
         assert shown is silent
+
+
+def test_where_nothing_can_be_redrawn_the_first_estimate_comes_within_five_seconds(monkeypatch):
+    now, lines = [100.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with Bars(Console(file=io.StringIO()), lines.append) as bars:
+        for done in range(1, 12):
+            now[0] += 0.5
+            bars("fitting", done, 100)
+    assert len(lines) == 1
+    assert "s left" in lines[0]
+    assert now[0] - 100 > 5 > module.FIRST_SECONDS

@@ -53,6 +53,7 @@ def index(
         settings = IndexSettings(top, text, texts, clusters, seed)
         if out_file is None and model in MODEL_NAMES:
             check_none_building(index_folder(), model, asdict(settings))
+        tell(f"reads the neurons of {model}, {texts:,} sentences for their ranges, and clusters")
         transformer = loading.load(model)
         found = layerleap.index(
             transformer, out_file, top=top, text=text, n_texts=texts, clusters=clusters, seed=seed,

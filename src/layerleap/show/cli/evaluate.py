@@ -70,6 +70,7 @@ def evaluate(
     Example: layerleap evaluate smollm2 --bank bank --bank default --text news -o scores
     """
     with clean_errors(), TerminalProgress() as progress:
+        tell(f"reads {texts:,} texts of {text or 'the default text'} with {model}, at every layer")
         from layerleap.maps.fit import find_bank
         from layerleap.read.evaluate import evaluate, sampling_of
 

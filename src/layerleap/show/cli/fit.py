@@ -73,6 +73,8 @@ def fit(
     Example: layerleap fit smollm2 --text news --positions every:4 --unit paragraph -o bank
     """
     with clean_errors(), TerminalProgress() as progress:
+        how_many = "all texts" if texts is None else f"{texts:,} texts"
+        tell(f"one pass of {model} over {how_many} of {text or 'its default text'}, then the maps")
         from layerleap.maps.fit import fit
         from layerleap.stats import collect, finish
         from layerleap.stats.tally import world

@@ -90,6 +90,8 @@ def tasks(
         if model is None:
             rows = [one.to_dict() for one in chosen]
         else:
+            many = f"{len(chosen)} tasks, {seeds} draws of {queries} queries"
+            tell(f"measures {model} on {many} for each number of demonstrations")
             from layerleap.act.learn.accuracy import in_context
 
             transformer = loading.load(model)

@@ -64,6 +64,8 @@ def suitability(
         )  # fmt: skip
         for name in ("scipy", "sklearn"):
             need(name, "learn")
+        first = f"fits maps of {model} on {fit_texts:,} texts, " if bank is None else ""
+        tell(f"{first}reads {read_texts:,} others, times {repeats} passes, then replays all rules")
         from layerleap.study.suitability.study import suitability as run
 
         transformer = loading.load(model)

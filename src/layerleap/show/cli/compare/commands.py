@@ -52,6 +52,7 @@ def align(
     Example: layerleap align small-lm small-lm-2 --kind ffn.value --html alignment.html
     """
     with clean_errors():
+        tell(f"compares every block of {a} with every block of {b}, for each kind of vector")
         models = [loading.load(name) for name in (a, b)]
         with TerminalProgress() as progress:
             found = layerleap.align(
@@ -98,6 +99,7 @@ def diff(
     Example: layerleap diff smollm2 smollm2-reviews --kind ffn.value --top 10
     """
     with clean_errors():
+        tell(f"reads the weights of {base} and {tuned}, one block after the other")
         with TerminalProgress() as progress:
             found = layerleap.diff(
                 base, tuned, kinds=kind, top=top, tokens=tokens, tell=tell, progress=progress,

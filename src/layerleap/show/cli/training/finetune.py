@@ -75,6 +75,10 @@ def finetune_command(
             "held_out": held_out, "seed": seed,
         }  # fmt: skip
         fine_tuning(**training)  # refuses what is out of range
+        tell(
+            f"{steps:,} steps of {batch} x {max_tokens} tokens ({how}) for a copy of {model}, with "
+            f"a check on held-out text every {check_every}"
+        )
         from layerleap import Lens, ShortcutBank, finetune
 
         transformer = loading.load(model)

@@ -85,6 +85,11 @@ def tune_command(
             patience=patience, seed=cutting.seed,
         )  # fmt: skip
         sampling = cutting.sampling()
+        how_many = "all" if texts is None else f"{texts:,}"
+        tell(
+            f"one pass of {model} over {how_many} texts, then at most {tuning.steps:,} steps of "
+            "training at every layer"
+        )
         from layerleap import ShortcutBank, tune
 
         transformer = loading.load(model)
