@@ -124,7 +124,7 @@ def test_a_mistyped_option_of_a_verb_brings_the_one_that_was_meant():
         (ll.exits.evidence, "n_text", "n_texts"),
     ):
         with pytest.raises(BadSettings, match=f"'{wrong}'.*did you mean '{meant}'") as caught:
-            verb(tiny("llama"), "the", **{wrong: 1})
+            verb(tiny("llama"), **{wrong: 1})
         assert isinstance(caught.value, TypeError)
 
 

@@ -173,7 +173,6 @@ def finetune(
         name = str(default_text(transformer) if text is None else text)
         name = name if text is None or isinstance(text, str | Path) else "given texts"
         text, _ = resolve_text(transformer, text, Sampling(), report)
-        report("reading text", 0, None, "tokens")
         run = _Run(transformer, text, settings, lens)
         work = None if folder is None else _work(Path(folder))
         run.train(None if work is None else work / "training.safetensors", report)

@@ -215,6 +215,8 @@ def _resembling(connection: sqlite3.Connection, word: str) -> list[str]:
     known: dict[str, str] = {}
     for (text,) in rows:  # the beginning of a word where there is one: " London", not "London"
         plain = text.strip().casefold()
+        if letters.casefold().startswith(plain):
+            continue  # a beginning is what is searched for anyway
         if plain not in known or text[:1].isspace():
             known[plain] = text
     return [known[near] for near in get_close_matches(letters.casefold(), known, n=2, cutoff=0.75)]
