@@ -107,7 +107,7 @@ def generate(
     Examples:
       layerleap generate smollm2 "The capital of France is"
 
-      layerleap generate smollm2 "Once upon a time" --exit fixed:24 --html page.html
+      layerleap generate smollm2 "Once upon a time" --exit fixed:24 --html a.html
 
       layerleap generate smollm2 "The capital of France is" --edit "L30.N511=off"
     """
