@@ -330,7 +330,7 @@ def _matches(
     return [
         Match(
             *index.neuron(vector), score, SIDE_NAMES[end],
-            *(tuple(names[id_] for id_ in ids) for ids in (hit, *lists)), partial,
+            *(tuple(names[id_] for id_ in ids) for ids in (hit, *lists)), partial=partial,
         )
         for (vector, end, score, partial), hit, lists in zip(ranked, hits, shown, strict=True)
     ]  # fmt: skip
