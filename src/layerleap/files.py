@@ -72,7 +72,7 @@ def check_writable(target: Path, noun: str = "file") -> None:
 
 
 @contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
+def whole_file(target: str | Path) -> Iterator[Path]:
     """Yield a temporary path; on success it replaces `target`, otherwise it is removed."""
     target = Path(target)
     with clear_write_errors(target, ours=True):

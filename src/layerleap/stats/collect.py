@@ -42,8 +42,8 @@ def collect(
     keep_sample: bool = False,
     solving: Mapping[str, Any] | None = None,
     shard: tuple[int, int] | None = None,
-    checkpoint: Path | None = None,
-    save_states: StateFile | Path | None = None,
+    checkpoint: str | Path | None = None,
+    save_states: StateFile | str | Path | None = None,
     tokens_per_batch: int | None = None,
     progress: Progress = silent,
 ) -> Tally:
@@ -67,7 +67,7 @@ def collect(
     """
     tokens = TOKENS_PER_BATCH if tokens_per_batch is None else tokens_per_batch
     own_shard = _check_run(pairs, n_texts, tokens, shard)
-    file = StateFile(save_states) if isinstance(save_states, Path) else save_states
+    file = StateFile(save_states) if isinstance(save_states, str | Path) else save_states
     if file is not None and own_shard[1] > 1:
         raise BadSettings("a sharded run cannot save states; run without shards or save_states")
     if file is not None and transformer.row_kind == "sequence":
@@ -137,10 +137,13 @@ def _check_run(
     return check_shard(shard) if shard else (rank, processes)
 
 
-def own_checkpoint(checkpoint: Path | None) -> Path | None:
+def own_checkpoint(checkpoint: str | Path | None) -> Path | None:
     """The checkpoint of this process."""
     rank, processes = world()
-    if checkpoint is None or processes == 1:
+    if checkpoint is None:
+        return None
+    checkpoint = Path(checkpoint)
+    if processes == 1:
         return checkpoint
     return checkpoint.with_suffix(f".{rank}of{processes}{checkpoint.suffix}")
 
@@ -161,7 +164,7 @@ def _resume(checkpoint: Path | None, about: dict[str, Any]) -> Tally | None:
     return tally
 
 
-def finish(checkpoint: Path | None) -> None:
+def finish(checkpoint: str | Path | None) -> None:
     """Remove the checkpoint of a run whose result is saved; under torchrun, call it everywhere."""
     own = own_checkpoint(checkpoint)
     wait_for_all()  # the first process may still be saving
@@ -169,7 +172,7 @@ def finish(checkpoint: Path | None) -> None:
         own.unlink(missing_ok=True)
 
 
-def merge(paths: Sequence[Path]) -> Tally:
+def merge(paths: Sequence[str | Path]) -> Tally:
     """The sum of all shards of one run, read one file at a time."""
     if not paths:
         raise BadSettings("nothing to merge: name the files of all shards")
@@ -188,7 +191,7 @@ def merge(paths: Sequence[Path]) -> Tally:
     return total
 
 
-def _shard_of(path: Path) -> tuple[int, int]:
+def _shard_of(path: str | Path) -> tuple[int, int]:
     match load_about(path).get("about"):
         case {"shard": [int(which), int(of)], "data": dict()}:
             return which, of

@@ -230,7 +230,7 @@ def _require_like(key: str, tensor: Tensor, expected: Tensor) -> None:
 
 
 def save_moments(
-    path: Path, sets: Mapping[str, Moments], about: Any, rows: Tensor | None = None
+    path: str | Path, sets: Mapping[str, Moments], about: Any, rows: Tensor | None = None
 ) -> None:
     """Write named moments, their description and optionally some rows into one file, atomically."""
     tensors = {
@@ -244,12 +244,12 @@ def save_moments(
     FILE.save(path, tensors, {"shapes": shapes, "about": about})
 
 
-def load_moments(path: Path) -> tuple[dict[str, Moments], dict[str, Any]]:
+def load_moments(path: str | Path) -> tuple[dict[str, Moments], dict[str, Any]]:
     """The moments and the description that `save_moments` wrote."""
     return load_with_rows(path)[:2]
 
 
-def load_with_rows(path: Path) -> tuple[dict[str, Moments], dict[str, Any], Tensor | None]:
+def load_with_rows(path: str | Path) -> tuple[dict[str, Moments], dict[str, Any], Tensor | None]:
     """The moments, the description and the rows that `save_moments` wrote."""
     tensors, header = FILE.load(path)
     sets = {}
@@ -261,7 +261,7 @@ def load_with_rows(path: Path) -> tuple[dict[str, Moments], dict[str, Any], Tens
         return sets, header["about"], tensors.get("rows")
 
 
-def load_about(path: Path) -> dict[str, Any]:
+def load_about(path: str | Path) -> dict[str, Any]:
     """The description in a file of moments, without reading the numbers."""
     with FILE.parsing(path):
         return dict(FILE.header(path)["about"])

@@ -34,7 +34,7 @@ class StateFile:
     texts, so the first rows come from the shortest texts.
     """
 
-    path: Path
+    path: str | Path
     limit: int = 24_000
     seed: int = 0  # selects the rows if there are more than `limit`
 
@@ -43,9 +43,14 @@ class StateFile:
             raise BadSettings(f"a limit of {self.limit} rows saves nothing; expected 1 or more")
 
     @property
+    def file(self) -> Path:
+        """The file of the states."""
+        return Path(self.path)
+
+    @property
     def header(self) -> Path:
         """The JSON file next to the states: number of rows, shape and model."""
-        return self.path.with_name(f"{self.path.name}.json")
+        return self.file.with_name(f"{self.file.name}.json")
 
     def settings(self) -> dict[str, Any]:
         """The settings a resumed run must repeat."""
@@ -66,7 +71,7 @@ class StateFile:
     def remove(self) -> None:
         """Delete the states and their header."""
         self.header.unlink(missing_ok=True)
-        self.path.unlink(missing_ok=True)
+        self.file.unlink(missing_ok=True)
 
     def open(self) -> "SavedStates":
         """The states of a finished run; anything else is a `BadArtifact`."""
@@ -79,13 +84,13 @@ class StateFile:
             case _:
                 raise BadArtifact(f"{self.header} is not a header of saved states, format {FORMAT}")
         record = _record(n_layers, d_model)
-        size = self.path.stat().st_size if self.path.is_file() else 0
+        size = self.file.stat().st_size if self.file.is_file() else 0
         if size != n * record.itemsize:
             raise BadArtifact(
-                f"{self.path} has {size} bytes; expected {n * record.itemsize} for {n} rows, "
+                f"{self.file} has {size} bytes; expected {n * record.itemsize} for {n} rows, "
                 "recreate it"
             )
-        records = np.memmap(self.path, dtype=record, mode="r", shape=(n,))
+        records = np.memmap(self.file, dtype=record, mode="r", shape=(n,))
         return SavedStates(records, np.arange(n), model)
 
 
@@ -107,17 +112,17 @@ class StateWriter:
         self.record = _record(transformer.n_layers, transformer.d_model)
         if n_rows:
             self._require_size()
-        with clear_write_errors(target.path, ours=True):
-            target.path.parent.mkdir(parents=True, exist_ok=True)
+        with clear_write_errors(target.file, ours=True):
+            target.file.parent.mkdir(parents=True, exist_ok=True)
             target.header.unlink(missing_ok=True)
-            target.path.open("ab").close()
+            target.file.open("ab").close()
             # Unbuffered: rows counted by a checkpoint have left this process before it is saved.
-            self.file = target.path.open("r+b", buffering=0)
+            self.file = target.file.open("r+b", buffering=0)
             self.file.truncate(min(n_rows, target.limit) * self.record.itemsize)
 
     def _require_size(self) -> None:
         """Refuse a file shorter than the checkpoint says it is."""
-        path, least = self.target.path, min(self.n_rows, self.target.limit) * self.record.itemsize
+        path, least = self.target.file, min(self.n_rows, self.target.limit) * self.record.itemsize
         size = path.stat().st_size if path.is_file() else 0
         if size < least:
             raise BadArtifact(
@@ -135,7 +140,7 @@ class StateWriter:
             raise NotFinite("some states exceed the range of float32, in which they are saved")
         numbers = np.arange(self.n_rows, self.n_rows + len(records))
         places = _places(numbers, self.target.limit, self.target.seed)
-        with clear_write_errors(self.target.path, ours=True):
+        with clear_write_errors(self.target.file, ours=True):
             for place, record in zip(places.tolist(), records, strict=True):
                 if place < self.target.limit:
                     self.file.seek(place * self.record.itemsize)

@@ -97,12 +97,12 @@ class Tally:
         named = {"fit": self.fit, "held_back": self.held_back, "parts": self.parts}
         return {name: moments for name, moments in named.items() if moments is not None}
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write everything into one file."""
         save_moments(path, self.sets, {key: getattr(self, key) for key in STATE}, self.sample)
 
     @classmethod
-    def load(cls, path: Path) -> "Tally":
+    def load(cls, path: str | Path) -> "Tally":
         """The tally that `save` wrote."""
         sets, state, sample = load_with_rows(path)
         is_tally = isinstance(state, dict) and state.keys() == STATE.keys() and "fit" in sets
@@ -113,7 +113,7 @@ class Tally:
         tally._check_parts(path)
         return tally
 
-    def _check_parts(self, path: Path) -> None:
+    def _check_parts(self, path: str | Path) -> None:
         """Check the moments of parts against `about`, which holds their names."""
         listed, shape = self.about.get("parts") or [], self.parts.shape if self.parts else None
         try:

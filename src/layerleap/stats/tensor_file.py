@@ -25,7 +25,9 @@ class TensorFile:
     kind: str
     format: int
 
-    def save(self, path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    def save(
+        self, path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
+    ) -> None:
         """Write everything."""
         plain = {name: value.cpu().contiguous() for name, value in tensors.items()}
         header = {"format": self.format, **header}
@@ -34,7 +36,7 @@ class TensorFile:
             metadata = {f"layerleap.{self.kind}": json.dumps(header, allow_nan=False)}
             save_file(plain, temporary, metadata=metadata)
 
-    def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def load(self, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors and the header that `save` wrote; anything else is a `BadArtifact`."""
         with self.parsing(path), safe_open(path, framework="pt") as file:
             header = self._header(path, file)
@@ -43,12 +45,12 @@ class TensorFile:
                 raise BadArtifact(f"{path} was changed after it was saved; recreate it")
             return tensors, header
 
-    def header(self, path: Path) -> dict[str, Any]:
+    def header(self, path: str | Path) -> dict[str, Any]:
         """Only the header, without reading the tensors or their checksum."""
         with self.parsing(path), safe_open(path, framework="pt") as file:
             return self._header(path, file)
 
-    def _header(self, path: Path, file: Any) -> dict[str, Any]:
+    def _header(self, path: str | Path, file: Any) -> dict[str, Any]:
         header = json.loads((file.metadata() or {}).get(f"layerleap.{self.kind}", "{}"))
         number = header.get("format") if isinstance(header, dict) else None
         if number != self.format:
@@ -59,7 +61,7 @@ class TensorFile:
         return dict(header)
 
     @contextmanager
-    def parsing(self, path: Path) -> Iterator[None]:
+    def parsing(self, path: str | Path) -> Iterator[None]:
         """Turn errors of the code inside, which reads the content, into a `BadArtifact`."""
         try:
             yield
@@ -71,7 +73,7 @@ class TensorFile:
             ) from error
 
 
-def require_same_run(path: Path, saved: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+def require_same_run(path: str | Path, saved: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Refuse a checkpoint of another run; `about` is what a resumed run must have in common."""
     plain = json.loads(json.dumps(about))
     differing = [key for key in plain if saved.get(key) != plain[key]]

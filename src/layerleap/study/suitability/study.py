@@ -41,7 +41,7 @@ def suitability(
     settings: SuitabilitySettings | None = None,
     *,
     bank: ShortcutBank | str | Path | None = None,
-    work: Path | None = None,
+    work: str | Path | None = None,
     progress: Progress = silent,
     **changes: Any,
 ) -> Suitability:
@@ -140,13 +140,15 @@ def _resolved(
     return replace(settings, text=text)
 
 
-def _folder(work: Path | None, transformer: Transformer, s: SuitabilitySettings) -> Path | None:
+def _folder(
+    work: str | Path | None, transformer: Transformer, s: SuitabilitySettings
+) -> Path | None:
     """A folder for the checkpoints of this fit alone."""
     if work is None:
         return None
     read = s.n_read if s.text == "generated" else None  # one file is generated for both sides
     fit = [transformer.identity.fingerprint, s.text, s.n_fit, s.starts, s.sampling.to_dict(), read]
-    return work / blake2b(json.dumps(fit).encode(), digest_size=8).hexdigest()
+    return Path(work) / blake2b(json.dumps(fit).encode(), digest_size=8).hexdigest()
 
 
 def _run_settings(settings: SuitabilitySettings) -> FitSettings:
