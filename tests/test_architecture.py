@@ -18,6 +18,9 @@ EXCEPTIONS = {
     ("maps/bank.py", "layerleap.read.evaluate"),  # and bank.evaluate(model, text)
     ("models/hooks/edit.py", "layerleap.act.edits.spec"),  # model.edit("L12.N34=5")
     # Results render themselves in notebooks; all HTML is in show, and is imported on demand.
+    ("maps/bank.py", "layerleap.show.html"),
+    ("models/transformer.py", "layerleap.show.html"),
+    ("models/discovery/laws.py", "layerleap.show.html"),
     ("read/evaluate.py", "layerleap.show.html"),
     ("read/readings.py", "layerleap.show.html"),
     ("read/strip.py", "layerleap.show.html"),

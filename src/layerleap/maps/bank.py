@@ -80,6 +80,11 @@ class ShortcutBank:
     def __repr__(self) -> str:
         return f"ShortcutBank({len(self)} maps of {self.model['name']}, {self.n_layers} layers)"
 
+    def _repr_html_(self) -> str:
+        from layerleap.show.html.about import bank_html
+
+        return bank_html(self)
+
     @property
     def is_final_only(self) -> bool:
         """True if the bank holds a map from every layer to the last, and no others."""

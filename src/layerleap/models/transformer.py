@@ -181,6 +181,11 @@ class Transformer:
         if found != self.identity:
             self.identity = found
 
+    def _repr_html_(self) -> str:
+        from layerleap.show.html.about import model_html
+
+        return model_html(self)
+
     # Both are functions of `models.hooks`, used as methods.
     capture = capture
     edit = edit

@@ -27,7 +27,8 @@ from layerleap.stream.source import default_text, n_to_generate, resolve_text
 from layerleap.stream.split import Side
 
 METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "kl", "r2")
-SHOWN = ("precision@1", "surprisal", "kl", "r2")  # columns of the printed table
+SHOWN = ("precision@1", "kl", "r2")  # columns of the printed table
+CELL = 21  # characters of a cell, so that the printed table fits 80 columns
 SIDES = {"held-out": "held-out ", "fit": "fitting ", "both": ""}  # as an adjective
 
 Bank = ShortcutBank | str | Path  # a bank, its folder or hub name, or "default"
@@ -128,14 +129,15 @@ class Evaluation:
     def _lines(self) -> Iterator[str]:
         yield self.headline()
         yield from self.notes()
-        width = max(5, *map(len, self.maps))
-        heads = "".join(f"{metric:<25}" for metric in SHOWN).rstrip()
-        yield f"layer  {'map':<{width}} {heads}"
+        width = max(3, *map(len, self.maps))
+        heads = "".join(f"{metric:<{CELL}}" for metric in SHOWN).rstrip()
+        yield f"layer {'map':<{width}} {heads}"
         for layer in range(self.n_layers + 1):
             cells = {(row["map"], row["metric"]): _cell(row) for row in self.at(layer)}
             for name in self.maps:
-                columns = "".join(f"{cells[name, metric]:<25}" for metric in SHOWN)
-                yield f"{layer:>5}  {name:<{width}} {columns}".rstrip()
+                columns = "".join(f"{cells[name, metric]:<{CELL}}" for metric in SHOWN)
+                yield f"{layer:>5} {name:<{width}} {columns}".rstrip()
+        yield "All metrics, with more digits: to_pandas()"
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.evaluation import evaluation_html
@@ -145,7 +147,14 @@ class Evaluation:
 
 def _cell(row: dict[str, Any]) -> str:
     numbers = (row[key] for key in ("value", "low", "high"))
-    return "{} [{}, {}]".format(*("-" if n is None else f"{n:.3f}" for n in numbers))
+    return "{} [{},{}]".format(*map(_short, numbers))
+
+
+def _short(number: float | None) -> str:
+    """A number in at most five characters: two decimals, or fewer where there is no room."""
+    if number is None:
+        return "-"
+    return f"{number:.2f}" if abs(number) < 10 else f"{number:.0f}"
 
 
 @checked

@@ -269,10 +269,11 @@ def test_it_is_read_by_layer_as_a_table_as_json_and_as_text(model, evaluation):
     lines = str(evaluation).splitlines()
     assert f"{evaluation.n_rows} rows from {evaluation.n_documents} held-out documents" in lines[0]
     notes = len(evaluation.notes())
-    assert lines[1 + notes].split() == ["layer", "map", "precision@1", "surprisal", "kl", "r2"]
-    assert len(lines) == 2 + notes + 2 * (model.n_layers + 1)
-    assert lines[-1].split()[:2] == [str(model.n_layers), "mat"]
-    assert "1.000 [1.000, 1.000]" in lines[-1]
+    assert lines[1 + notes].split() == ["layer", "map", "precision@1", "kl", "r2"]
+    assert len(lines) == 3 + notes + 2 * (model.n_layers + 1)
+    assert lines[-1] == "All metrics, with more digits: to_pandas()"
+    assert lines[-2].split()[:2] == [str(model.n_layers), "mat"]
+    assert "1.00 [1.00,1.00]" in lines[-2]
 
 
 def test_progress_counts_texts(model):

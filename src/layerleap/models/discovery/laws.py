@@ -51,6 +51,15 @@ class LawResult:
         return asdict(self)
 
 
+class LawResults(list[LawResult]):
+    """The result of every law; a notebook shows a table."""
+
+    def _repr_html_(self) -> str:
+        from layerleap.show.html.about import laws_html
+
+        return laws_html(self)
+
+
 @dataclass(frozen=True, eq=False)
 class _Case:
     """A model, inputs different from those of discovery, and the model's own answer."""
@@ -97,7 +106,7 @@ def require(transformer: Transformer) -> None:
 
 
 @checked
-def check_model(model: PreTrainedModel | Transformer, **paths: Any) -> list[LawResult]:
+def check_model(model: PreTrainedModel | Transformer, **paths: Any) -> LawResults:
     """The result of every law; a model that cannot be wrapped gives one failed result.
 
     Args:
@@ -105,11 +114,11 @@ def check_model(model: PreTrainedModel | Transformer, **paths: Any) -> list[LawR
         paths: `blocks` and `tail` for `Transformer.wrap`.
     """
     if isinstance(model, Transformer):
-        return check(model)
+        return LawResults(check(model))
     try:
-        return check(Transformer.wrap(model, check=False, **paths))
+        return LawResults(check(Transformer.wrap(model, check=False, **paths)))
     except LayerleapError as error:
-        return [LawResult("discovery", "fails", str(error))]
+        return LawResults([LawResult("discovery", "fails", str(error))])
 
 
 FIXED_BY_PATHS = {"blocks", "tail", "parts"}  # laws that can fail because of wrong paths

@@ -10,7 +10,7 @@ from layerleap.read.compare.alignment import MEASURES, Alignment
 from layerleap.read.compare.difference import Difference, HeadChange, NeuronChange, Words
 from layerleap.read.compare.matching import Matching
 from layerleap.show.html.colours import saturation_colour
-from layerleap.show.html.page import styled, write_page
+from layerleap.show.html.page import styled, table, write_page
 
 SPACES = {"vocabulary": "in the vocabulary", "raw": "raw coordinates (control)"}
 MEASURED = {"best": "best match", "mean": "mean |correlation|"}
@@ -74,19 +74,6 @@ def _notes(notes: Iterable[str]) -> str:
     return "".join(f'<p class="legend">{html.escape(note)}</p>' for note in notes)
 
 
-def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    rows = list(rows)
-    if not rows:
-        return ""
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f'<div class="wide"><table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr>'
-        f"</thead><tbody>{body}</tbody></table></div>"
-    )
-
-
 def _summary(alignment: Alignment) -> str:
     columns = [(space, measure) for space in alignment.spaces for measure in MEASURES]
     heads = ["kind", *(f"{MEASURED[measure]}, {SPACES[space]}" for space, measure in columns)]
@@ -98,7 +85,7 @@ def _summary(alignment: Alignment) -> str:
         "Blocks matched to their own number, how many a random assignment would give, the share of "
         "random assignments that do as well, and the smallest margin"
     )
-    return _table(caption, heads, rows)
+    return table(caption, heads, rows)
 
 
 def _hits(one: Matching) -> str:
@@ -134,7 +121,7 @@ def _kind(alignment: Alignment, kind: str) -> str:
     caption = "Matches, in the order of the heat maps; bold where a block met its own number"
     return (
         f'<h3>{kind}</h3><div class="maps">{maps}</div>'
-        f"<details><summary>every match</summary>{_table(caption, heads, rows)}</details>"
+        f"<details><summary>every match</summary>{table(caption, heads, rows)}</details>"
     )
 
 
@@ -227,7 +214,7 @@ def _blocks(difference: Difference) -> str:
     caption = (
         "Blocks that moved, last first: ||tuned - base|| / ||base|| of all parameters, and by kind"
     )
-    return _table(caption, ["block", "all", *kinds], rows)
+    return table(caption, ["block", "all", *kinds], rows)
 
 
 def _bar(value: float | None, largest: float) -> str:
@@ -245,7 +232,7 @@ def _outside(difference: Difference) -> str:
         ]
         for one in difference.outside
     ]
-    return _table("Outside the blocks", ["tensor", "moved", ""], rows)
+    return table("Outside the blocks", ["tensor", "moved", ""], rows)
 
 
 def _heads(difference: Difference) -> str:
@@ -254,7 +241,7 @@ def _heads(difference: Difference) -> str:
         return [*cells, *_words(one)]
 
     heads = ["head", "matrix", "moved", "in one direction", "promotes", "suppresses"]
-    return _table("Heads that moved most, by kind", heads, map(row, difference.heads))
+    return table("Heads that moved most, by kind", heads, map(row, difference.heads))
 
 
 def _neurons(difference: Difference) -> str:
@@ -264,7 +251,7 @@ def _neurons(difference: Difference) -> str:
         return [*cells, *_words(one)]
 
     heads = ["neuron", "vector", "displacement", "relative", "cosine to base"]
-    return _table(
+    return table(
         "Neurons that moved most, by kind", [*heads, "promotes", "suppresses"],
         map(row, difference.neurons),
     )  # fmt: skip

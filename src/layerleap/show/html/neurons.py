@@ -6,6 +6,11 @@ from layerleap.read.vocabulary.neurons import BlockReading, DominantNeurons, Sta
 from layerleap.show.html.page import styled
 
 STAGES = {"before": "before the block", "attention": "after attention", "ffn": "after the FFN"}
+STRONGEST = 12
+HEAD = (
+    "<thead><tr><th>neuron</th><th>coefficient</th><th>strength</th><th>share</th><th>promotes</th>"
+    "<th>suppresses</th></tr></thead>"
+)
 LEGEND = (
     '<p class="legend">Neurons that add most to the residual stream at this position. Share: the '
     "part of the FFN's output that a neuron explains. A negative coefficient promotes the tokens "
@@ -18,7 +23,17 @@ def neurons_html(neurons: DominantNeurons) -> str:
     token = html.escape(neurons.tokens[neurons.position].label)
     title = f"<h3>Position {neurons.position}, <code>{token}</code></h3>"
     blocks = "".join(map(_block, reversed(neurons.blocks)))
-    return styled("neurons", f"{title}{LEGEND}{blocks}")
+    return styled("neurons", f"{title}{LEGEND}{_strongest(neurons)}{blocks}")
+
+
+def _strongest(neurons: DominantNeurons) -> str:
+    """The strongest sub-updates of all blocks in one table; below it, blocks can be opened."""
+    updates = [update for block in neurons.blocks for update in block.updates]
+    updates.sort(key=lambda update: -update.strength)
+    if not updates:
+        return ""
+    rows = "".join(map(_update, updates[:STRONGEST]))
+    return f"<table><caption>Strongest of all blocks</caption>{HEAD}<tbody>{rows}</tbody></table>"
 
 
 def _block(block: BlockReading) -> str:
@@ -29,8 +44,7 @@ def _block(block: BlockReading) -> str:
         rest = f"{block.rest_share:.0%} by the other neurons"
         bias = f", {block.bias_share:.0%} by the bias" if block.bias_share else ""
         rows = (
-            "<table><thead><tr><th>neuron</th><th>coefficient</th><th>strength</th><th>share</th>"
-            f"<th>promotes</th><th>suppresses</th></tr></thead><tbody>{rows}</tbody></table>"
+            f"<table>{HEAD}<tbody>{rows}</tbody></table>"
             f"<p>{block.shown_share:.0%} explained by these, {rest}{bias}.</p>"
         )
     return (

@@ -4,7 +4,7 @@ Nothing refers to a style sheet, script or font from elsewhere, so that it works
 """
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -17,6 +17,19 @@ def styled(kind: str, body: str) -> str:
     """`body` in a box of class `layerleap-KIND`, with the style it needs."""
     style = _asset("html", "results.css")
     return f'<style>{style}</style><div class="layerleap layerleap-{kind}">{body}</div>'
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are HTML already."""
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    rows = list(rows)
+    if not rows:
+        return ""
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return (
+        f'<div class="wide"><table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr>'
+        f"</thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def visible(token: str) -> str:
