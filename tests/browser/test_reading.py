@@ -104,6 +104,20 @@ def test_tokens_can_be_pinned_and_followed(tab):
     assert "saturated from layer 21" in page.text_content("#paths svg >> nth=0")
 
 
+def test_an_exit_with_another_token_than_the_models_is_a_warning(tab):
+    page = tab("p=one+two")
+    ran(page)
+    label = "document.querySelector('#paths text.exit').lastChild.data"  # after its title
+    assert page.evaluate(label) == "could exit at layer 26"
+    assert page.locator("#paths .exit.wrong").count() == 0
+    prompt(page, "one !early")
+    page.wait_for_selector("#paths text.exit.wrong")
+    words = "⚠ would exit at layer 26 with “␣”, not “␣Madrid”"
+    assert page.evaluate(label) == words
+    assert words in page.get_attribute("#paths .chart > svg", "aria-label")
+    assert page.locator("#paths path.exit:not(.wrong)").count() == 0
+
+
 def test_a_pinned_token_has_its_whole_path_after_the_next_run(tab):
     page = tab()
     prompt(page, FIRST)

@@ -101,11 +101,36 @@ def test_saturation_is_the_first_layer_from_which_the_top_token_stays():
         tops = [grid[layer, frame["position"]]["top"][0][0] for layer in range(last + 1)]
         expected = next(layer for layer in range(last + 1) if set(tops[layer:]) == {tops[-1]})
         assert frame["before"] == expected
-        confident = [
-            layer for layer in range(1, last) if grid[layer, frame["position"]]["top"][0][1] > 0.9
-        ]
-        assert frame["exits"]["before"] == (confident[0] if confident else None)
         assert frame["after"] is None
+
+
+def sharpened(debugger, factor):
+    """The same model with a larger head, so that its readings are sure of one token."""
+    model = tiny("llama", seed=3)
+    with torch.no_grad():
+        unembedding(model).mul_(factor)
+    return Debugger(model)
+
+
+def test_an_exit_is_offered_only_where_it_gives_the_models_answer_and_is_else_a_warning():
+    sure = sharpened(debugger(), 60.0)
+    edit = SetNeuron(1, 5, 30.0)
+    found = list(sure.trace(TEXT, edits=[edit]))
+    last, before = sure.transformer.n_layers, cells(found)
+    grids = {"before": before, "after": before | cells(found, "after")}
+    seen = set()
+    for frame in (frame for frame in found if frame["frame"] == "saturation"):
+        for side, grid in grids.items():
+            own = [grid[layer, frame["position"]]["top"][0] for layer in range(last + 1)]
+            first = next((layer for layer in range(1, last) if own[layer][1] >= 0.9), None)
+            stop = frame["exits"][side]
+            assert (None if stop is None else stop["layer"]) == first
+            if stop is not None:
+                tokens = stop["top"]["id"], stop["answer"]["id"]
+                assert tokens == (own[first][0], own[last][0])
+                assert stop["agrees"] is (own[first][0] == own[last][0])
+                seen.add(stop["agrees"])
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

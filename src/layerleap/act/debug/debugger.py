@@ -11,7 +11,8 @@ from typing import Any
 
 from layerleap.act.debug.cells import CellReader
 from layerleap.act.debug.rerun import Rerun, rerun
-from layerleap.act.debug.trace import EXIT, Frame, Prompt, Trace
+from layerleap.act.debug.stop import EXIT
+from layerleap.act.debug.trace import Frame, Prompt, Trace
 from layerleap.act.decode.generate import generate, why_it_cannot_generate
 from layerleap.act.edits.spec import Edits, as_edits, describe
 from layerleap.errors import BadSettings, check_choice

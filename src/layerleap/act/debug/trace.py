@@ -5,7 +5,7 @@ In: a recorded prompt, a lens, edits. Out: frames, in the order in which a page 
     meta         the tokens, the positions that are read, the edits in force
     cells        the selected position at all layers, then every fourth layer, then the rest
     saturation   per position, the layer from which the top token is the final one, and where early
-                 exit by `EXIT` would stop
+                 exit would stop, with the token that it would give there; see `act.debug.stop`
     done         how long it took
 
 With edits, "after" cells are sent at the positions whose final state changed. In those with
@@ -13,20 +13,17 @@ With edits, "after" cells are sent at the positions whose final state changed. I
 final answer, is another one. Everywhere else nothing changed.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from layerleap.act.debug.cells import Answers, Cell, CellReader
 from layerleap.act.debug.rerun import Rerun
+from layerleap.act.debug.stop import first_stop
 from layerleap.act.edits.spec import describe
-from layerleap.act.exits.evidence import Evidence
-from layerleap.act.exits.rules import TopProbability
 from layerleap.models.hooks.recording import Recording
 from layerleap.read import lens as budget
 from layerleap.read.lens import Lens
@@ -35,7 +32,6 @@ from layerleap.read.vocabulary.tokens import output_label, token_label
 Side = Literal["before", "after"]
 Frame = dict[str, Any]
 STEP = 4  # layers of the coarse grid
-EXIT = TopProbability(0.9)  # shown as an example of early exit
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +173,10 @@ class Trace:
         return {
             "frame": "saturation", "position": position, "before": self._settled(cells, before),
             "after": self._settled(own, after) if is_edited else None,
-            "exits": {"before": self._exit(cells), "after": self._exit(own) if is_edited else None},
+            "exits": {
+                "before": self._stop(cells, before),
+                "after": self._stop(own, after) if is_edited else None,
+            },
         }  # fmt: skip
 
     def _settled(self, cells: dict[int, Cell], final: int) -> int:
@@ -186,16 +185,6 @@ class Trace:
             layer -= 1
         return layer
 
-    def _exit(self, cells: dict[int, Cell]) -> int | None:
-        """The layer below the last at which `EXIT` stops; None if it never does."""
-        layers = range(self.n_layers)
-        if not all(math.isfinite(cells[layer].entropy) for layer in layers):
-            return None
-        top, prob, entropy = torch.tensor(
-            [(*cells[layer].top[0], cells[layer].entropy) for layer in layers]
-        ).T[:, None]
-        unknown = torch.full_like(prob, torch.nan)
-        row = torch.zeros(1, dtype=torch.long)
-        evidence = Evidence(top.long(), prob, unknown, entropy, unknown, row, row, tuple(layers))
-        stops = EXIT.stops(evidence)[0].nonzero()[:, 0]
-        return int(stops[0]) if len(stops) else None
+    def _stop(self, cells: dict[int, Cell], answer: int) -> dict[str, Any] | None:
+        stop = first_stop(cells, self.n_layers, answer)
+        return None if stop is None else stop.to_dict(self.lens.transformer)

@@ -20,6 +20,8 @@ const SIGNS = [
   ["colour and bar", "the probability of the top, watched or final token"],
   ["corner", "the top token is the one that the whole model predicts"],
   ["thick left edge", "from this layer on the answer does not change any more"],
+  ["could exit", "early exit would stop at this layer and give the model's answer"],
+  ["⚠ would exit", "early exit would stop at this layer and give another token than the model"],
   ["▲ ▼ new", "a token's rank went up or down, or it was not in the list"],
 ];
 const WORDS = [

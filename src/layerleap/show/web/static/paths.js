@@ -16,6 +16,7 @@ import { percent, pin, tokenTitle } from "./words.js";
 /** @typedef {{layer: number, words: string, name: string, title?: string}} Label */
 
 const ROW = 14; // pixels per row of labels above the chart
+const NARROW = 420; // pixels of a chart below which its labels are short
 const LED = 6; // tokens that led, besides the pinned ones
 const MARKS = ["circle", "square", "diamond", "triangle"];
 
@@ -227,7 +228,8 @@ function chart(trace, paths, others, selected) {
   const last = trace.layers[trace.layers.length - 1];
   /** @param {number} layer */
   const x = (layer) => left + ((width - left - 14) * layer) / last;
-  const labels = inRows([...settledMarks(trace, selected.position), ...exitMark(trace, selected.position)], x, width);
+  const marks = [...settledMarks(trace, selected.position), ...exitMark(trace, selected.position, width)];
+  const labels = inRows(marks, x, width);
   const top = 12 + ROW * Math.max(0, ...labels.map((label) => label.row + 1));
   const height = stacked ? 146 + top : Math.max(74 + top, room.clientHeight);
   /** @param {number} share */
@@ -237,7 +239,7 @@ function chart(trace, paths, others, selected) {
     width,
     height,
     role: "img",
-    "aria-label": describe(paths),
+    "aria-label": `${describe(paths)}. ${marks.map(({ words }) => words).join("; ")}`,
   });
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
     svg.append(draw("path", { class: "rule", d: `M${left} ${y(share)}H${width - 14}` }));
@@ -288,16 +290,30 @@ function settledMarks(trace, position) {
 }
 
 /**
- * Where early exit by the server's example rule would stop, for the side that is shown.
+ * Where early exit by the server's example rule would stop, for the side that is shown: an offer if the exit
+ * gives the model's answer, else a warning.
  * @param {Trace} trace
  * @param {number} position
+ * @param {number} width of the chart
  * @returns {Label[]}
  */
-function exitMark(trace, position) {
+function exitMark(trace, position, width) {
   const side = trace.question.edits.length > 0 && now().view !== "before" ? "after" : "before";
-  const layer = trace.saturation.get(position)?.exits?.[side] ?? null;
-  if (layer === null) return [];
-  return [{ layer, words: `could exit at layer ${layer}`, name: "exit", title: now().model?.exit_rule }];
+  const stop = trace.saturation.get(position)?.exits?.[side];
+  if (!stop) return [];
+  const { layer, agrees, top, answer } = stop;
+  const rule = now().model?.exit_rule ?? "";
+  if (agrees) return [{ layer, words: `could exit at layer ${layer}`, name: "exit", title: rule }];
+  const tokens = [top, answer].map(({ label }) => (label.length > 12 ? `${label.slice(0, 11)}…` : label));
+  const verb = width < NARROW ? "exit at" : "would exit at layer";
+  return [
+    {
+      layer,
+      words: `⚠ ${verb} ${layer} with “${tokens[0]}”, not “${tokens[1]}”`,
+      name: "exit wrong",
+      title: `Early exit${rule && ` by ${rule}`} would give “${top.label}” here instead of the model's answer “${answer.label}”.`,
+    },
+  ];
 }
 
 /**
