@@ -2,7 +2,8 @@
 worked on and tested without a model.
 
 Prompts with these words behave specially: `!error` (refused), `!midway` (fails in the middle of the
-stream), `!busy` (queue full), `!slow` (a frame per second), `!crash` (a mistake of the server's).
+stream), `!early` (an exit with a wrong token), `!busy` (queue full), `!slow` (a frame per second),
+`!crash` (a mistake of the server's).
 """
 
 import math
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from layerleap.errors import BadArtifact, BadSettings, BadText, ModelRefused
+from layerleap.read.vocabulary.cost import IndexCost
 from layerleap.show.web.worker import Busy
 
 PROMPT = "The capital of France is Paris, and the capital of Spain is"
@@ -67,8 +69,12 @@ class Words:
 class FakeEngine:
     """See the module."""
 
-    def __init__(self, *, index: bool = True, delay: float = 0.0) -> None:
+    def __init__(
+        self, *, index: bool = True, delay: float = 0.0, buildable: bool = False, step: float = 0.01
+    ) -> None:
         self.words, self.delay = Words(), delay
+        self.buildable, self.step = buildable, step
+        self.blocks_done = 0  # of the index, kept if its build is stopped
         for text in (*ENDS, *EARLY, *MORE):
             self.words.id(text)
         self._index = FakeIndex(self) if index else None
@@ -100,6 +106,7 @@ class FakeEngine:
                 "reason": None if self._index else "there is no concept index of this model; "
                 "build it with: layerleap index MODEL",
                 "vectors": N_LAYERS * N_NEURONS if self._index else None,
+                "buildable": self.buildable,
             },
             "examples": [
                 {"title": "A fact", "text": PROMPT, "watch": " Madrid"},
@@ -108,6 +115,17 @@ class FakeEngine:
             ],
             "fingerprint": "f" * 32,
         }  # fmt: skip
+
+    def index_cost(self) -> IndexCost:
+        seconds = {"reading neurons": 90.0, "clusters": 30.0}
+        return IndexCost(seconds, 120.0 - 3.0 * self.blocks_done, 64.8)
+
+    def build_index(self, progress: Any) -> None:
+        while self.blocks_done < N_LAYERS:
+            time.sleep(self.step)
+            progress("reading neurons", self.blocks_done, N_LAYERS, "blocks")
+            self.blocks_done += 1
+        self._index = FakeIndex(self)
 
     def tokens(self, text: str) -> list[dict[str, Any]]:
         return [label.to_dict() for label in self._tokens(text)]
@@ -233,13 +251,19 @@ class FakeEngine:
             if number == 0:
                 yield {"frame": "saturation", "position": chosen, "before": 21,
                        "after": 24 if known else None,
-                       "exits": {"before": 26, "after": 27 if known else None}}  # fmt: skip
+                       "exits": {"before": self._stop(26, 0 if "!early" in text else 1),
+                                 "after": self._stop(27, 1) if known else None}}  # fmt: skip
             if number == 3 and "!midway" in text:
                 raise BadText("the reading failed midway, as the prompt asked for")
         for position in others:
             yield {"frame": "saturation", "position": position, "before": 19 + position % 9,
                    "after": None}  # fmt: skip
         yield {"frame": "done", "seconds": time.perf_counter() - started, "passes": 1 + bool(known)}
+
+    def _stop(self, layer: int, agrees: int) -> dict[str, Any]:
+        top, answer = (self.words.label(self.words.id(t)).to_dict() for t in (" ", " Madrid"))
+        return {"layer": layer, "agrees": bool(agrees), "top": answer if agrees else top,
+                "answer": answer}  # fmt: skip
 
     def _side(self, layer: int, position: int, watch: Any, top: int, side: str, lowest: Any) -> Any:
         touched = side == "after" and layer >= (lowest or 0)

@@ -27,7 +27,9 @@ def main() -> None:
     parser.add_argument("--no-index", action="store_true")
     parser.add_argument("--store", type=Path, help="sessions; default: forgotten at the end")
     options = parser.parse_args()
-    engine = FakeEngine(index=not options.no_index, delay=options.delay)
+    engine = FakeEngine(
+        index=not options.no_index, delay=options.delay, buildable=options.no_index, step=0.4
+    )
     with tempfile.TemporaryDirectory() as folder:
         store = Store("f" * 32, options.store or Path(folder) / "sessions.sqlite")
         app = create_app(engine, store, static=options.static)

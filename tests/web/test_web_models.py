@@ -9,6 +9,7 @@ from asking import frames
 from starlette.testclient import TestClient
 from tiny_models import tiny
 
+import layerleap as ll
 from layerleap import edits as edit_namespace
 from layerleap.act.debug.debugger import Debugger
 from layerleap.act.edits.spec import parse_edit
@@ -43,8 +44,8 @@ def ask(make_app):
     """A client of a model."""
     opened = []
 
-    def start(transformer, **more):
-        engine = ModelEngine(Debugger(transformer))
+    def start(transformer, index=None, **more):
+        engine = ModelEngine(Debugger(transformer, index=index))
         client = TestClient(make_app(engine, **more), base_url="http://localhost")
         opened.append(client.__enter__())
         return client
@@ -73,7 +74,9 @@ def test_a_model_says_what_it_is(ask, model):
     found = ask(model).get("/api/model").json()
     assert found["n_layers"] == model.n_layers
     assert found["fingerprint"] == model.identity.fingerprint
-    assert found["index"] == {"ready": False, "reason": found["index"]["reason"], "vectors": None}
+    reason = found["index"]["reason"]
+    expected = {"ready": False, "reason": reason, "vectors": None, "buildable": False}
+    assert found["index"] == expected
     assert "layerleap index" in found["index"]["reason"]
     assert found["limits"]["tokens"] == min(512, found["longest"])
     for block in found["blocks"]:
@@ -345,18 +348,80 @@ def test_a_session_as_python_runs_and_shows_the_same(ask, llama, monkeypatch):
     exec(compile(found["python"], "snippet", "exec"), values)
     assert loaded == [llama.identity.name]
     assert values["prompt"] == ids
-    assert len(printed) == 6
+    assert len(printed) == 9
     cell = {"input": {"ids": ids}, "block": 2, "position": 1, "edits": ["L2.N3=9"]}
     read = client.post("/api/cell", json=cell).json()
-    for table, side in ((printed[1], read), (printed[3], read["after"])):
+    for table, side in ((printed[3], read), (printed[5], read["after"])):
         strengths = [update["strength"] for update in side["neurons"]["updates"]]
         assert sorted(table["strength"])[-1] == pytest.approx(max(strengths))
-    assert printed[1]["strength"].max() != printed[3]["strength"].max(), "one is with the edits"
+    assert printed[3]["strength"].max() != printed[5]["strength"].max(), "one is with the edits"
     assert values["edits"] == [edit_namespace.SetNeuron(block=2, neuron=3, value=9)]
     plain = frames(
         client.post("/api/generate", json={"input": {"ids": ids}, "max_new_tokens": 3}).text
     )
-    assert printed[4].ids[-3:] == [f["id"] for f in plain if f.get("side") == "plain" and "id" in f]
+    assert printed[7].ids[-3:] == [f["id"] for f in plain if f.get("side") == "plain" and "id" in f]
+
+
+def test_the_python_of_two_prompts_shows_all_that_the_page_shows(ask, llama, monkeypatch, tmp_path):
+    index = ll.index(llama, tmp_path / "index", top=9, n_texts=0, clusters=0, progress=False)
+    client = ask(llama, index=index)
+    texts = TEXT, "a dog ran"
+    ids = [ids_of(client, text) for text in texts]
+    edit, neuron = "L2.N3=9", {"block": 2, "neuron": 3}
+    state = {
+        "prompt": texts[0], "ids": ids[0], "second": texts[1], "second_ids": ids[1],
+        "edits": [edit], "selected": {"grid": 1, "layer": 2, "position": 1},
+        "watch": {"id": 7, "label": "a"}, "pinned": [{"id": 8, "label": "b"}], "vector": neuron,
+        "query": "cat", "side": "promoted", "new_tokens": 2,
+    }  # fmt: skip
+    code = client.post("/api/export", json={"state": state}).json()["python"]
+    monkeypatch.setattr("layerleap.models.load.load", lambda name: llama)
+    monkeypatch.setattr("layerleap.read.vocabulary.build.build_index", lambda *_, **__: index)
+    printed = []
+    exec(compile(code, "snippet", "exec"), {"print": printed.append})
+    for place in (0, 1):
+        reading, strip, effect = printed[3 * place : 3 * place + 3]
+        body = {"input": {"ids": ids[place]}, "edits": [edit]}
+        cells = grid_of(client, body)
+        top = reading[(reading["map"] == "id") & (reading["rank"] == 1)]
+        assert len(top) == len(cells["before"])
+        assert set(strip["position"]) == set(range(len(ids[place])))
+        for row in top.itertuples():
+            cell = cells["before"][row.layer, row.position]
+            assert row.prob == pytest.approx(cell["top"][0][1], abs=1e-5)
+        for row in effect.itertuples():
+            place_ = row.layer, row.position
+            after = cells["after"].get(place_, cells["before"][place_])
+            assert row.final_prob_after == pytest.approx(after["final"][0], abs=1e-5)
+    cells = grid_of(client, {"input": {"ids": ids[1]}, "watch": 7, "follow": [8], "edits": [edit]})
+    body = {"input": {"ids": ids[1]}, "block": 2, "position": 1, "edits": [edit]}
+    cell = client.post("/api/cell", json=body).json()
+    for table, paths, side, whole in (
+        (printed[6], printed[7], "before", cell), (printed[8], printed[9], "after", cell["after"]),
+    ):  # fmt: skip
+        strongest = max(update["strength"] for update in whole["neurons"]["updates"])
+        assert table["strength"].max() == pytest.approx(strongest)
+        for layer, probs in enumerate(paths):
+            shown = cells[side].get((layer, 1), cells["before"][layer, 1])
+            expected = [shown["watch"][0], shown["follow"]["8"][0]]
+            assert probs == pytest.approx(expected, abs=1e-5)
+    vector, _, neighbours, matches, *texts = printed[10:]
+    promoted = client.get("/api/vectors/2/3").json()["promotes"][0]["token"]["label"]
+    assert promoted in list(vector["token"])
+    assert len(neighbours) == 8
+    query = {"q": "cat", "side": "promoted", "top": 30}
+    found = client.get("/api/search", params=query).json()["results"]
+    assert len(matches) == len(found) > 0
+    assert len(texts) == 2, "generated without and with edits"
+
+
+def grid_of(client, body):
+    """The cells of a trace by side, layer and position."""
+    cells = {"before": {}, "after": {}}
+    for frame in frames(client.post("/api/trace", json=body).text):
+        for cell in frame.get("cells", ()):
+            cells[frame["side"]][cell["layer"], cell["position"]] = cell
+    return cells
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ def test_hosts_are_taken_apart_by_the_rules():
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", "/api/trace"), ("PUT", "/api/sessions/a"), ("DELETE", "/api/sessions/a"),
-     ("POST", "/"), ("GET", "/api/model"), ("GET", "/api/search?q=guitar")],
+     ("POST", "/"), ("GET", "/api/index"), ("POST", "/api/index"), ("DELETE", "/api/index"),
+     ("GET", "/api/model"), ("GET", "/api/search?q=guitar")],
 )  # fmt: skip
 def test_another_sites_page_may_not_ask(client, headers, method, path):
     answer = client.request(

@@ -144,7 +144,7 @@ def test_an_index_that_is_built_meanwhile_is_found(model):
         assert not get(f"{session.url}api/model").json()["index"]["ready"]
         ll.index(model, progress=False)
         found = get(f"{session.url}api/model").json()["index"]
-        assert found == {"ready": True, "reason": None, "vectors": 120}
+        assert found == {"ready": True, "reason": None, "vectors": 120, "buildable": True}
         assert not get(f"{without.url}api/model").json()["index"]["ready"]
 
 
@@ -152,7 +152,7 @@ def test_an_index_that_is_built_meanwhile_is_found(model):
 def test_the_index_is_built_when_asked_for_and_found_later(model):
     with ll.debug(model, index=True, progress=False) as session:
         found = get(f"{session.url}api/model").json()["index"]
-        assert found == {"ready": True, "reason": None, "vectors": 120}
+        assert found == {"ready": True, "reason": None, "vectors": 120, "buildable": True}
     with ll.debug(model) as session:
         client = httpx2.Client(base_url=session.url, timeout=60)
         hits = client.get("/api/search", params={"q": "cat", "top": 3}).json()["results"]

@@ -8,6 +8,7 @@ model itself the build takes less than 1 GB.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from layerleap.read.vocabulary.clusters import (
     cluster_vectors,
     default_number,
 )
-from layerleap.read.vocabulary.ends import both_ends
+from layerleap.read.vocabulary.ends import Ends, both_ends
 from layerleap.read.vocabulary.index import ConceptIndex
 from layerleap.read.vocabulary.lookup import End
 from layerleap.read.vocabulary.ranges import BlockRanges, natural_ranges
@@ -55,6 +56,7 @@ from layerleap.read.vocabulary.tokens import output_label
 
 COLUMNS = {PROMOTED: "promoted", SUPPRESSED: "suppressed"}
 POSTINGS_AT_ONCE = 2**22
+ROWS_AT_ONCE = 256  # vectors between two calls of `progress`: a server answers others then
 SEARCHED = ("text", "class")  # kinds of tokens that words are looked up in
 
 
@@ -203,23 +205,27 @@ class _Work:
         for block in range(1, n_layers + 1):
             ffn = found.get(block)
             if not building.is_done(f"block {block}"):
-                self._add_block(building, block, ffn, first)
+                between = partial(progress, "reading neurons", block - 1, n_layers, "blocks")
+                self._add_block(building, block, ffn, first, between)
             first += 0 if ffn is None else ffn.n_neurons
             progress("reading neurons", block, n_layers, "blocks")
 
     def _add_block(
-        self, building: Building, block: int, ffn: FeedForward | None, first: int
+        self,
+        building: Building,
+        block: int,
+        ffn: FeedForward | None,
+        first: int,
+        between: Callable[[], None],
     ) -> None:
         rows: list[tuple[int, float, bytes, bytes]] = []
         if ffn is not None:
             values = ffn.written(self.transformer).float()
-            ends = both_ends(values, self.matrix, self.top)
-            packed = [
-                [End(*row).packed() for row in zip(end.ids.numpy(), _half(end.scores), strict=True)]
-                for end in ends
-            ]
-            numbers = range(first, first + len(values))
-            rows = list(zip(numbers, values.norm(dim=1).tolist(), *packed, strict=True))
+            for part in values.split(ROWS_AT_ONCE):
+                packed = map(_packed, both_ends(part, self.matrix, self.top))
+                numbers = range(first + len(rows), first + len(rows) + len(part))
+                rows += zip(numbers, part.norm(dim=1).tolist(), *packed, strict=True)
+                between()
         with building.step(f"block {block}") as connection:
             connection.execute(
                 "INSERT INTO blocks VALUES (?, ?, ?, ?)",
@@ -249,11 +255,14 @@ class _Work:
         with building.step("postings") as connection:
             for end in COLUMNS:
                 ids, _ = self._ends(building, end)
-                for token, vectors, ranks in _inverted(ids, len(self.matrix)):
+                total = len(self.matrix)
+                for token, vectors, ranks in _inverted(ids, total):
                     connection.execute(
                         "INSERT INTO postings VALUES (?, ?, ?)",
                         (2 * token + end, vectors.tobytes(), ranks.tobytes()),
                     )
+                    if token % 4096 == 0:
+                        progress("sorting tokens", end * total + token, 2 * total, "tokens")
 
     def _ends(self, building: Building, end: int) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
         """One end of all vectors: ids and scores, (vector, top)."""
@@ -308,7 +317,8 @@ class _Work:
                     self._values, self.sizes, number, seed=self.settings.seed, progress=progress
                 )
                 connection.executemany(
-                    "INSERT INTO clusters VALUES (?, ?, ?, ?)", self._named(building, found)
+                    "INSERT INTO clusters VALUES (?, ?, ?, ?)",
+                    self._named(building, found, progress),
                 )
                 columns = (found.clusters.tolist(), found.cosines.tolist())
                 connection.executemany(
@@ -317,14 +327,14 @@ class _Work:
                 )
 
     def _named(
-        self, building: Building, found: Clustering
+        self, building: Building, found: Clustering, progress: Progress
     ) -> Iterator[tuple[int, int, bytes, bytes]]:
         """Number, size and both ends of each cluster; scores are means over its members."""
-        named = [
-            cluster_names(found.clusters, ids, sign * scores)
-            for end, sign in ((PROMOTED, 1), (SUPPRESSED, -1))
-            for ids, scores in [self._ends(building, end)]
-        ]
+        named = []
+        for end, sign in ((PROMOTED, 1), (SUPPRESSED, -1)):
+            ids, scores = self._ends(building, end)
+            named.append(cluster_names(found.clusters, ids, sign * scores))
+            progress("naming clusters", end + 1, 2, "ends")
         numbers, sizes = np.unique(found.clusters, return_counts=True)
         for cluster, size in zip(numbers.tolist(), sizes.tolist(), strict=True):
             up, down = (names[cluster] for names in named)
@@ -342,6 +352,11 @@ def _missing_library() -> str:
     except CannotFetch as error:
         return str(error)
     return ""
+
+
+def _packed(end: Ends) -> list[bytes]:
+    """One end of some vectors as the file keeps it."""
+    return [End(*row).packed() for row in zip(end.ids.numpy(), _half(end.scores), strict=True)]
 
 
 def _half(scores: Tensor) -> NDArray[np.float16]:

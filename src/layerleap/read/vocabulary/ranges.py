@@ -26,6 +26,8 @@ from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Batch, Sampling
 from layerleap.stream.source import resolve_text
 
+AT_ONCE = 256  # tokens between two calls of `progress`: a server answers others then
+
 
 @dataclass(frozen=True)
 class Range:
@@ -110,10 +112,12 @@ def natural_ranges(
     sampling = Sampling(positions="one" if transformer.kind == "masked-token" else "all")
     source, sampling = resolve_text(transformer, text, sampling, progress, n_generated=n_texts)
     done = 0
-    with transformer.itself():
-        for batch in batches_of(transformer, source, sampling, side="both", n_texts=n_texts):
+    for batch in batches_of(
+        transformer, source, sampling, side="both", n_texts=n_texts, tokens_per_batch=AT_ONCE
+    ):
+        with transformer.itself():
             _add_pass(transformer, blocks, ranges, batch)
-            progress("natural ranges", done := done + batch.n_texts, n_texts)
+        progress("natural ranges", done := done + batch.n_texts, n_texts)
     if not any(one.n for one in ranges.values()):
         raise BadText(
             f"{text!s:.60} has no text with two tokens or more, so coefficients have no natural "

@@ -153,6 +153,26 @@ class Building:
         self.path.with_name(f"{self.path.name}-journal").unlink(missing_ok=True)
 
 
+def finished_steps(target: Path, settings: Mapping[str, Any]) -> frozenset[str]:
+    """The steps that an interrupted build has kept; raises `CannotWrite` if one is running."""
+    building = Building(target, settings)
+    if not building.path.is_file():
+        return frozenset()
+    address = f"{building.path.resolve().as_uri()}?mode=ro"
+    with (
+        _clear_errors(target),
+        closing(sqlite3.connect(address, uri=True, timeout=0)) as connection,
+    ):
+        try:
+            if about(connection).get("settings") != building.settings:
+                return frozenset()  # it will be begun anew
+            return frozenset(name for (name,) in connection.execute("SELECT name FROM steps"))
+        except sqlite3.DatabaseError as error:
+            if _is_locked(error):
+                raise
+            return frozenset()  # damaged, or killed before it had begun: nothing is kept
+
+
 def _is_locked(error: sqlite3.Error) -> bool:
     return "locked" in str(error)
 

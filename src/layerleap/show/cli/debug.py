@@ -1,11 +1,12 @@
 """`layerleap debug`: look inside a model in the browser."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from layerleap.errors import BadSettings
+from layerleap.errors import BadSettings, LayerleapError
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Loading, Model
 from layerleap.show.cli.preflight import Check
@@ -38,7 +39,7 @@ def debug(
         typer.Option(
             "--index/--no-index",
             help="Build the concept index first, or do without. By default it is used if it is "
-            "there.",
+            "there, and else offered: here on a terminal, and on the page.",
         ),
     ] = None,
     index_file: Annotated[
@@ -76,11 +77,11 @@ def debug(
                 engine = open_engine(
                     transformer, bank, index_file or index, tell=tell, progress=progress
                 )
+            if index is None:
+                _offer_index(engine)
             access = Access(host, listening.getsockname()[1], tell=_show_next)
             worker = Worker(Limits().waiting)
             server = make_server(engine, access, listening, worker=worker)
-            if reason := engine.describe()["index"]["reason"]:
-                tell(reason)
             out.print(access.url, highlight=False, soft_wrap=True)
             tell("Ctrl-C stops the debugger")
             if not no_browser:
@@ -89,7 +90,26 @@ def debug(
             # one, OpenMP counts more threads than cores and lets them sleep between two products,
             # and the C library takes large tensors from the system anew each time.
             server.run_beside(worker.run)
-        tell("stopped; sessions and names are saved")
+        tell("stopped; sessions, names and what is built of the index are saved")
+
+
+def _offer_index(engine: Any) -> None:
+    """Build the index now if the user wants it; without a terminal, say how to get it."""
+    index = engine.describe()["index"]
+    if index["ready"] or not index["buildable"]:
+        if index["reason"]:
+            tell(index["reason"])
+        return
+    missing = "no concept index yet: it is needed to search neurons by words"
+    try:
+        cost = engine.index_cost()
+        if not (sys.stdin.isatty() and err.is_terminal):
+            tell(f"{missing}; build it on the page ({cost}), with --index, or with layerleap index")
+        elif typer.confirm(f"{missing}. Build it now ({cost})? The page can, too", err=True):
+            with TerminalProgress() as progress:
+                engine.build_index(progress)
+    except LayerleapError as error:  # another process is building it, for example
+        tell(str(error))
 
 
 def _show_next(link: str) -> None:

@@ -20,6 +20,7 @@ from layerleap.show.web.access import Access
 from layerleap.show.web.answers import Json, StaticPage, refusal
 from layerleap.show.web.engine import Engine
 from layerleap.show.web.guard import Guard
+from layerleap.show.web.indexing import IndexBuilder, index_routes
 from layerleap.show.web.limits import Limits
 from layerleap.show.web.routes import model_routes
 from layerleap.show.web.saved import saved_routes
@@ -44,6 +45,7 @@ class Served:
     store: Store
     worker: Worker
     limits: Limits
+    builder: IndexBuilder
 
 
 def create_app(
@@ -73,7 +75,7 @@ def create_app(
         worker.start()
     longest = engine.describe().get("longest") or limits.tokens
     limits = replace(limits, tokens=min(limits.tokens, longest))
-    served = Served(engine, store, worker, limits)
+    served = Served(engine, store, worker, limits, IndexBuilder(engine, worker))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -87,7 +89,7 @@ def create_app(
         openapi_url="/api/openapi.json", lifespan=lifespan, telemetry=UNSEEN,
         default_response_class=Json,
     )  # fmt: skip
-    for routes in (model_routes, vector_routes, weight_routes, saved_routes):
+    for routes in (model_routes, vector_routes, weight_routes, index_routes, saved_routes):
         app.include_router(routes(served), prefix="/api")
     app.router.default = StaticPage(static)  # not a mount, which would hide wrong methods
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -8,9 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from layerleap.errors import BadArtifact
+from layerleap.progress import Progress
 
 if TYPE_CHECKING:
     from layerleap.act.debug.debugger import Debugger
+    from layerleap.read.vocabulary.cost import IndexCost
 
 NO_INDEX = "there is no concept index of this model; build it with: layerleap index MODEL"
 MEMBERS = 50  # of a cluster that are shown
@@ -86,13 +88,19 @@ class Engine(Protocol):
     def cluster(self, number: int) -> Json:
         """One group with its members."""
 
+    def index_cost(self) -> "IndexCost":
+        """What building the index takes; raises an error if it cannot be built now."""
+
+    def build_index(self, progress: Progress) -> None:
+        """Build the index, or go on with it, and use it from then on."""
+
 
 class ModelEngine:
     """The engine of one model."""
 
     def __init__(
         self, debugger: "Debugger", missing: str | None = None, bank: str | None = None,
-        find_index: Callable[[], Any] = lambda: None,
+        find_index: Callable[[], Any] = lambda: None, can_build: bool = False,
     ) -> None:  # fmt: skip
         """Wrap a debugger.
 
@@ -101,9 +109,10 @@ class ModelEngine:
             missing: why there is no index.
             bank: where the shortcuts came from.
             find_index: looks whether an index was built in the meantime.
+            can_build: the index may be built in the cache.
         """
         self.debugger, self.missing, self.bank = debugger, missing or NO_INDEX, bank
-        self._find_index = find_index
+        self._find_index, self._can_build = find_index, can_build
         self._described = self._describe()
 
     def describe(self) -> Json:
@@ -122,6 +131,7 @@ class ModelEngine:
             "index": {
                 "ready": known, "reason": None if known else self.missing,
                 "vectors": debugger.index.n_vectors if known else None,
+                "buildable": self._can_build and any(b["n_neurons"] for b in debugger.blocks),
             },
         }  # fmt: skip
 
@@ -251,6 +261,19 @@ class ModelEngine:
             tokens = index.vector(member["block"], member["neuron"]).promotes[:FEW]
             members.append({**member, "promotes": [each.token.to_dict() for each in tokens]})
         return {**_cluster(cluster), "members": members}
+
+    def index_cost(self) -> "IndexCost":
+        """What building the index takes on this machine."""
+        from layerleap.read.vocabulary.cost import index_cost
+
+        return index_cost(self.debugger.transformer)
+
+    def build_index(self, progress: Progress | bool) -> None:
+        """Build the index, or go on with it, and use it from then on."""
+        from layerleap.read.vocabulary.build import build_index
+
+        self.debugger.index = build_index(self.debugger.transformer, progress=progress)
+        self._described = self._describe()
 
     def _index(self) -> Any:
         if self.debugger.index is None:

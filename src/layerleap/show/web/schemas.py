@@ -54,6 +54,21 @@ class Index(Answer):
     ready: bool
     reason: str | None
     vectors: int | None
+    buildable: bool  # whether this server may build it
+
+
+class IndexBuild(Answer):
+    """How far the concept index is; `seconds` are what is left, `megabytes` what it will take."""
+
+    state: Literal["unavailable", "missing", "waiting", "building", "stopping", "failed", "ready"]
+    message: str | None
+    seconds: float | None
+    share: float | None
+    megabytes: float | None
+    phase: str | None
+    done: int | None
+    total: int | None
+    unit: str | None
 
 
 class RequestLimits(Answer):

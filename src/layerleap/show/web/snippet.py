@@ -16,7 +16,8 @@ def exported(model: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     Args:
         model: as the page knows it.
         state: the page's. Only these of its keys matter here, and only if they are what they
-            should be: `ids`, `prompt`, `lens`, `edits`, `watch`, `selected` and `new_tokens`.
+            should be: `prompt`, `ids`, `second`, `second_ids`, `lens`, `edits`, `watch`, `pinned`,
+            `selected`, `vector`, `query`, `side`, `space` and `new_tokens`.
     """
     made_with = {key: model.get(key) for key in ("name", "class", "fingerprint")}
     whole = {"format": 1, "layerleap": layerleap.__version__, "model": made_with, "state": state}
@@ -26,22 +27,20 @@ def exported(model: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 def snippet(model: dict[str, Any], state: dict[str, Any]) -> str:
     """Python for what the page shows. All that is taken from the state is written as a literal."""
     edits = _list(state.get("edits"), str)
+    prompts = _prompts(state)
     head = HEAD.format(version=layerleap.__version__, fingerprint=model["fingerprint"])
-    dominant = _dominant(state)
-    lines = [head, _load(model), _prompt(state), _bank(model, state), ""]
-    lines.append("print(ll.Lens(model, bank).read(prompt).to_pandas())  # what every layer says")
-    lines += dominant
+    lines = [head, _load(model), *prompts.values(), _bank(model, state), ""]
     if edits:
-        lines += [
-            "",
-            f"edits = [ll.edits.parse_edit(edit) for edit in {edits!a}]",
-            "effect = ll.effect(model, prompt, edits, bank=bank)  # what they change, and where",
-            "print(effect.to_pandas())",
-        ]
-        if dominant:
-            lines += ["with model.edit(*edits):", *(f"    {line}" for line in dominant)]
+        lines += [f"edits = [ll.edits.parse_edit(edit) for edit in {edits!a}]", ""]
+    for name in prompts:
+        lines += _grid(name, bool(edits))
+    cell = _cell(state, list(prompts))
+    lines += cell
+    if edits and cell:
+        lines += ["with model.edit(*edits):", *(f"    {line}" for line in cell)]
+    lines += ["", *_concepts(model, state)]
     if model.get("can_generate"):
-        lines += ["", *_generation(state, bool(edits))]
+        lines += _generation(state, bool(edits))
     return "\n".join(lines) + "\n"
 
 
@@ -55,11 +54,18 @@ def _load(model: dict[str, Any]) -> str:
     return f"model = ll.load({model['name']!a})"
 
 
-def _prompt(state: dict[str, Any]) -> str:
-    """Ids rather than text: text cut into tokens again may give other ones."""
-    text, ids = state.get("prompt"), _list(state.get("ids"), int)
-    text = text if isinstance(text, str) else ""
-    return f"prompt = {ids}  # {text!a}" if ids else f"prompt = {text!a}"
+def _prompts(state: dict[str, Any]) -> dict[str, str]:
+    """By name, the line that defines each; ids, as text cut into tokens again may give others."""
+    lines = {}
+    for name, text_key, ids_key in (
+        ("prompt", "prompt", "ids"),
+        ("second", "second", "second_ids"),
+    ):
+        text, ids = state.get(text_key), _list(state.get(ids_key), int)
+        text = text if isinstance(text, str) else ""
+        if name == "prompt" or text:
+            lines[name] = f"{name} = {ids}  # {text!a}" if ids else f"{name} = {text!a}"
+    return lines
 
 
 def _bank(model: dict[str, Any], state: dict[str, Any]) -> str:
@@ -74,17 +80,67 @@ def _bank(model: dict[str, Any], state: dict[str, Any]) -> str:
     return f"bank = ll.ShortcutBank.from_pretrained({source!a})"
 
 
-def _dominant(state: dict[str, Any]) -> list[str]:
-    """The neurons at work in the selected cell, and the watched token in its stages."""
-    chosen, watched = state.get("selected"), state.get("watch")
+def _grid(name: str, is_edited: bool) -> list[str]:
+    """What every layer says of one prompt, and where it settles; what edits change."""
+    lines = [
+        f"print(ll.Lens(model, bank).read({name}).to_pandas())  # what every layer says",
+        f"print(ll.Lens(model, bank).saturation({name}).to_pandas())  # from where on it stays",
+    ]
+    if is_edited:
+        lines += [
+            f"effect = ll.effect(model, {name}, edits, bank=bank)  # what they change, and where",
+            "print(effect.to_pandas())",
+        ]
+    return lines
+
+
+def _cell(state: dict[str, Any], prompts: list[str]) -> list[str]:
+    """The selected cell: the neurons at work, the watched token, and the paths of pinned ones."""
+    chosen = state.get("selected")
     place = chosen if isinstance(chosen, dict) else {}
-    layer, position = place.get("layer"), place.get("position")
-    if type(layer) is not int or type(position) is not int or layer < 1:
+    layer, position, grid = (place.get(key) for key in ("layer", "position", "grid"))
+    if type(layer) is not int or type(position) is not int:
         return []
-    watch = watched.get("id") if isinstance(watched, dict) else None
-    where = f"prompt, {position}, blocks=[{layer}]"
-    where += f", watch={watch}" if type(watch) is int else ""
-    return [f"print(ll.neurons(model, bank=bank).dominant({where}).to_pandas())"]
+    name = prompts[-1] if grid == 1 else prompts[0]
+    watch = _token(state.get("watch"))
+    lines = []
+    if layer >= 1:
+        where = f"{name}, {position}, blocks=[{layer}]"
+        where += f", watch={watch}" if watch is not None else ""
+        lines.append(f"print(ll.neurons(model, bank=bank).dominant({where}).to_pandas())")
+    pinned = state.get("pinned")
+    tokens = [watch, *map(_token, pinned if isinstance(pinned, list) else [])]
+    if followed := list(dict.fromkeys(token for token in tokens if token is not None)):
+        lines += [
+            f"states = model.capture({name}).states  # the paths of tokens over the layers",
+            "lens = ll.Lens(model, bank)",
+            f"rows = [lens.logits(h[0, {position}][None], layer) for layer, h in states.items()]",
+            f"print([row[0].softmax(-1)[{followed}].tolist() for row in rows])",
+        ]
+    return lines
+
+
+def _concepts(model: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """The vector that is open, and the search."""
+    lines = []
+    vector, query = state.get("vector"), state.get("query")
+    place = vector if isinstance(vector, dict) else {}
+    block, neuron = place.get("block"), place.get("neuron")
+    is_ready = bool(model.get("index", {}).get("ready"))
+    if type(block) is int and type(neuron) is int:
+        name = f"L{block}.N{neuron}"
+        lines.append(f'print(ll.weights(model).read("{name}").to_pandas())  # value and keys')
+        if is_ready:
+            lines.append(f"print(ll.index(model).vector({block}, {neuron}).range)")
+            lines.append(f"print(ll.index(model).neighbours({block}, {neuron}, top=8))")
+    if is_ready and isinstance(query, str) and query.strip():
+        options = "".join(
+            f", {key}={value!a}"
+            for key in ("side", "space")
+            if isinstance(value := state.get(key), str)
+        )
+        lines.append(f"print(ll.search(model, {query!a}, top=30{options}).to_pandas())")
+    return lines
 
 
 def _generation(state: dict[str, Any], is_edited: bool) -> list[str]:
@@ -95,6 +151,12 @@ def _generation(state: dict[str, Any], is_edited: bool) -> list[str]:
         f'print(ll.generate(model, prompt{side}, decoder="transformers", max_new_tokens={count}))'
         for side in sides
     ]
+
+
+def _token(value: Any) -> int | None:
+    """The id of a token of the page, if it is one."""
+    token = value.get("id") if isinstance(value, dict) else None
+    return token if type(token) is int else None
 
 
 def _list(value: Any, kind: type) -> list[Any]:

@@ -2,12 +2,16 @@
 
 In: jobs, each a function that emits frames. Out: the frames, as they come, to whoever waits for
 them. A job whose client has gone, or reads nothing, is dropped from the queue or stopped.
+
+Long work that nobody waits for is done in spare time: on the same thread, because a second one
+would take the cores from under the first, and it lets the queue go first whenever it can.
 """
 
 import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 from layerleap.act.debug.debugger import Stopped
@@ -17,6 +21,7 @@ Frame = dict[str, Any]
 Emit = Callable[[Frame], None]
 ShouldStop = Callable[[], bool]
 Work = Callable[[Emit, ShouldStop], None]
+SpareWork = Callable[[Callable[[], None]], None]  # gets `give_way`
 AHEAD = 64  # frames that may wait for their reader; then the work waits
 PATIENCE = 30.0  # seconds until a reader that takes nothing is given up: others want the model
 
@@ -101,6 +106,7 @@ class Worker:
         self._room = waiting
         self._queue: deque[Job] = deque()
         self._running: Job | None = None
+        self._spare: deque[SpareWork] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -120,6 +126,16 @@ class Worker:
             self._queue.append(job)
             self._changed.notify()
         return job
+
+    def in_spare_time(self, work: SpareWork) -> None:
+        """Do some work when the queue is empty, one after the other.
+
+        It gets a function to call as often as it can: that runs all jobs that wait, and raises
+        `Stopped` when the worker is to end.
+        """
+        with self._changed:
+            self._spare.append(work)
+            self._changed.notify()
 
     def cancel(self, job: Job) -> None:
         """Drop a job that waits, or ask the one that runs to stop."""
@@ -149,6 +165,32 @@ class Worker:
 
     def run(self) -> None:
         """Run jobs on the calling thread, until `stop`."""
+        while self._wait():
+            self._run_queue()
+            with self._changed:
+                has_time = bool(self._spare) and not self._queue and not self._is_closed
+                spare = self._spare.popleft() if has_time else None
+            if spare is not None:
+                with suppress(Stopped):
+                    spare(self._give_way)
+
+    def _give_way(self) -> None:
+        self._run_queue()
+        if self._is_closed:
+            raise Stopped
+
+    def _wait(self) -> bool:
+        """Wait for something to do; False if the worker is to end."""
+        with self._changed:
+            # With a limit: where nothing else ends a wait, Ctrl-C is heard after it.
+            while not self._changed.wait_for(
+                lambda: self._queue or self._spare or self._is_closed, timeout=1
+            ):
+                pass
+            return not self._is_closed
+
+    def _run_queue(self) -> None:
+        """Run the jobs that wait, on this thread."""
         while (job := self._next()) is not None:
             last = None
             try:
@@ -162,10 +204,7 @@ class Worker:
 
     def _next(self) -> Job | None:
         with self._changed:
-            # With a limit: where nothing else ends a wait, Ctrl-C is heard after it.
-            while not self._changed.wait_for(lambda: self._queue or self._is_closed, timeout=1):
-                pass
-            if self._is_closed:
+            if self._is_closed or not self._queue:
                 return None
             self._running = self._queue.popleft()
             self._tell_places()

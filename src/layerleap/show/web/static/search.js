@@ -1,8 +1,9 @@
 // @ts-check
 // Concepts: search of all value vectors by token, and clusters of vectors that point the same way.
 
-import { isAbort, json, patiently, queueText } from "./api.js";
-import { byId, fill, hit, loading, make } from "./dom.js";
+import { isAbort, json, mayRecover, patiently, queueText } from "./api.js";
+import { byId, failed, fill, hit, keepFocus, loading, make } from "./dom.js";
+import { indexParts } from "./indexing.js";
 import { now, on, set } from "./state.js";
 import { chip, count, neuronName, number, sentence } from "./words.js";
 
@@ -14,6 +15,8 @@ const TYPING = 180; // milliseconds without a key before the search
 const SHOWN = 7; // tokens of a result, those that match first
 /** @type {AbortController|null} */
 let asking = null;
+/** What is shown, asked once more. */
+let again = () => search();
 
 /** @param {string} id @returns {HTMLSelectElement} */
 function choice(id) {
@@ -37,6 +40,10 @@ export function start() {
     if (input.value !== state.query) input.value = state.query;
     if (state.model) soon(state.query ? TYPING : 0);
   });
+  on(["indexing", "connection"], ({ model, connection }) => {
+    if (model && !model.index.ready) search();
+    else if (connection === "ok" && byId("found").querySelector("[data-retry]")) again();
+  });
   on(["vector"], markChosen);
   byId("found").addEventListener("click", (event) => {
     const vector = hit(event, "[data-neuron]");
@@ -45,6 +52,7 @@ export function start() {
     if (vector) set({ vector: { block: Number(vector.dataset.block), neuron: Number(vector.dataset.neuron), end } });
     else if (cluster) openCluster(Number(cluster.dataset.cluster));
     else if (hit(event, "[data-back]")) search();
+    else if (hit(event, "[data-retry]")) again();
   });
 }
 
@@ -53,6 +61,7 @@ export function start() {
  * @param {(...answers: any[]) => (Node|false)[]} view
  */
 async function show(paths, view) {
+  again = () => show(paths, view);
   asking?.abort();
   const controller = new AbortController();
   asking = controller;
@@ -72,7 +81,7 @@ async function show(paths, view) {
     markChosen();
   } catch (error) {
     if (isAbort(error)) return;
-    fill(place, make("p", { class: "error" }, /** @type {Error} */ (error).message));
+    fill(place, ...failed(/** @type {Error} */ (error).message, mayRecover(error)));
   }
   place.classList.remove("loading");
 }
@@ -82,13 +91,7 @@ function search() {
   const ready = model?.index.ready ?? false;
   const input = /** @type {HTMLInputElement} */ (byId("query"));
   input.disabled = !ready;
-  if (!ready) {
-    return fill(
-      byId("found"),
-      make("p", { class: "empty" }, sentence(model?.index.reason ?? "there is no index of this model's concepts yet")),
-      make("p", { class: "soft" }, "Everything else on this page works without it."),
-    );
-  }
+  if (!ready) return keepFocus(byId("found"), () => fill(byId("found"), ...indexParts()));
   if (!query.trim()) return show(["clusters?top=40"], clusters);
   const parts = new URLSearchParams({
     q: query,
