@@ -154,6 +154,52 @@ def test_without_an_index_the_page_says_how_to_get_one(tab, own_server):
     assert "layerleap index" in page.inner_text("#vector")
 
 
+def test_the_page_builds_the_index_shows_how_far_it_is_and_then_searches(tab, own_server):
+    server = own_server(index=False, buildable=True, step=0.5)
+    page = tab("p=one+two&vector=12.34", url=server.url)
+    ran(page)
+    page.wait_for_selector("#build-index:text('Build the index (about 2 minutes, 65 MB)')")
+    assert "can be built under Concepts" in page.inner_text("#vector")
+    page.click("#build-index")
+    page.wait_for_selector("#found :text('of 30 blocks')")
+    until(page, "!document.querySelector('#found').innerText.includes(' 0 of 30')")
+    page.click("#stop-index")
+    page.wait_for_selector("#build-index:has-text('left')")
+    assert page.inner_text("#build-index").startswith("Go on building (about")
+    page.click("#build-index")
+    page.wait_for_selector("#found :text('of 30 blocks')")
+    page.reload()  # the build is the server's
+    page.wait_for_selector("#found progress")
+    other = tab(share=page.context, url=server.url)
+    other.wait_for_selector("#found progress")
+    prompt(page, "three four")  # nobody waits for the index
+    assert page.is_visible("#found progress")
+    server.engine.step = 0
+    for each in (page, other):
+        each.wait_for_selector("#found [data-cluster]")
+    page.fill("#query", "guitar")
+    page.wait_for_selector("#found [data-neuron]")
+    page.wait_for_selector("#vector .neighbours li")
+
+
+def test_an_index_that_cannot_be_built_says_why_and_can_be_tried_again(tab, own_server):
+    from layerleap.errors import CannotWrite
+
+    server = own_server(index=False, buildable=True)
+    own, words = server.engine.build_index, "another process is building it"
+
+    def refuse(progress):
+        server.engine.build_index = own
+        raise CannotWrite(words)
+
+    server.engine.build_index = refuse
+    page = tab(url=server.url)
+    page.click("#build-index")
+    page.wait_for_selector("#found .error:text('Another process is building it.')")
+    page.click("#build-index:has-text('Try again')")
+    page.wait_for_selector("#found [data-cluster]")
+
+
 def test_a_generation_can_be_stopped(tab):
     page = tab()
     page.fill("#prompt-0", "very !slow")

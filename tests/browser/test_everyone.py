@@ -119,6 +119,64 @@ def test_a_narrow_window_needs_no_sideways_scrolling(tab):
     assert "layer" in page.inner_text("#stride")
 
 
+def test_a_neurons_name_leaves_the_other_columns_in_their_place(tab):
+    page = tab(f"p={FIRST}")
+    ran(page)
+    page.wait_for_selector(".updates tbody button")
+    for width in (390, 1001, 1400):
+        page.set_viewport_size({"width": width, "height": 900})
+        for name in ("capitalcities", "W" * 13, "a very long name of many words"):
+            page.evaluate(RENAME, name)
+            page.wait_for_selector(f".updates .given[title='{name}']")
+            edge = right(page.locator("#cell"))
+            assert all(right(each) <= edge + 0.5 for each in page.locator("[data-off]").all())
+            row = page.locator(".updates tbody tr").first
+            cells = row.locator("th, td").all()
+            left = [cell.bounding_box()["x"] for cell in cells]
+            assert right(row.locator(".given")) <= left[1] + 0.5
+            assert all(
+                right(cell) <= next_ + 0.5 for cell, next_ in zip(cells[:-1], left[1:], strict=True)
+            )
+
+
+def test_rank_marks_never_touch_the_percentages(tab):
+    page = tab(f"p={FIRST}")
+    ran(page)
+    page.wait_for_selector(".stage .moved")
+    page.evaluate(JUMP)
+    page.wait_for_selector(".moved:text('▼40k')")
+    for width in (390, 1400):
+        page.set_viewport_size({"width": width, "height": 900})
+        gaps = page.evaluate(
+            """[...document.querySelectorAll('.stage .numbers')].flatMap((each) => {
+              const mark = each.querySelector('.moved');
+              if (!mark) return [];
+              const range = document.createRange();
+              range.selectNodeContents(mark);
+              const share = each.querySelector('.meter .number').getBoundingClientRect();
+              return [range.getBoundingClientRect().left - share.right];
+            })"""
+        )
+        assert len(gaps) > 5
+        assert min(gaps) >= 2
+
+
+RENAME = """name => import('./state.js').then(({ now, set }) => {
+  now().cell.reading.neurons.updates[0].name = name;
+  set({ cell: { ...now().cell } });
+})"""
+JUMP = """() => import('./state.js').then(({ now, set }) => {
+  for (const { top } of now().cell.reading.stages)
+    top.forEach((guess, index) => { guess[2] = [-40321, 999, -12345][index % 3]; });
+  set({ cell: { ...now().cell } });
+})"""
+
+
+def right(part):
+    box = part.bounding_box()
+    return box["x"] + box["width"]
+
+
 @pytest.mark.parametrize("width", [600, 800, 1000, 1001, 1400])
 def test_the_paths_keep_their_height(tab, width):
     page = tab(f"p={FIRST}&edits=L12.N34=5", size={"width": width, "height": 900})

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from browsing import FIRST, prompt, ran, until
 
 
@@ -127,6 +128,45 @@ def test_an_export_opens_offline(tab, chromium, tmp_path):
     context.close()
 
 
+@pytest.mark.parametrize(("live", "width"), [(1400, 1400), (1000, 390)])
+def test_an_export_of_two_prompts_keeps_its_chart_and_its_tables(
+    tab, chromium, tmp_path, live, width
+):
+    page = tab("p=one+two&p2=three+four&edits=L12.N34=5", size={"width": live, "height": 900})
+    ran(page)
+    page.wait_for_selector("#grid-1 tbody td")
+    ran(page)
+    page.click("#open-export")
+    with page.expect_download() as waiting:
+        page.click("[data-export=html]")
+    waiting.value.save_as(tmp_path / "view.html")
+    context = chromium.new_context(offline=True, viewport={"width": width, "height": 900})
+    copy = context.new_page()
+    copy.goto((tmp_path / "view.html").as_uri())
+    boxes = copy.evaluate(BOXES)
+    live_height = page.evaluate("document.querySelector('#paths svg').clientHeight")
+    assert boxes["svg"]["height"] == live_height > 140
+    assert boxes["paths"]["bottom"] >= max(boxes["svg"]["bottom"], boxes["lines"]["bottom"])
+    assert live > width or boxes["lines"]["right"] <= boxes["paths"]["right"]
+    middle = boxes["middle"]
+    assert all(middle["left"] <= box["left"] < box["right"] <= middle["right"] + 0.5
+               for box in boxes["grids"])  # fmt: skip
+    assert len(boxes["grids"]) == 2
+    assert boxes["page"] == width
+    context.close()
+
+
+BOXES = """(() => {
+  const box = (selector) => document.querySelector(selector).getBoundingClientRect().toJSON();
+  return {
+    svg: box('#paths svg'), lines: box('#paths .lines'), paths: box('#paths'),
+    middle: box('#middle'), page: document.documentElement.scrollWidth,
+    grids: [...document.querySelectorAll('.gridbox .scroll')].map(
+      (each) => each.getBoundingClientRect().toJSON()),
+  };
+})()"""
+
+
 def test_json_and_python_come_from_the_server(tab, tmp_path):
     page = tab("p=one+two")
     ran(page)
@@ -157,19 +197,105 @@ def test_two_tabs_do_not_disturb_each_other(tab):
     assert second.locator("#grid-0 tbody .token").all_inner_texts() == ["four", "␣five"]
 
 
-def test_the_page_connects_again_when_the_server_is_back(tab, own_server):
+def test_after_a_reconnect_nothing_of_the_old_prompt_and_no_red_notice_stays(tab, own_server):
     server = own_server()
     page = tab(url=server.url)
     prompt(page, "one two")
     server.stop()
+    page.fill("#prompt-0", "three four five")
     page.click("#run")
     page.wait_for_selector("#connection.gone:has-text('The server does not answer')")
     page.wait_for_selector("#notice.bad:has-text('The server does not answer.')")
+    page.wait_for_selector("#live-0:has-text('when the server answers again')")
+    assert page.locator("#live-0 .token").count() == 0
     server.start()
     page.wait_for_selector("#connection.ok", state="attached")
-    page.click("#run")
+    page.wait_for_selector("#notice.stale:has-text('The server was away')")
+    page.wait_for_selector("#live-0 .token >> nth=2")
+    assert page.locator("#live-0 .token").all_inner_texts() == ["three", "␣four", "␣five"]
+    page.click("#notice button:text('Run again')")
     ran(page)
     assert page.is_hidden("#notice")
+    assert page.locator("#grid-0 tbody tr").count() == 3
+
+
+BROKEN = {
+    "generate": [{"frame": "start", "side": "plain"},
+                 {"frame": "token", "side": "plain", "id": 5, "piece": " on", "label": "␣on"}],
+    "trace": [{"frame": "meta", "tokens": [], "positions": [], "layers": [], "selected": 0,
+               "edits": [], "lowest": None}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("route", BROKEN)
+def test_an_answer_that_the_server_breaks_off_ends_and_can_be_asked_again(tab, route):
+    page = tab()
+    lines = "".join(json.dumps(frame) + "\n" for frame in BROKEN[route])
+    page.route(f"**/api/{route}", lambda it: it.fulfill(body=lines))
+    page.fill("#prompt-0", "one two")
+    page.click("#generate" if route == "generate" else "#run")
+    words = "The server stopped before its answer was complete."
+    if route == "generate":
+        page.wait_for_selector(f"#generation-note.error:has-text('{words}')")
+        assert "stopped" in page.inner_text(".side.plain h3")
+        assert page.locator(".side.running").count() == 0
+    else:
+        page.wait_for_selector(f"#notice:has-text('{words}')")
+        assert page.is_hidden("#stop")
+    page.unroute(f"**/api/{route}")
+    if route == "generate":
+        page.click("#generate-too:text('Generate again')")
+        page.wait_for_selector(".side.plain.done")
+        assert page.inner_text("#generation-note") == ""
+    else:
+        page.click("#notice button:text('Run again')")
+        ran(page)
+        assert page.is_hidden("#notice")
+
+
+def test_a_search_and_a_vector_that_got_no_answer_can_be_asked_again(tab):
+    page = tab()
+    page.wait_for_selector("#found [data-cluster]")
+    for path, action, place in (
+        ("search?*", lambda: page.fill("#query", "guitar"), "#found"),
+        ("vectors/12/34", lambda: page.evaluate(OPEN_VECTOR), "#vector"),
+    ):
+        page.route(f"**/api/{path}", lambda it: it.fulfill(status=500, json={"error": "broken"}))
+        action()
+        page.wait_for_selector(f"{place} .error:text('Broken.')")
+        page.unroute(f"**/api/{path}")
+        page.click(f"{place} [data-retry]")
+        page.wait_for_selector(f"{place} .token")
+        assert page.locator(f"{place} .error").count() == 0
+
+
+OPEN_VECTOR = "import('./state.js').then(({ set }) => set({ vector: { block: 12, neuron: 34 } }))"
+
+
+def test_run_again_is_offered_only_where_it_can_succeed(tab):
+    page = tab()
+    prompt(page, "one two")
+    page.fill("#prompt-0", "a " * 600)
+    page.wait_for_selector("#notice:has-text('at most 512 can be read')")
+    assert page.locator("#notice button").count() == 0
+    assert page.inner_text("#run") == "Run"
+    page.click("#run")
+    page.wait_for_selector("#notice.bad:has-text('at most 512 are read')")
+    assert page.locator("#notice button").count() == 0
+    page.fill("#prompt-0", "!error")
+    page.wait_for_selector("#notice button:text('Run again')")
+    page.click("#notice button")
+    page.wait_for_selector("#notice.bad:has-text('asks for an error')")
+    page.wait_for_selector("#notice button", state="detached")
+    page.fill("#prompt-0", "one")
+    page.click("#notice button:text('Run again')")
+    ran(page)
+    page.fill("#edit-spec", "L12.N34=5")
+    page.press("#edit-spec", "Enter")
+    page.wait_for_selector("#notice button:text('Run again')")
+    page.fill("#prompt-0", "")
+    page.wait_for_selector("#notice:has-text('The prompt is empty.')")
+    assert page.locator("#notice button").count() == 0
 
 
 def test_another_model_at_the_same_address_is_noticed(tab, own_server):

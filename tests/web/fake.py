@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from layerleap.act.debug.index_cost import IndexCost
 from layerleap.errors import BadArtifact, BadSettings, BadText, ModelRefused
-from layerleap.read.vocabulary.cost import IndexCost
 from layerleap.show.web.worker import Busy
 
 PROMPT = "The capital of France is Paris, and the capital of Spain is"

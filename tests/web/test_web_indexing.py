@@ -16,8 +16,8 @@ from tiny_models import sentences, tiny
 
 import layerleap as ll
 from layerleap.act.debug.debugger import Debugger
+from layerleap.act.debug.index_cost import duration, index_cost
 from layerleap.read.vocabulary import build
-from layerleap.read.vocabulary.cost import duration, index_cost
 from layerleap.read.vocabulary.settings import IndexSettings, default_path
 from layerleap.read.vocabulary.store import Building
 from layerleap.show.cli import debug as command
@@ -31,9 +31,8 @@ ASK = {"input": {"text": PROMPT}}
 @pytest.fixture
 def own_text(empty_cache, monkeypatch):
     """A text for natural ranges: the bundled one would be fetched, because the cache is empty."""
-    for module in ("build", "cost"):
-        name = f"layerleap.read.vocabulary.{module}.reference_text"
-        monkeypatch.setattr(name, lambda _: (sentences(20), ""))
+    for module in ("read.vocabulary.build", "act.debug.index_cost"):
+        monkeypatch.setattr(f"layerleap.{module}.reference_text", lambda _: (sentences(20), ""))
 
 
 def state(client):

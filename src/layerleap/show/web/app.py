@@ -22,8 +22,7 @@ from layerleap.show.web.engine import Engine
 from layerleap.show.web.guard import Guard
 from layerleap.show.web.indexing import IndexBuilder, index_routes
 from layerleap.show.web.limits import Limits
-from layerleap.show.web.routes import model_routes
-from layerleap.show.web.saved import saved_routes
+from layerleap.show.web.routes import model_routes, saved_routes
 from layerleap.show.web.store import Store
 from layerleap.show.web.vectors import vector_routes, weight_routes
 from layerleap.show.web.worker import Busy, Worker

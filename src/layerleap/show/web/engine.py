@@ -12,7 +12,7 @@ from layerleap.progress import Progress
 
 if TYPE_CHECKING:
     from layerleap.act.debug.debugger import Debugger
-    from layerleap.read.vocabulary.cost import IndexCost
+    from layerleap.act.debug.index_cost import IndexCost
 
 NO_INDEX = "there is no concept index of this model; build it with: layerleap index MODEL"
 MEMBERS = 50  # of a cluster that are shown
@@ -264,7 +264,7 @@ class ModelEngine:
 
     def index_cost(self) -> "IndexCost":
         """What building the index takes on this machine."""
-        from layerleap.read.vocabulary.cost import index_cost
+        from layerleap.act.debug.index_cost import index_cost
 
         return index_cost(self.debugger.transformer)
 

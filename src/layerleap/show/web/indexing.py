@@ -20,7 +20,7 @@ from layerleap.show.web.schemas import shape
 from layerleap.show.web.worker import Worker
 
 if TYPE_CHECKING:
-    from layerleap.read.vocabulary.cost import IndexCost
+    from layerleap.act.debug.index_cost import IndexCost
     from layerleap.show.web.app import Served
 
 State = Literal["unavailable", "missing", "waiting", "building", "stopping", "failed", "ready"]

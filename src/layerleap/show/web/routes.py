@@ -1,10 +1,10 @@
-"""Routes that ask the model: what it is, tokens, traces, cells and generated text."""
+"""Routes that ask the model, and those for what the user keeps: sessions and exports."""
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Path, Request
 from starlette.responses import Response
 
 import layerleap
@@ -13,10 +13,13 @@ from layerleap.show.web import requests as ask
 from layerleap.show.web import schemas
 from layerleap.show.web.answers import answer, stream
 from layerleap.show.web.schemas import shape
+from layerleap.show.web.snippet import exported
 from layerleap.show.web.worker import Emit, ShouldStop
 
 if TYPE_CHECKING:
     from layerleap.show.web.app import Served
+
+Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 def model_routes(served: "Served") -> APIRouter:
@@ -134,3 +137,35 @@ class Questions:
                 "shorten it"
             )
         return ids
+
+
+def saved_routes(served: "Served") -> APIRouter:
+    """The routes, around one store."""
+    routes, store = APIRouter(), served.store
+
+    @routes.get("/sessions", **shape(list[schemas.SavedTitle]))
+    def sessions() -> list[dict[str, Any]]:
+        return store.sessions()
+
+    @routes.get("/sessions/{id}", **shape(schemas.SavedSession))
+    def session(id: Id) -> dict[str, Any]:
+        kept = store.session(id)
+        if kept is None:
+            raise HTTPException(404)
+        return kept
+
+    @routes.put("/sessions/{id}", **shape(schemas.SavedTitle))
+    def save(id: Id, body: ask.Session) -> dict[str, Any]:
+        return store.save_session(id, body.title.strip() or "untitled", body.state)
+
+    @routes.delete("/sessions/{id}")
+    def delete(id: Id) -> dict[str, bool]:
+        if not store.delete_session(id):
+            raise HTTPException(404)
+        return {"deleted": True}
+
+    @routes.post("/export")
+    def export(body: ask.Export) -> dict[str, Any]:
+        return exported(served.engine.describe(), body.state)
+
+    return routes

@@ -20,6 +20,11 @@ export class Refused extends Error {
 /** The server does not answer at all. */
 export class Gone extends Error {}
 
+/** Whether the same request may succeed later: a refusal stays one. @param {unknown} error */
+export function mayRecover(error) {
+  return !(error instanceof Refused) || error.status >= 500;
+}
+
 /** @param {unknown} error */
 export function isAbort(error) {
   return error instanceof DOMException && error.name === "AbortError";
@@ -77,14 +82,16 @@ export async function json(path, options) {
  * The frames of a streamed answer, one by one.
  * @param {string} path
  * @param {unknown} body
+ * @param {string} last the frame that ends a whole answer; an error does, too
  * @param {AbortSignal} signal
  * @returns {AsyncGenerator<any>}
  */
-export async function* frames(path, body, signal) {
+export async function* frames(path, body, last, signal) {
   const response = await ask(path, { method: "POST", body, signal });
   const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
   const decoder = new TextDecoder();
   let rest = "";
+  let ended = false;
   for (;;) {
     let part;
     try {
@@ -97,8 +104,16 @@ export async function* frames(path, body, signal) {
     rest += decoder.decode(part.value ?? new Uint8Array(), { stream: !part.done });
     const lines = rest.split("\n");
     rest = lines.pop() ?? "";
-    for (const line of lines) if (line.trim()) yield JSON.parse(line);
-    if (part.done) return;
+    for (const line of lines) {
+      if (!line.trim()) continue;
+      const frame = JSON.parse(line);
+      ended = frame.frame === last || frame.frame === "error";
+      yield frame;
+    }
+    if (!part.done) continue;
+    if (ended) return;
+    check(); // a server that is shutting down closes its streams before it goes
+    throw new Gone("The server stopped before its answer was complete.");
   }
 }
 

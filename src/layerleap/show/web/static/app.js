@@ -8,6 +8,7 @@ import * as generation from "./generate.js";
 import * as grid from "./grid.js";
 import * as heads from "./heads.js";
 import * as help from "./help.js";
+import * as indexing from "./indexing.js";
 import * as keys from "./keys.js";
 import * as link from "./link.js";
 import * as notice from "./notice.js";
@@ -23,7 +24,7 @@ import * as vector from "./vector.js";
 import { check } from "./api.js";
 import { byId } from "./dom.js";
 import { now, on, set } from "./state.js";
-import { run } from "./trace.js";
+import { run, serverIsBack } from "./trace.js";
 import { count } from "./words.js";
 
 const KINDS = {
@@ -45,6 +46,7 @@ for (const part of [
   cell,
   heads,
   vector,
+  indexing,
   search,
   edits,
   generation,
@@ -72,6 +74,10 @@ on(["model", "connection", "trouble"], ({ model, connection, trouble }) => {
     kind,
   ].join(" · ");
   document.title = `${model.name} · layerleap debugger`;
+});
+
+on(["connection"], ({ connection }) => {
+  if (connection === "ok") serverIsBack();
 });
 
 // A link with a prompt is a view: run it as soon as the model is known, and again if the model is another.

@@ -1,8 +1,8 @@
 // @ts-check
 // The selected cell: the stages of its block, and the sub-updates that its feed-forward layer writes.
 
-import { isAbort, json, patiently, queueText } from "./api.js";
-import { bar, byId, fill, hit, keepFocus, loading, make } from "./dom.js";
+import { isAbort, json, mayRecover, patiently, queueText } from "./api.js";
+import { bar, byId, failed, fill, hit, keepFocus, loading, make } from "./dom.js";
 import { addEdit } from "./edits.js";
 import { togglePin } from "./paths.js";
 import { now, on, set } from "./state.js";
@@ -54,7 +54,7 @@ async function load() {
   } catch (error) {
     if (isAbort(error)) return;
     asked = "";
-    set({ cell: { status: "error", message: /** @type {Error} */ (error).message, reading: null } });
+    set({ cell: { status: "error", message: /** @type {Error} */ (error).message, gone: mayRecover(error), reading: null } });
   }
 }
 
@@ -73,6 +73,7 @@ export function start() {
   byId("cell").addEventListener("click", (event) => {
     const token = hit(event, "[data-pin]");
     if (token) return togglePin({ id: Number(token.dataset.pin), label: token.dataset.label ?? "" });
+    if (hit(event, "[data-retry]")) return load();
     if (hit(event, "[data-all]")) {
       all = !all;
       return draw(now());
@@ -113,7 +114,7 @@ function render(state) {
       ),
     );
   }
-  const { reading, status, message } = state.cell;
+  const { reading, status, message, gone } = state.cell;
   const token = trace.tokens[chosen.position];
   const last = trace.layers[trace.layers.length - 1];
   const where = chosen.layer === 0 ? "Layer 0, before block 1" : `Block ${chosen.layer} of ${last}`;
@@ -125,7 +126,7 @@ function render(state) {
     chip(token),
   );
   if (chosen.layer === 0) return fill(place, head, ...embedding(trace, chosen.position));
-  if (status === "error") return fill(place, head, make("p", { class: "error" }, message));
+  if (status === "error") return fill(place, head, ...failed(message, gone));
   const fresh = reading && reading.block === chosen.layer && reading.position === chosen.position;
   place.classList.toggle("loading", status === "loading");
   if (!fresh) return fill(place, head, loading(message || "Reading the cell…"));
@@ -288,7 +289,7 @@ function updateRow(block, update, most) {
       make(
         "button",
         { type: "button", class: "link", id: `update-${block}-${update.neuron}`, "aria-pressed": String(chosen) },
-        update.name ? make("span", { class: "given" }, update.name) : name,
+        update.name ? make("span", { class: "given", title: update.name }, update.name) : name,
       ),
       update.name && make("small", {}, name),
     ),

@@ -115,6 +115,17 @@ export function loading(text) {
   return make("p", { class: "loading" }, make("span", { class: "spinner" }), text);
 }
 
+/**
+ * What stands where an answer did not come, with a way to ask once more where that may help.
+ * @param {string} text
+ * @param {boolean|undefined} again
+ * @returns {(Node|false)[]}
+ */
+export function failed(text, again) {
+  const retry = make("button", { type: "button", class: "retry", "data-retry": true }, "Try again");
+  return [make("p", { class: "error" }, text), again === true && retry];
+}
+
 /** The head of a dialog, with its button to close. @param {string} id @param {string} title */
 export function dialogHead(id, title) {
   const close = make(

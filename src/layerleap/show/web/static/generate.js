@@ -1,7 +1,7 @@
 // @ts-check
 // Generation, without and with edits side by side, streamed; it can be stopped.
 
-import { frames, isAbort, patiently, queueText } from "./api.js";
+import { frames, isAbort, mayRecover, patiently, queueText, Refused } from "./api.js";
 import { byId, fill, make, say } from "./dom.js";
 import { inForce } from "./specs.js";
 import { now, on, set } from "./state.js";
@@ -34,15 +34,15 @@ export async function generate() {
   const body = { input: question(state, 0).input, edits, max_new_tokens: state.newTokens, sides: names };
   /** @param {Partial<import("./types.js").Progress>} patch */
   const change = (patch) => set({ generation: { ...now().generation, ...patch, sides } });
-  set({ generation: { status: "loading", message: "", sides } });
+  set({ generation: { status: "loading", message: "", sides, gone: false } });
   byId("generation").scrollIntoView({ block: "nearest" });
   try {
     await patiently(
       controller.signal,
       (place) => change({ message: queueText(place) }),
       async () => {
-        for await (const frame of frames("generate", body, controller.signal)) {
-          if (frame.frame === "error") throw new Error(sentence(frame.error));
+        for await (const frame of frames("generate", body, "end", controller.signal)) {
+          if (frame.frame === "error") throw new Refused(frame.error, /^the server failed/.test(frame.error) ? 500 : 422, null);
           change({ message: frame.frame === "queued" ? queueText(frame.place) : "" });
           take(sides[frame.side], frame);
         }
@@ -56,7 +56,7 @@ export async function generate() {
       change(
         isAbort(error)
           ? { status: "done", message: "Stopped." }
-          : { status: "error", message: /** @type {Error} */ (error).message },
+          : { status: "error", message: /** @type {Error} */ (error).message, gone: mayRecover(error) },
       );
   } finally {
     if (running === controller) running = null;
@@ -95,6 +95,11 @@ export function start() {
       /** @type {HTMLButtonElement} */ (byId(id)).disabled = !model.can_generate;
   });
   on(["generation", "model", "edits"], render);
+  on(["connection"], ({ connection, generation }) => {
+    if (connection !== "ok" || !generation.gone) return;
+    const message = "The server was away, so the text is not complete.";
+    set({ generation: { ...generation, status: "done", message } });
+  });
 }
 
 /** @param {Readonly<State>} state */
@@ -102,6 +107,7 @@ function render(state) {
   const { status, message, sides } = state.generation;
   byId("stop-generate").hidden = status !== "loading";
   byId("generate-too").hidden = status === "loading";
+  byId("generate-too").textContent = state.generation.gone ? "Generate again" : "Generate";
   const note = byId("generation-note");
   note.textContent = message;
   note.className = status === "error" ? "error" : "soft";

@@ -1,8 +1,8 @@
 // @ts-check
 // The heads of the selected block, read from their weights: which tokens look for which, and what attending writes.
 
-import { isAbort, json, patiently, queueText } from "./api.js";
-import { bar, byId, fill, hit, keepFocus, loading, make } from "./dom.js";
+import { isAbort, json, mayRecover, patiently, queueText } from "./api.js";
+import { bar, byId, failed, fill, hit, keepFocus, loading, make } from "./dom.js";
 import { on } from "./state.js";
 import { chip, measure, sentence } from "./words.js";
 
@@ -22,6 +22,8 @@ let chosen = null;
 /** @type {Partial<Record<keyof typeof FORMS, Pairs|string>>} by form, the pairs or why there are none */
 let pairs = {};
 let message = "";
+/** @type {(() => void)|null} what failed, asked once more */
+let again = null;
 /** @type {AbortController|null} */
 let asking = null;
 
@@ -35,8 +37,12 @@ export function start() {
     render();
     if (isOpen && block) loadHeads();
   });
+  on(["connection"], ({ connection }) => {
+    if (connection === "ok" && message) again?.();
+  });
   place.addEventListener("click", (event) => {
     if (hit(event, "[data-open]")) return toggle();
+    if (hit(event, "[data-retry]")) return again?.();
     const head = hit(event, "[data-head]");
     if (head) loadPairs(Number(head.dataset.head));
   });
@@ -60,6 +66,7 @@ async function ask(work) {
   } catch (error) {
     if (isAbort(error)) return;
     message = /** @type {Error} */ (error).message;
+    again = mayRecover(error) ? () => ask(work) : null;
   }
   if (asking === controller) asking = null;
   render();
@@ -111,8 +118,8 @@ function contents() {
     ),
   );
   if (!isOpen) return [head];
-  const error = message !== "" && make("p", { class: "error" }, sentence(message));
-  if (!heads) return [head, error || loading("Finding the heads…")];
+  const error = message === "" ? [] : failed(sentence(message), again !== null);
+  if (!heads) return [head, ...(message ? error : [loading("Finding the heads…")])];
   const buttons = Array.from({ length: heads.n_heads }, (_, number) =>
     make(
       "button",
@@ -131,7 +138,7 @@ function contents() {
     head,
     make("div", { class: "head-list", role: "group", "aria-label": title }, ...buttons),
     shared && make("p", { class: "soft" }, shared),
-    error,
+    ...error,
     ...(chosen === null ? [] : forms()),
   ];
 }

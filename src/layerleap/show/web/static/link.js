@@ -1,6 +1,7 @@
 // @ts-check
 // The view as a link: what differs from the defaults, in the address's fragment.
 
+import { byId } from "./dom.js";
 import { DEFAULTS, now, on, set } from "./state.js";
 import { parse, spec } from "./specs.js";
 
@@ -95,12 +96,13 @@ function named(text) {
 /** What a session keeps and an export asks for; only what is not the default. */
 export function snapshot() {
   const state = now();
-  const trace = state.traces[0];
-  const current = trace && trace.question.text === state.prompt;
   /** @type {Record<string, unknown>} */
   const kept = { prompt: state.prompt };
-  if (current) kept.ids = trace.tokens.map((token) => token.id);
   if (state.second !== null) kept.second = state.second;
+  for (const [grid, text] of [state.prompt, state.second].entries()) {
+    const trace = state.traces[grid];
+    if (trace && trace.question.text === text) kept[grid ? "second_ids" : "ids"] = trace.tokens.map(({ id }) => id);
+  }
   if (state.lens !== DEFAULTS.lens) kept.lens = state.lens;
   if (state.watch) kept.watch = { id: state.watch.id, label: state.watch.label };
   const on = state.edits.filter((edit) => edit.on).map(spec);
@@ -114,6 +116,9 @@ export function snapshot() {
   if (state.allLayers) kept.all_layers = true;
   if (state.vector) kept.vector = state.vector;
   if (state.query) kept.query = state.query;
+  const [side, space] = ["search-side", "search-space"].map((id) => /** @type {HTMLSelectElement} */ (byId(id)).value);
+  if (side !== "both") kept.side = side;
+  if (space !== "any") kept.space = space;
   if (state.newTokens !== DEFAULTS.newTokens) kept.new_tokens = state.newTokens;
   return kept;
 }

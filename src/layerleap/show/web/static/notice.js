@@ -4,6 +4,7 @@
 import { byId, fill, hit, loading, make } from "./dom.js";
 import { openExample } from "./examples.js";
 import { submit } from "./prompt.js";
+import { isRefused, obstacle } from "./ready.js";
 import { on } from "./state.js";
 import { startTour } from "./tour.js";
 import { changes } from "./trace.js";
@@ -23,23 +24,25 @@ export function start() {
   byId("notice").addEventListener("click", (event) => {
     if (hit(event, "[data-run]")) submit();
   });
-  on(["traces", "prompt", "second", "lens", "watch", "edits", "connection"], showNotice);
+  on(["traces", "prompt", "second", "lens", "watch", "edits", "connection", "live", "model"], showNotice);
   on(["model", "traces", "connection"], (state) => showWelcome(welcome, state));
 }
 
 /** @param {Readonly<State>} state @returns {{tone: string, text: string, run: boolean}|null} */
 function message(state) {
   const traces = state.traces.flatMap((trace) => (trace ? [trace] : []));
+  const wrong = obstacle(state);
   const failed = traces.find((trace) => trace.status === "error");
-  if (failed) return { tone: "bad", text: failed.message, run: true };
+  if (failed) return { tone: "bad", text: failed.message, run: !wrong && ![0, 1].some(isRefused) };
   const waiting = traces.find((trace) => trace.status === "waiting");
   if (waiting) return { tone: "busy", text: waiting.message || "Running the model…", run: false };
   if (traces.some((trace) => trace.status === "running")) return null;
   const stale = [...new Set([0, 1].flatMap((grid) => changes(state, grid)))];
   if (stale.length)
-    return { tone: "stale", text: `These readings are old: the ${list(stale)} changed since.`, run: true };
-  if (traces.some((trace) => trace.status === "stopped"))
-    return { tone: "stale", text: "Stopped before all cells were read.", run: true };
+    return { tone: "stale", text: `These readings are old: the ${list(stale)} changed since. ${wrong}`, run: !wrong };
+  const stopped = traces.find((trace) => trace.status === "stopped");
+  if (stopped)
+    return { tone: "stale", text: stopped.message || "Stopped before all cells were read.", run: !wrong };
   return null;
 }
 

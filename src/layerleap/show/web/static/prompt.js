@@ -3,6 +3,7 @@
 
 import { Gone, json } from "./api.js";
 import { byId, fill, hit, make } from "./dom.js";
+import { obstacle } from "./ready.js";
 import { now, on, set } from "./state.js";
 import { changes, run, stop } from "./trace.js";
 import { chip, count } from "./words.js";
@@ -32,7 +33,7 @@ export function start() {
   });
   byId("close-second").addEventListener("click", () => set({ second: null, traces: [now().traces[0], null] }));
   byId("insert-mask").addEventListener("click", insertMask);
-  on(["traces", "prompt", "second", "lens", "watch", "edits"], showButtons);
+  on(["traces", "prompt", "second", "lens", "watch", "edits", "live", "model"], showButtons);
   on(["model"], (state) => {
     byId("insert-mask").hidden = !state.model?.mask_token;
   });
@@ -69,7 +70,7 @@ function startPrompt(grid) {
     event.preventDefault();
     submit();
   });
-  on([grid === 0 ? "prompt" : "second", "model"], (state) => {
+  on([grid === 0 ? "prompt" : "second", "model", "connection"], (state) => {
     const text = grid === 0 ? state.prompt : state.second;
     if (grid === 1) {
       const block = /** @type {HTMLElement} */ (area.parentElement);
@@ -78,7 +79,7 @@ function startPrompt(grid) {
     }
     if (area.value !== (text ?? "")) area.value = text ?? "";
     clearTimeout(timer);
-    if (!state.model) return;
+    if (!state.model || state.connection === "gone") return away(grid, text);
     if (!text) return setLive(grid, null);
     if (state.live[grid]?.text === text && state.live[grid]?.model === state.model.fingerprint) return;
     timer = window.setTimeout(async () => {
@@ -88,6 +89,13 @@ function startPrompt(grid) {
     }, TYPING);
   });
   on(["live"], (state) => showLive(grid, state.live[grid]));
+}
+
+/** Without a server the tokens of another text must not stay. @param {number} grid @param {string|null} text */
+function away(grid, text) {
+  if (now().connection !== "gone" || now().live[grid]?.text === text) return;
+  const error = "Tokens appear here when the server answers again.";
+  setLive(grid, text ? { text, model: "", tokens: [], limit: 0, error, waits: true } : null);
 }
 
 /** @param {string} text @param {string} model @returns {Promise<Live|null>} */
@@ -116,7 +124,7 @@ function showLive(grid, live) {
       place,
       make("span", { class: "soft" }, "Tokens appear here while you type. Enter runs, Shift+Enter starts a new line."),
     );
-  if (live.error) return fill(place, make("span", { class: "error" }, live.error));
+  if (live.error) return fill(place, make("span", { class: live.waits ? "soft" : "error" }, live.error));
   const over = live.tokens.length > live.limit;
   const size = make(
     "span",
@@ -248,7 +256,7 @@ function showButtons() {
   const busy = state.traces.some((trace) => trace?.status === "waiting" || trace?.status === "running");
   byId("stop").hidden = !busy;
   const runs = byId("run");
-  const stale = !busy && [0, 1].some((grid) => changes(state, grid).length > 0);
+  const stale = !busy && !obstacle(state) && [0, 1].some((grid) => changes(state, grid).length > 0);
   runs.classList.toggle("stale", stale);
   runs.textContent = busy ? "Running…" : stale ? "Run again" : "Run";
 }

@@ -1,8 +1,8 @@
 // @ts-check
 // Saved sessions: views with a title that the server keeps.
 
-import { json } from "./api.js";
-import { byId, closes, dialogHead, fill, hit, loading, make, say } from "./dom.js";
+import { json, mayRecover } from "./api.js";
+import { byId, closes, dialogHead, failed, fill, hit, loading, make, say } from "./dom.js";
 import { fromSnapshot, show, snapshot } from "./link.js";
 import { now, set } from "./state.js";
 import { run } from "./trace.js";
@@ -58,7 +58,8 @@ async function list(message = "") {
     render(answer);
     if (message) tell(message);
   } catch (error) {
-    tell(/** @type {Error} */ (error).message);
+    const place = /** @type {HTMLElement} */ (dialog.querySelector(".saved"));
+    fill(place, ...failed(/** @type {Error} */ (error).message, mayRecover(error)));
   }
 }
 
@@ -125,6 +126,7 @@ async function save() {
 /** @param {Event} event */
 async function click(event) {
   if (closes(event)) return dialog.close();
+  if (hit(event, "[data-retry]")) return list();
   const id = hit(event, "[data-id]")?.dataset.id;
   if (!id) return;
   try {

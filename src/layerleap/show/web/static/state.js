@@ -28,6 +28,7 @@ const state = {
   model: null,
   connection: "loading",
   trouble: "",
+  indexing: null,
   live: [null, null],
   traces: [null, null],
   cell: { status: "idle", message: "", reading: null },

@@ -1,7 +1,7 @@
 // @ts-check
 // A run: asks for the readings of a prompt and collects the frames as they arrive.
 
-import { frames, isAbort, patiently, queueText } from "./api.js";
+import { Gone, Refused, frames, isAbort, patiently, queueText } from "./api.js";
 import { inForce } from "./specs.js";
 import { now, set, touch } from "./state.js";
 import { sentence } from "./words.js";
@@ -19,7 +19,7 @@ const running = [null, null];
 const anew = [false, false]; // whether the next answer selects its own position
 
 /** @param {Readonly<State>} state @param {number} grid */
-function promptOf(state, grid) {
+export function promptOf(state, grid) {
   return grid === 0 ? state.prompt : (state.second ?? "");
 }
 
@@ -103,6 +103,13 @@ export function run() {
   }
 }
 
+/** A run that the server broke off can be asked again when it is back. */
+export function serverIsBack() {
+  for (const trace of now().traces)
+    if (trace?.end === "gone")
+      change(trace, { status: "stopped", end: null, message: "The server was away before all cells were read." });
+}
+
 export function stop() {
   for (const controller of running) controller?.abort();
 }
@@ -120,6 +127,7 @@ function emptyTrace(asked) {
     question: asked,
     status: "waiting",
     message: "",
+    end: null,
     tokens: [],
     positions: [],
     layers: [],
@@ -150,13 +158,13 @@ async function start(grid) {
   setTrace(grid, trace);
   const titles = state.model?.lenses.map(({ title }) => title).join(", ");
   if (state.model && !state.model.lenses.some(({ name }) => name === lens))
-    return change(trace, { status: "error", message: `The lens "${lens}" is not loaded. Choose one of: ${titles}.` });
+    return change(trace, { status: "error", end: "refused", message: `The lens "${lens}" is not loaded. Choose one of: ${titles}.` });
   try {
     await patiently(
       controller.signal,
       (place) => change(trace, { message: queueText(place) }),
       async () => {
-        for await (const frame of frames("trace", body, controller.signal)) {
+        for await (const frame of frames("trace", body, "done", controller.signal)) {
           take(trace, frame);
           if (frame.frame !== "meta" || !anew[grid]) continue;
           anew[grid] = false;
@@ -164,12 +172,10 @@ async function start(grid) {
         }
       },
     );
-    if (trace.status === "running" || trace.status === "waiting") {
-      change(trace, { status: "error", message: "The answer ended too early. Run again." });
-    }
   } catch (error) {
-    const message = isAbort(error) ? "Stopped." : /** @type {Error} */ (error).message;
-    change(trace, { status: isAbort(error) ? "stopped" : "error", message });
+    const { message } = /** @type {Error} */ (error);
+    const end = error instanceof Gone ? "gone" : error instanceof Refused ? "refused" : null;
+    change(trace, isAbort(error) ? { status: "stopped", message: "" } : { status: "error", message, end });
   } finally {
     if (running[grid] === controller) running[grid] = null;
   }
@@ -208,7 +214,12 @@ function take(trace, frame) {
       change(trace, { status: "done", seconds: frame.seconds });
       break;
     case "error":
-      change(trace, { status: "error", message: sentence(frame.error) });
+      // What the server says of the question stays true; a failure of its own may not happen again.
+      change(trace, {
+        status: "error",
+        message: sentence(frame.error),
+        end: frame.place !== undefined || frame.error.startsWith("the server failed") ? null : "refused",
+      });
       break;
   }
 }

@@ -19,11 +19,25 @@
  * @property {boolean} can_generate
  * @property {string} [exit_rule] the rule of the exit marks, in words
  * @property {string|null} generate_reason
- * @property {{ready: boolean, reason: string|null, vectors: number|null}} index
+ * @property {{ready: boolean, reason: string|null, vectors: number|null, buildable: boolean}} index
  * @property {{title: string, text: string, watch: Token|string|number|null}[]} examples
  * @property {{tokens: number, edits: number, new_tokens: number, top: number, follow: number}} limits
  * @property {string} version
  * @property {string} fingerprint
+ */
+
+/**
+ * How far the concept index is; `seconds` are what is left.
+ * @typedef {object} IndexBuild
+ * @property {"unavailable"|"missing"|"waiting"|"building"|"stopping"|"failed"|"ready"} state
+ * @property {string|null} message
+ * @property {number|null} seconds
+ * @property {number|null} share
+ * @property {number|null} megabytes
+ * @property {string|null} phase
+ * @property {number|null} done
+ * @property {number|null} total
+ * @property {string|null} unit
  */
 
 /** @typedef {"before"|"after"} Side */
@@ -56,10 +70,16 @@
  */
 
 /**
+ * Where early exit would stop; `agrees` if its token is the model's answer.
+ * @typedef {{layer: number, agrees: boolean, top: Token, answer: Token}} Stop
+ */
+
+/**
  * @typedef {object} Trace
  * @property {Question} question
  * @property {"waiting"|"running"|"done"|"stopped"|"error"} status
  * @property {string} message
+ * @property {"gone"|"refused"|null} end why an error is one: the server went away, or refuses this question
  * @property {Token[]} tokens
  * @property {number[]} positions
  * @property {number[]} layers
@@ -68,7 +88,7 @@
  * @property {number|null} lowest
  * @property {Record<Side, Map<string, Cell>>} cells by `layer.position`
  * @property {Map<number, Token>} names
- * @property {Map<number, {before: number|null, after: number|null, exits?: Record<Side, number|null>}>} saturation
+ * @property {Map<number, {before: number|null, after: number|null, exits?: Record<Side, Stop|null>}>} saturation
  * @property {number} seconds
  */
 
@@ -181,8 +201,11 @@
  * @property {number} newTokens
  */
 
-/** @typedef {{text: string, model: string, tokens: Token[], limit: number, error: string|null}} Live */
-/** @typedef {{status: "idle"|"loading"|"done"|"error", message: string}} Progress */
+/**
+ * `waits` if the server could not be asked.
+ * @typedef {{text: string, model: string, tokens: Token[], limit: number, error: string|null, waits?: boolean}} Live
+ */
+/** @typedef {{status: "idle"|"loading"|"done"|"error", message: string, gone?: boolean}} Progress `gone` if the same may succeed later */
 /** @typedef {{pieces: Token[], status: "waiting"|"running"|"done"|"stopped", seconds: number}} Written */
 
 /**
@@ -191,6 +214,7 @@
  * @property {Model|null} model
  * @property {"loading"|"ok"|"gone"} connection
  * @property {string} trouble why there is no connection
+ * @property {IndexBuild|null} indexing
  * @property {(Live|null)[]} live
  * @property {(Trace|null)[]} traces
  * @property {Progress & {reading: CellReading|null}} cell

@@ -1,8 +1,8 @@
 // @ts-check
 // One value vector: both ends of its tokens, a name and a note, its natural range, its neighbours.
 
-import { isAbort, json, patiently, queueText } from "./api.js";
-import { bar, byId, fill, hit, loading, make, say } from "./dom.js";
+import { isAbort, json, mayRecover, patiently, queueText } from "./api.js";
+import { bar, byId, failed, fill, hit, loading, make, say } from "./dom.js";
 import { addEdit, fault } from "./edits.js";
 import { openCluster } from "./search.js";
 import { now, on, set } from "./state.js";
@@ -43,7 +43,7 @@ async function load(neuron) {
         () => json(`${path}/${part}`, { signal: controller.signal }),
       );
     const keys = await later("keys").catch((error) => {
-      if (isAbort(error)) throw error;
+      if (isAbort(error) || mayRecover(error)) throw error;
       return { keys: [], reason: /** @type {Error} */ (error).message };
     });
     set({ vectorReading: { ...now().vectorReading, keys } });
@@ -57,6 +57,7 @@ async function load(neuron) {
       vectorReading: {
         status: vector ? "done" : "error",
         message: /** @type {Error} */ (error).message,
+        gone: mayRecover(error),
         vector,
         neighbours: null,
         keys,
@@ -80,7 +81,7 @@ export function start() {
     shown = key;
   });
   on(["connection"], (state) => {
-    if (state.connection === "ok" && state.vectorReading.status === "error") load(state.vector);
+    if (state.connection === "ok" && state.vectorReading.gone) load(state.vector);
   });
   on(["vector", "vectorReading", "cell"], render);
   place.addEventListener("click", click);
@@ -109,6 +110,7 @@ function click(event) {
   const neighbour = hit(event, "[data-neuron]");
   const cluster = hit(event, "[data-cluster]");
   if (hit(event, "[data-close]")) return close();
+  if (hit(event, "[data-retry]")) return load(now().vector);
   if (neighbour)
     return set({ vector: { block: Number(neighbour.dataset.block), neuron: Number(neighbour.dataset.neuron) } });
   if (cluster) return openCluster(Number(cluster.dataset.cluster));
@@ -169,7 +171,7 @@ async function saveName() {
     if (status) status.textContent = "Saved.";
     say(`The name of ${neuronName(vector)} is saved.`);
   } catch (error) {
-    if (status) status.textContent = /** @type {Error} */ (error).message;
+    if (status) status.textContent = `${/** @type {Error} */ (error).message} Press Enter in the name to save again.`;
   }
 }
 
@@ -208,7 +210,7 @@ function render(state) {
     return fill(
       place,
       head,
-      make("p", { class: "error" }, message),
+      ...failed(message, vectorReading.gone),
       editable && make("p", { class: "soft" }, "Its tokens are missing for this reason. It can be edited all the same."),
     );
   if (!vector) return fill(place, head, loading(message || "Reading the vector…"));
@@ -381,8 +383,18 @@ function related(vector, neighbours, message) {
   }
   const head = make("h3", {}, "Neighbours by direction");
   if (!index?.ready)
-    return [...parts, head, make("p", { class: "empty" }, sentence(index?.reason ?? "there is no index"))];
-  if (message) return [...parts, head, make("p", { class: "error" }, message)];
+    return [
+      ...parts,
+      head,
+      make(
+        "p",
+        { class: "empty" },
+        index?.buildable
+          ? "They come with the concept index, which can be built under Concepts."
+          : sentence(index?.reason ?? "there is no index"),
+      ),
+    ];
+  if (message) return [...parts, head, ...failed(message, now().vectorReading.gone)];
   if (!neighbours)
     return [...parts, head, make("p", { class: "loading" }, make("span", { class: "spinner" }), "Searching…")];
   const items = neighbours.map((each) =>
