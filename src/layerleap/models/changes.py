@@ -73,16 +73,18 @@ class Known(Generic[T]):
     """What was found out about wrapped models, forgotten once `refresh` gave them a new identity.
 
     Adapters and casts change more than numbers: a matrix that gave a module's output may no longer.
+    All wrappers of one model share it, so nothing in it may refer to the model.
     """
 
     def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[Transformer, tuple[Any, T]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[nn.Module, tuple[Any, T]] = WeakKeyDictionary()
 
     def of(self, transformer: "Transformer", find: Callable[[], T]) -> T:
         """What is kept for this model; found now, if it is not known or the identity changed."""
-        kept = self._kept.get(transformer)
-        if kept is None or kept[0] != transformer.identity:
-            kept = self._kept[transformer] = transformer.identity, find()
+        kept = self._kept.get(transformer.model)
+        how = transformer.identity, transformer.blocks, transformer.tail
+        if kept is None or kept[0] != how:
+            kept = self._kept[transformer.model] = how, find()
         return kept[1]
 
 

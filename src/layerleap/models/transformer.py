@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +114,21 @@ class Transformer:
                 require(wrapped)
         wrapped._loaded_with = foreign_code(model)
         wrapped._tail_with = foreign_code(model, wrapped._outside_blocks())
+        if check and not wrapped._loaded_with:
+            found = {name: getattr(wrapped, name) for name in FOUND}
+            _VERIFIED[model] = _state(model), found
         return wrapped
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "Transformer":
+        """The model as it was wrapped and verified before, or wrapped now if it changed since.
+
+        Like `wrap` without further arguments, so there is no tokenizer.
+        """
+        state, found = _VERIFIED.get(model, (None, {}))
+        if foreign_code(model) or state != _state(model):
+            return cls.wrap(model)
+        return cls(model, None, **found)
 
     @classmethod
     def _discover(
@@ -368,6 +383,20 @@ class Transformer:
     def site_module(self, block: int, site: Site) -> nn.Module:
         """The module whose input or output is a site of block `block`."""
         return self.model.get_submodule(f"{self.blocks[block - 1]}.{site.path}")
+
+
+# What wrapping found out about a model. Nothing in it refers to the model, so it lives no longer.
+FOUND = ("identity", "blocks", "tail", "anatomy", "kind", "d_model", "d_vocab")
+_VERIFIED: "WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Any]]]" = WeakKeyDictionary()
+
+
+def _state(model: PreTrainedModel) -> Any:
+    """What differs if the model has to be verified again."""
+    hooks = hooks_of(model)
+    modules = [
+        (type(one), one.training, hooks.instance_forward(one) is None) for one in model.modules()
+    ]
+    return mark(model), modules, getattr(model.config, "_attn_implementation", None)
 
 
 def _device_of(module: nn.Module, value: Tensor) -> torch.device:

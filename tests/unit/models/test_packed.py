@@ -189,12 +189,12 @@ def test_weights_cast_later_are_left_alone(llama):
     torch.testing.assert_close(run(llama, packed), run(llama, None))
 
 
-def test_a_cursor_that_cannot_be_entered_leaves_the_model_to_others(llama, monkeypatch):
-    packed = packed_of(llama)
+def test_a_cursor_that_cannot_use_the_copies_leaves_the_model_to_others(llama, monkeypatch):
+    packed, axes = packed_of(llama), find_axes(llama)
     before = [dict(module.__dict__) for module in llama.model.modules()]
     monkeypatch.setattr(Packed, "in_use", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError), Cursor(llama, packed=packed):
-        raise AssertionError
+    with pytest.raises(ZeroDivisionError), Cursor(llama, axes, packed=packed) as cursor:
+        cursor.run([9])
     assert [dict(module.__dict__) for module in llama.model.modules()] == before
     done = []
     other = Thread(target=lambda: done.append(run(llama, None)), daemon=True)

@@ -73,7 +73,8 @@ class Cursor:
         Args:
             transformer: a decoder.
             axes: from `verify.find_axes`; without them nothing can wait or branch.
-            packed: weights packed for passes over a few tokens.
+            packed: weights packed for passes over a few tokens; copies are compared with the
+                weights when the first such pass begins, so that a prompt does not wait for it.
             rowwise: each node of a `Tree` gets the bits of a pass of its own, if the model allows
                 it (see `verify.keeps_bits`).
             text: which text of a batch this is, for edits that name one.
@@ -82,6 +83,7 @@ class Cursor:
         self.transformer, self.axes = transformer, axes
         self.text, self.prompt = text, prompt
         self._packed, self._rowwise = packed, rowwise
+        self._in_use: Packed | None = None
         self.cache = RaggedCache(transformer.n_layers)
         self.ids: list[int] = []  # tokens whose positions were entered
         self.called: list[BlockArguments] = []  # what the blocks of the last pass were called with
@@ -105,13 +107,18 @@ class Cursor:
             undo.enter_context(
                 tapped(model, {block: tap for block in self.transformer.block_modules()})
             )
-            if self._packed is not None:
-                undo.enter_context(self._packed.in_use(model))
             self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._in_use = None
         self._undo.close()
+
+    def use(self, packed: Packed | None, *, rowwise: bool) -> None:
+        """How to multiply and attend from the next pass on, as for `Cursor` itself."""
+        if self._in_use is not None and self._in_use is not packed:
+            raise BadSettings("packed weights are in use; they can be taken up, not given up")
+        self._packed, self._rowwise = packed, rowwise
 
     @property
     def length(self) -> int:
@@ -145,14 +152,12 @@ class Cursor:
         tree = new if isinstance(new, Tree) else Tree.chain(new) if new else None
         if tree is not None and not tree.is_chain and (self.waiting or watch):
             raise BadSettings("a tree cannot be entered while positions wait, and cannot wait")
+        self._take_packed(is_prompt=not isinstance(new, Tree) and len(new) > 1)
         before = [layer.length for layer in self.cache.layers], dict(self._waiting), self.length
         self._begin_pass(tree, watch, frozenset(checks), carry)
         self._is_running, self.cache.cursor = True, self
         is_rowwise = self._rowwise and isinstance(new, Tree) and len(new) > 1
         self.attention = RowByRow()
-        if self._packed is not None:  # a prompt is computed as `generate` computes it
-            self._packed.is_paused = not isinstance(new, Tree) and len(new) > 1
-            self._packed.keeps_bits = self._rowwise
         try:
             with attention_wrapped_by(self.attention) if is_rowwise else nullcontext():
                 self._call_model(tree)
@@ -169,6 +174,15 @@ class Cursor:
         if self._exit is not None:
             return PassEnd(*self._exit)
         return PassEnd(self.block, self._h[0])
+
+    def _take_packed(self, *, is_prompt: bool) -> None:
+        if self._packed is None:
+            return
+        if self._in_use is None and not is_prompt:
+            self._undo.enter_context(self._packed.in_use(self.transformer.model))
+            self._in_use = self._packed
+        self._packed.is_paused = is_prompt  # a prompt is computed as `generate` computes it
+        self._packed.keeps_bits = self._rowwise
 
     def rows(self, n: int) -> Rows:
         """The n rows that the running block is given, for edits."""

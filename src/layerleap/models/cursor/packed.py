@@ -14,7 +14,7 @@ gives: where a kernel sums in another order for more rows, they are multiplied a
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -41,6 +41,7 @@ LIMITS = ("max", "current")  # of the memory of a container
 class Layout:
     """One library's way to pack weights and to multiply by them."""
 
+    name: str
     is_available: Callable[[torch.dtype], bool]
     pack: Callable[[Tensor], Tensor]
     # The packed weight, the weight, its bias, rows of any shape, and how many they are.
@@ -49,6 +50,7 @@ class Layout:
 
 LAYOUTS = {
     "mkl": Layout(
+        "mkl",
         lambda dtype: (
             dtype == torch.float32
             and torch.backends.mkl.is_available()
@@ -60,6 +62,7 @@ LAYOUTS = {
         ),
     ),
     "onednn": Layout(
+        "onednn",
         lambda dtype: (
             torch.backends.mkldnn.is_available()
             and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -84,7 +87,19 @@ class _Copy:
 class Packed:
     """Copies of the plain linear weights of a model on the CPU, in float32 or bfloat16."""
 
-    def __init__(self, layout: Layout, modules: Sequence[nn.Linear]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        modules: Sequence[nn.Linear],
+        verified: Mapping[torch.Size, frozenset[int]] | None = None,
+    ) -> None:
+        """Copy the weights, and verify the products of every shape.
+
+        Args:
+            layout: how they are packed.
+            modules: whose weights are copied.
+            verified: by shape, the sizes that are known to give the right product.
+        """
         self.layout, self.dtype = layout, modules[0].weight.dtype
         self.is_paused = False  # products are those of the weights themselves
         self.keeps_bits = True  # rows have the bits of products of one row, in bfloat16
@@ -94,7 +109,8 @@ class Packed:
             _Copy(one, self._pack(one), _checksum(one), steps.get(one.weight.shape, ()))
             for one in modules
         ]
-        self.sizes = self._correct_sizes()
+        self.verified = self._verify(verified or {})
+        self.sizes = tuple(sorted(frozenset.intersection(*self.verified.values())))
 
     @classmethod
     @torch.no_grad()
@@ -133,30 +149,34 @@ class Packed:
         sample = _sample(modules)
         trials = [cls(layout, sample) for layout in layouts]
         best = min(trials, key=lambda one: one._seconds(TYPICAL))
-        useful = best._faster_sizes() if sizes is None else set(sizes)
-        if (
-            sizes is None and useful and best.dtype == torch.bfloat16
-        ):  # all: the weights themselves keep no bits
-            useful |= set(range(2, MOST_ROWS + 1))
+        useful = best._useful_sizes() if sizes is None else set(sizes)
         del trials
         if not useful:
             return None
-        packed = cls(best.layout, modules)
+        packed = cls(best.layout, modules, best.verified)
         packed.sizes = tuple(n for n in packed.sizes if n in useful)
         return packed if packed.sizes else None
 
     def _pack(self, module: nn.Linear) -> Tensor:
         return self.layout.pack(module.weight.detach())
 
-    def _correct_sizes(self) -> tuple[int, ...]:
-        """Sizes for which every shape of weight gives the right product: verified, not assumed."""
-        shapes = {one.module.weight.shape: one for one in self._copies}.values()
-        sizes = range(1, MOST_ROWS + 1)
-        return tuple(n for n in sizes if all(_is_correct(self, one, n) for one in shapes))
+    def _verify(
+        self, verified: Mapping[torch.Size, frozenset[int]]
+    ) -> dict[torch.Size, frozenset[int]]:
+        """By shape of weight, the sizes that give the right product: verified, not assumed."""
+        shapes = {one.module.weight.shape: one for one in self._copies}
+        return {
+            shape: verified.get(shape) or frozenset(_correct_sizes(self, one))
+            for shape, one in shapes.items()
+        }
 
-    def _faster_sizes(self) -> set[int]:
+    def _useful_sizes(self) -> set[int]:
         """Sizes for which the copies are faster than the weights."""
-        wins = [n for n in TIMED if self._seconds(n) < self._seconds(n, plain=True)]
+        is_faster = (n for n in TIMED if self._seconds(n) < self._seconds(n, plain=True))
+        if self.dtype == torch.bfloat16:  # all from 2 on: the weights themselves keep no bits
+            first = next(is_faster, None)
+            return set() if first is None else set(range(min(2, first), MOST_ROWS + 1))
+        wins = list(is_faster)
         nearest = {n: next(size for size in TIMED if size >= n) for n in range(1, MOST_ROWS + 1)}
         return {n for n, size in nearest.items() if size in wins}
 
@@ -180,8 +200,11 @@ class Packed:
     def in_use(self, model: nn.Module) -> Iterator[None]:
         """Let linear layers use the copies; weights that have changed are copied again first."""
         self.is_paused, self.keeps_bits = False, True
-        with hooks_of(model).lock, torch.no_grad(), tapped(model, self._taps(model)):
-            yield
+        with hooks_of(model).lock:
+            with torch.no_grad():  # not longer: it may end after what it began in
+                taps = list(self._taps(model))
+            with tapped(model, taps):
+                yield
 
     def _taps(self, model: nn.Module) -> Iterator[tuple[nn.Module, Tap]]:
         if torch.is_autocast_enabled("cpu"):  # products are computed in another dtype
@@ -243,15 +266,17 @@ def _checksum(module: nn.Linear) -> Tensor:
     return torch.cat([torch.mv(part.float(), fixed) for part in module.weight.split(256)])
 
 
-def _is_correct(packed: Packed, one: _Copy, n: int) -> bool:
+def _correct_sizes(packed: Packed, one: _Copy) -> Iterator[int]:
     weight = one.module.weight
     bias = None if one.module.bias is None else one.module.bias.float()
-    generator = torch.Generator().manual_seed(n)
-    rows = torch.randn(n, weight.shape[1], generator=generator).to(weight.dtype)
+    generator = torch.Generator().manual_seed(weight.shape[1])
+    rows = torch.randn(MOST_ROWS, weight.shape[1], generator=generator).to(weight.dtype)
     expected = nn.functional.linear(rows.float(), weight.float(), bias)
-    product = _forward(packed, one, frozenset([n]), get_ident(), rows[None])[0]
-    error = (product.float() - expected).norm()
-    return bool(error <= TOLERANCE[weight.dtype] * expected.norm())
+    for n in range(1, MOST_ROWS + 1):
+        product = _forward(packed, one, frozenset([n]), get_ident(), rows[None, :n])[0]
+        error = (product.float() - expected[:n]).norm()
+        if error <= TOLERANCE[weight.dtype] * expected[:n].norm():
+            yield n
 
 
 def _forward(packed: Packed, one: _Copy, sizes: frozenset[int], thread: int, x: Tensor) -> Tensor:
