@@ -269,6 +269,7 @@ def early_texts(
     for (lens, name), rule in rules.items():
         text = generate(transformer, prompt, bank=banks[lens], rule=rule, max_new_tokens=tokens)
         text.stats.prompt_seconds = text.stats.seconds = 0.0  # results must be reproducible
+        text.stats.preparation = None
         texts.append({"map": lens, "rule": name, **text.to_dict()})
     return texts
 

@@ -13,7 +13,7 @@ from decoders import wrapped
 from families import build
 from transformers import DynamicCache
 
-from layerleap.act.decode import decoder as decoder_module
+from layerleap.act.decode import kept_costs, prepared
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.decode.speculative import near_ties
@@ -211,8 +211,8 @@ def test_a_streamer_that_generate_would_drop_is_refused(llama):
 def test_bad_input_is_refused_before_anything_is_timed(llama, monkeypatch):
     transformer, bank = llama
     refuse = lambda *_, **__: pytest.fail("timed before the input was checked")  # noqa: E731
-    monkeypatch.setattr(decoder_module, "measure_passes", refuse)
-    monkeypatch.setattr(decoder_module.Packed, "of", refuse)
+    monkeypatch.setattr(kept_costs, "measure_passes", refuse)
+    monkeypatch.setattr(prepared.Packed, "of", refuse)
     decoding = decoder(bank, transformer=transformer)
     with pytest.raises(BadSettings, match="beam"):
         write(transformer, decoding, num_beams=2)
@@ -294,7 +294,7 @@ def test_in_a_narrow_dtype_drafts_write_what_generate_writes(texts, strict):
 
 
 def test_where_bits_are_not_kept_strict_decodes_one_token_at_a_time(monkeypatch):
-    monkeypatch.setattr(decoder_module, "keeps_bits", lambda *_: False)
+    monkeypatch.setattr(prepared, "keeps_bits", lambda *_: False)
     transformer = narrow_llama()
     strict = decoder(None, transformer=transformer, cost=CHEAP, strict=True)
     assert torch.equal(write(transformer, strict), write(transformer, None))
@@ -308,7 +308,7 @@ def test_where_bits_are_not_kept_strict_decodes_one_token_at_a_time(monkeypatch)
 @pytest.mark.parametrize("texts", [1, 2])
 def test_near_ties_of_a_narrow_dtype_are_decided_by_a_pass_of_their_own(monkeypatch, texts):
     """If all are near-ties, every token comes from a one-token pass, as with generate."""
-    monkeypatch.setattr(decoder_module, "TIE_STEPS", 1e9)
+    monkeypatch.setattr(prepared, "TIE_STEPS", 1e9)
     transformer = narrow_llama()
     transformer.model.generation_config.pad_token_id = 0
     loose = decoder(bank_of(transformer), transformer=transformer, cost=CHEAP, strict=False)
@@ -324,7 +324,7 @@ def test_near_ties_of_a_narrow_dtype_are_decided_by_a_pass_of_their_own(monkeypa
 
 
 def test_without_near_ties_no_pass_is_spent_on_them(monkeypatch):
-    monkeypatch.setattr(decoder_module, "TIE_STEPS", 1e-9)
+    monkeypatch.setattr(prepared, "TIE_STEPS", 1e-9)
     transformer = narrow_llama()
     loose = decoder(None, transformer=transformer, cost=CHEAP, packed=False, strict=False)
     write(transformer, loose)

@@ -20,14 +20,13 @@ from transformers import Cache, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteriaList
 
 from layerleap.act.decode import request
-from layerleap.act.decode.decoding_stats import DecodingStats, Exactness
-from layerleap.act.decode.draft_table import DraftTable
-from layerleap.act.decode.draft_tree import MOST, Drafter
+from layerleap.act.decode.decoding_stats import DecodingStats, Preparation
+from layerleap.act.decode.draft_tree import MOST
 from layerleap.act.decode.early import LiveChecks, decode_early, full_choices
-from layerleap.act.decode.pass_cost import PassCost, measure_passes
+from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.decode.plain_loop import decode_plainly, plain_stats, warn_of_hooks
+from layerleap.act.decode.prepared import Prepared
 from layerleap.act.decode.sampling import TokenChooser
-from layerleap.act.decode.shortlist import Shortlist
 from layerleap.act.decode.speculative import (
     begin,
     groups,
@@ -42,21 +41,13 @@ from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor
-from layerleap.models.cursor.packed import Packed
-from layerleap.models.cursor.verify import find_axes, keeps_bits
-from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
 from layerleap.models.hooks.foreign import Foreign, foreign_code, in_words
-from layerleap.models.hooks.forward import once
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
-from layerleap.read.probes.task import TaskProbe
 from layerleap.stream.examples import longest_input
 
 Drafts = Literal["table", "lookup", "early"]
 Head = Literal["whole", "shortlist"]
-TIE_STEPS = 1.0  # two logits next to each other, or equal
-WIDE = (torch.float32, torch.float64)  # passes of any size differ in the last digits only
 
 
 class Decoder:
@@ -144,8 +135,8 @@ class Decoder:
         self.stats: list[DecodingStats] = []
         self.current: DecodingStats | None = None  # of the text that is being generated
         self._cost = cost
-        self._prepared: _Prepared | None = None
         self._has_warned = False
+        self._prepared: Prepared | None = None
         self._transformer = transformer
         self._stops: Sequence[Any] = ()
         if stop_strings is not None:
@@ -241,6 +232,7 @@ class Decoder:
             )
             for ids, skip in zip(input_ids.split(1), skips, strict=True)
         ]  # fmt: skip
+        made = self._equip_for(ready, choosers, config.max_length) if len(choosers) > 1 else None
         most = self.max_nodes if self._can_share_passes(ready, cache) else 1
         first = 0  # number of the group's first text in the batch, by which edits know it
         for group in groups(choosers, config.max_length, most=most):
@@ -251,6 +243,7 @@ class Decoder:
                     ready, group[0], config.max_length, cache, logits_processor, first
                 )
             first += len(group)
+        self.stats[0].preparation = made or self.stats[0].preparation
         if stream_to is not None:
             stream_to.end()
         return request.result(input_ids, choosers, cursor, config, cache)
@@ -268,15 +261,13 @@ class Decoder:
         self.current = self.stats[-1]
         return decode_plainly(model, input_ids, self.stats, **prepared)
 
-    def _prepare(self, model: PreTrainedModel) -> "_Prepared":
+    def _prepare(self, model: PreTrainedModel) -> Prepared:
         if self._prepared is None or self._prepared.is_outdated(model):
             with unedited(model):
-                self._prepared = _Prepared(self, model)
+                self._prepared = Prepared(self, model)
         return self._prepared
 
-    def _new_stats(
-        self, ready: "_Prepared", chooser: TokenChooser, max_length: int
-    ) -> DecodingStats:
+    def _new_stats(self, ready: Prepared, chooser: TokenChooser, max_length: int) -> DecodingStats:
         """Empty stats for a text; refuses a text that is too long."""
         transformer, n_prompt = ready.transformer, len(chooser.text)
         limit = longest_input(transformer)
@@ -285,9 +276,16 @@ class Decoder:
         request.check_positions(transformer.model.config, n_prompt, max_length)
         room = min(max_length - chooser.ids.shape[1], limit + 1 - n_prompt)
         policy = None if self.rule is None else self.policy
-        return DecodingStats(transformer.n_layers, self._exactness(ready), room, policy)
+        return DecodingStats(transformer.n_layers, ready.exactness, room, policy)
 
-    def _can_share_passes(self, ready: "_Prepared", cache: Cache | None) -> bool:
+    def _equip_for(
+        self, ready: Prepared, choosers: Sequence[TokenChooser], max_length: int
+    ) -> Preparation | None:
+        """Prepare for a batch, if it is worth it: how texts are decoded together depends on it."""
+        room = sum(self._new_stats(ready, one, max_length).max_tokens for one in choosers)
+        return ready.equip() if ready.is_due(0, room, soon=0) else None
+
+    def _can_share_passes(self, ready: Prepared, cache: Cache | None) -> bool:
         """True if texts can share passes: exact decoding of new texts only."""
         has_begun = cache is not None and bool(cache.get_seq_length())
         is_other = self.rule is not None or "early" in self.drafts
@@ -296,10 +294,11 @@ class Decoder:
         return ready.axes.batches and not request.depends_on_place(ready.transformer.model.config)
 
     def _write_batch(
-        self, ready: "_Prepared", choosers: Sequence[TokenChooser], max_length: int, first: int
+        self, ready: Prepared, choosers: Sequence[TokenChooser], max_length: int, first: int
     ) -> None:
         """Generate several texts in shared passes; their prompts are read one by one."""
         stats = [self._new_stats(ready, chooser, max_length) for chooser in choosers]
+        ready.tune()
         drafters = [ready.drafter.twin() for _ in choosers]
         batch = BatchCursor(
             ready.transformer, ready.axes, packed=ready.packed, rowwise=ready.keeps_bits
@@ -315,10 +314,11 @@ class Decoder:
             with batch:
                 speculate_batch(batch, choosers, drafters, stats, ready.tie_steps)
         self.stats += stats
+        ready.count(sum(one.tokens for one in stats))
 
     def _write(
         self,
-        ready: "_Prepared",
+        ready: Prepared,
         chooser: TokenChooser,
         max_length: int,
         cache: Cache | None,
@@ -339,11 +339,26 @@ class Decoder:
             full = full_choices(cursor, chooser, deepcopy(processor))
             stats.record_comparison(chooser.chosen, full)
         self.stats.append(stats)
+        ready.count(stats.tokens)
         return cursor
 
     def _decode(
-        self, ready: "_Prepared", cursor: Cursor, chooser: TokenChooser, stats: DecodingStats
+        self, ready: Prepared, cursor: Cursor, chooser: TokenChooser, stats: DecodingStats
     ) -> None:
+        """The prompt, then passes with what is ready, then passes with all that can be prepared."""
+        ready.tune()
+        begin(cursor, chooser, ready.drafter, stats)
+        self._go_on(ready, cursor, chooser, stats)
+        if not chooser.is_finished:
+            stats.record_preparation(ready.equip(stats.tokens), ready.exactness)
+            cursor.use(ready.packed, rowwise=ready.keeps_bits)
+            self._go_on(ready, cursor, chooser, stats)
+
+    def _go_on(
+        self, ready: Prepared, cursor: Cursor, chooser: TokenChooser, stats: DecodingStats
+    ) -> None:
+        """Generate until the text is finished, or more should be prepared."""
+        until = lambda: ready.is_due(stats.tokens, stats.draft_room)  # noqa: E731
         if self.rule is not None:
             rule = self.rule
             checks_at = lambda position: LiveChecks(  # noqa: E731
@@ -353,128 +368,16 @@ class Decoder:
             decode_early(
                 cursor, chooser, checks_at, stats, lens=ready.lens, checks=ready.checks,
                 policy=self.policy, shortlist=ready.shortlist if self.head != "whole" else None,
+                until=until,
             )  # fmt: skip
         elif "early" in self.drafts and not ready.is_one_by_one:
             assert self.draft_layer is not None
             speculate_early(
-                cursor, chooser, ready.lens, self.draft_layer, stats, most=self.max_nodes - 1
-            )
+                cursor, chooser, ready.lens, self.draft_layer, stats, most=self.max_nodes - 1,
+                until=until,
+            )  # fmt: skip
         else:
-            drafter = _no_drafts() if ready.is_one_by_one else ready.drafter
-            speculate(cursor, chooser, drafter, stats, ready.tie_steps)
-
-    def _exactness(self, ready: "_Prepared") -> Exactness:
-        if self.rule is not None and self.rule.name != "never":
-            return "approximate"
-        is_exact = self.strict or self.rule is not None or _is_wide(ready.transformer)
-        return "exact" if is_exact or ready.keeps_bits else "rounded"
-
-
-def _dtypes(transformer: Transformer) -> set[torch.dtype]:
-    """Of the parameters; under autocast none, as products are computed in others."""
-    model = transformer.model
-    if torch.is_autocast_enabled(model.device.type):
-        return {torch.bool}
-    return {p.dtype for p in model.parameters() if p.is_floating_point()}
-
-
-def _is_wide(transformer: Transformer) -> bool:
-    """True if passes of any size choose the same tokens, but for ties in the last digits."""
-    return _dtypes(transformer) <= set(WIDE)
-
-
-def _no_drafts() -> Drafter:
-    """A drafter for one token per pass."""
-    return Drafter(PassCost((1,), (1.0,)), lookup=False, most=1)
-
-
-class _Prepared:
-    """What is prepared once per model; what has to be timed, only once a text was accepted."""
-
-    def __init__(self, decoder: Decoder, model: PreTrainedModel) -> None:
-        own = decoder._transformer
-        is_own = own is not None and own.model is model
-        self.transformer = own if own is not None and is_own else Transformer.wrap(model)
-        self.axes = find_axes(self.transformer)  # refuses models that cannot run over a cursor
-        self.lens = Lens(self.transformer, decoder.bank)  # refuses a bank of another model
-        self._identity = self.transformer.identity
-        probe = getattr(decoder.rule, "probe", None)
-        if isinstance(probe, TaskProbe):
-            probe.check_model(self.transformer)
-        last = self.transformer.n_layers
-        layers = range(1, last) if decoder.checks is None else decoder.checks
-        if not all(isinstance(layer, int) and 1 <= layer < last for layer in layers):
-            raise BadSettings(f"cannot check layers {list(layers)}; expected 1 to {last - 1}")
-        if decoder.draft_layer is not None and not 1 <= decoder.draft_layer < last:
-            raise BadSettings(
-                f"draft_layer {decoder.draft_layer} is out of range; expected 1 to {last - 1}"
-            )
-        has_checks = decoder.rule is not None and decoder.rule.name != "never"
-        self.checks = tuple(sorted(set(layers))) if has_checks else ()
-        ids, ends = decoder.shortlist_ids, request.end_tokens(model)
-        self.shortlist = None if ids is None else Shortlist(self.transformer, {*ids, *ends})
-        self.decoder = decoder
-        self._keeps_bits: bool | None = None
-
-    def is_outdated(self, model: PreTrainedModel) -> bool:
-        """True for another model, or if its weights were changed since."""
-        self.transformer.refresh()
-        return self.transformer.model is not model or self.transformer.identity != self._identity
-
-    def cursor(self, text: int, n_prompt: int) -> Cursor:
-        """A new cursor over one text of a batch."""
-        # Packed weights round differently, and `strict` asks for what `generate` computes.
-        packed = None if self.is_one_by_one else self.packed
-        return Cursor(
-            self.transformer, self.axes, packed=packed, rowwise=self.keeps_bits, text=text,
-            prompt=n_prompt,
-        )  # fmt: skip
-
-    @once
-    def packed(self) -> Packed | None:
-        """The packed weights, if wanted and faster."""
-        return Packed.of(self.transformer.model) if self.decoder.packed else None
-
-    # The next three are asked at every call: the model may be cast in between.
-
-    @property
-    def keeps_bits(self) -> bool:
-        """True if, in bfloat16, passes over several tokens have the bits of one-token ones."""
-        decoder, is_bf16 = self.decoder, _dtypes(self.transformer) == {torch.bfloat16}
-        is_other = decoder.rule is not None or "early" in decoder.drafts
-        if decoder.strict is False or not is_bf16 or is_other:
-            return False
-        if self._keeps_bits is None:
-            self._keeps_bits = keeps_bits(self.transformer, self.axes, self.packed)
-        return self._keeps_bits
-
-    @property
-    def is_one_by_one(self) -> bool:
-        """True if `strict` allows no pass over several tokens."""
-        return bool(self.decoder.strict) and not _is_wide(self.transformer) and not self.keeps_bits
-
-    @property
-    def tie_steps(self) -> float:
-        """Logits this many rounding steps apart are decided by a pass of their own; 0 for none."""
-        return 0.0 if _is_wide(self.transformer) or self.keeps_bits else TIE_STEPS
-
-    @once
-    def drafter(self) -> Drafter:
-        """What proposes drafts; none if tokens are decoded one by one."""
-        decoder = self.decoder
-        if decoder.rule is not None or self.is_one_by_one or decoder.max_nodes == 1:
-            return _no_drafts()
-        has_table = "table" in decoder.drafts and decoder.bank is not None
-        # What a model can do is measured without edits, and the table serves later calls too.
-        with unedited(self.transformer.model), torch.inference_mode(False):
-            table = DraftTable(self.lens) if has_table else None
-            cost = decoder._cost or measure_passes(
-                self.transformer, self.packed, rowwise=self.keeps_bits
-            )
-        return Drafter(
-            cost, table, lookup="lookup" in decoder.drafts, branches=self.axes.branches,
-            most=decoder.max_nodes, d_vocab=vocabulary_size(self.transformer.model),
-        )  # fmt: skip
+            speculate(cursor, chooser, ready.drafter, stats, ready.tie_steps, until)
 
 
 decoder = Decoder  # the name that reads well inside `generate(custom_generate=...)`

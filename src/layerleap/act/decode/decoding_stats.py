@@ -5,7 +5,7 @@ In: reports from the decoding loop. Out: `DecodingStats`, as numbers per text an
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Exactness = Literal["exact", "rounded", "approximate"]
@@ -20,6 +20,28 @@ REPORTED = (
     "accepted", "acceptance_rate", "ties", "agreement", "departs_at", "tokens_in_common",
     "exactness", "policy", "fallback", "texts_per_pass", "prompt_seconds", "seconds",
 )  # fmt: skip
+COSTS = {
+    "measured": "the cost of passes measured",
+    "this process": "the cost of passes known from before",
+    "cache": "the cost of passes read from the cache",
+    "given": "the cost of passes given",
+}
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What was prepared on the way, for this text and all later ones."""
+
+    after: int  # new tokens that came first
+    seconds: float
+    packed: str | None  # the layout of the packed weights; None if they are not packed
+    cost: str | None  # where the cost of passes is from; None if no drafts are drawn
+
+    def __str__(self) -> str:
+        done = ["weights packed"] if self.packed else []
+        done += [COSTS[self.cost]] if self.cost else []
+        said = f": {', '.join(done)}" if done else ""
+        return f"{self.seconds:.1f} s of preparation after {self.after} tokens{said}"
 
 
 @dataclass
@@ -41,10 +63,11 @@ class DecodingStats:
     departs_at: int | None = None  # the first that was not, from 0: there the two texts part
     full_token: int | None = None  # what the full model chooses there
     prompt_seconds: float = 0.0
-    seconds: float = 0.0  # after the prompt
+    seconds: float = 0.0  # after the prompt, without preparation
     current_layer: int | None = None  # where the token that is being chosen was read
     texts_per_pass: int = 1  # texts that share the passes, and so the seconds
     fallback: str | None = None  # why transformers' own loop wrote the text, if it did
+    preparation: Preparation | None = None  # made while this text was written, if any
     _started: float = field(default_factory=time.perf_counter, repr=False)
 
     @property
@@ -72,6 +95,13 @@ class DecodingStats:
         """Record a near-tie, and the pass of its own that decided it."""
         self.ties += 1
         self.record_pass(tokens=1, layer=layer)
+
+    def record_preparation(self, made: Preparation, exactness: Exactness) -> None:
+        """Record what was prepared, and what holds for the text from now on."""
+        self.preparation = made
+        self._started += made.seconds
+        if self.exactness == "exact":  # so far
+            self.exactness = exactness
 
     def start_sharing(self, texts: int) -> None:
         """All prompts have been read: from now on each pass serves this many texts."""
@@ -139,7 +169,8 @@ class DecodingStats:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         lists = {"layers": list(self.layers), "drafted": list(self.drafted)}
-        return {name: getattr(self, name) for name in REPORTED} | lists
+        made = None if self.preparation is None else asdict(self.preparation)
+        return {name: getattr(self, name) for name in REPORTED} | {"preparation": made} | lists
 
     def __str__(self) -> str:
         texts = self.texts_per_pass
@@ -158,6 +189,8 @@ class DecodingStats:
         parts.append(EXACTNESS[self.exactness])
         if self.fallback is not None:
             parts.append(f"written by transformers' own loop because of {self.fallback}")
+        if self.preparation is not None:
+            parts.append(str(self.preparation))
         return ", ".join(parts)
 
     def _agreement_in_words(self) -> str:

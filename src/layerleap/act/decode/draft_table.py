@@ -10,12 +10,15 @@ table is then an approximation, which is good enough for drafts.
 """
 
 from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.maps.bank import ShortcutBank
 from layerleap.models.cursor.packed import LAYOUTS
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
@@ -45,9 +48,7 @@ class DraftTable:
         size = lens.transformer.d_vocab
         # Heads are often padded, and so are some embeddings: only tokens of both can follow.
         self.size = min(size, vocabulary_size(lens.transformer.model))
-        self.ids = torch.zeros(size, width, dtype=torch.int32)
-        self.p = torch.zeros(size, width)
-        self.known = torch.zeros(size, dtype=torch.bool)
+        self.ids, self.p, self.known = _rows(lens, width)
         self._length = 1 if _ignores_positions(lens.transformer) else PLACE + 1
         self._head = _narrow_head(lens.transformer, self.size)
 
@@ -82,14 +83,49 @@ class DraftTable:
         self.known[tokens] = True
 
 
+Rows = tuple[Tensor, Tensor, Tensor]  # ids, probabilities, and which are known
+_ROWS: "WeakKeyDictionary[ShortcutBank, dict[Any, Rows]]" = WeakKeyDictionary()
+
+
+def _rows(lens: Lens, width: int) -> Rows:
+    """The rows that all tables of this model and bank fill in together."""
+    size, key = lens.transformer.d_vocab, (lens.transformer.identity, width)
+    shared = {} if lens.bank is None else _ROWS.setdefault(lens.bank, {})
+    if key not in shared:
+        ids, p = torch.zeros(size, width, dtype=torch.int32), torch.zeros(size, width)
+        shared[key] = ids, p, torch.zeros(size, dtype=torch.bool)
+    return shared[key]
+
+
+Narrow = tuple[Tensor, Tensor | None, Tensor]  # weight, bias and the packed weight, in bfloat16
+_NARROW: "WeakKeyDictionary[nn.Module, tuple[Any, Narrow]]" = WeakKeyDictionary()
+
+
+def _narrow(head: nn.Linear, size: int) -> Narrow:
+    """The first rows of a head in bfloat16, once for all tables."""
+    weight = head.weight
+    # A change that does not show here does no harm: drafts are verified.
+    mark = weight.data_ptr(), 0 if weight.is_inference() else weight._version, size
+    known = _NARROW.get(head)
+    if known is None or known[0] != mark:
+        known = _NARROW[head] = mark, _narrowed(head, size)
+    return known[1]
+
+
+def _narrowed(head: nn.Linear, size: int) -> Narrow:
+    weight = head.weight.detach()[:size].bfloat16()
+    bias = None if head.bias is None else head.bias.detach()[:size].bfloat16()
+    return weight, bias, ONEDNN.pack(weight)
+
+
 class _NarrowHead(Shortlist):
     """A copy of the head of a float32 model, in bfloat16: drafts need no more precision."""
 
     def __init__(self, transformer: Transformer, size: int) -> None:
         super().__init__(transformer, range(size))
-        self.weight = self.weight.bfloat16()
-        self.bias = None if self.bias is None else self.bias.bfloat16()
-        self._packed = ONEDNN.pack(self.weight)
+
+    def _take_rows(self, head: nn.Linear) -> None:
+        self.weight, self.bias, self._packed = _narrow(head, len(self.ids))
 
     def _multiply(self, rows: Tensor) -> Tensor:
         narrow = rows.reshape(1, -1, rows.shape[-1]).bfloat16()

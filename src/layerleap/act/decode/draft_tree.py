@@ -137,12 +137,17 @@ class Drafter:
             d_vocab: number of tokens in the embedding; some heads have more.
         """
         self._d_vocab = d_vocab or sys.maxsize
-        self.cost, self.table, self.chances = cost, table, AcceptanceRates()
-        self.branches, self.most, self._uses_lookup = branches, most, lookup
-        self._seconds = [cost.of(n) for n in range(1, most + 1)]
-        self._shared_seconds = list(self._seconds)  # of passes shared by texts, learned from them
+        self.table, self.chances = table, AcceptanceRates()
+        self.branches, self._uses_lookup = branches, lookup
+        self.use(cost, most)
         self.lookup = Lookup()
         self._answers: dict[tuple[int, ...], int] = {}  # the model's choice after 1 or 2 tokens
+
+    def use(self, cost: PassCost, most: int) -> None:
+        """From now on, passes over up to `most` nodes have this cost; the rest is kept."""
+        self.cost, self.most = cost, most
+        self._seconds = [cost.of(n) for n in range(1, most + 1)]
+        self._shared_seconds = list(self._seconds)  # of passes shared by texts, learned from them
 
     def begin(self, ids: Sequence[int]) -> None:
         """Start a new text; the model's answers in earlier texts are kept."""

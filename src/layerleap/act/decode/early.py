@@ -141,11 +141,12 @@ def decode_early(
     checks: Sequence[int],
     policy: Policy = "recompute",
     shortlist: Shortlist | None = None,
+    until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Generate until the chooser is finished; the prompt runs through all layers.
+    """Generate until the chooser is finished.
 
     Args:
-        cursor: inside its `with`; it lacks at least one token of the text.
+        cursor: inside its `with`; its text has begun, and its prompt ran through all layers.
         chooser: the text so far.
         checks_at: from a position to the checks of that position.
         stats: updated after every token.
@@ -153,20 +154,17 @@ def decode_early(
         checks: layers at which the rule is checked.
         policy: how keys and values of skipped layers are made.
         shortlist: the tokens that an early exit chooses from; None reads the whole head.
+        until: asked before each pass whether to stop before the text is finished.
     """
-    carry, transformer = carry_of(policy, lens), cursor.transformer
-    ran = cursor.run(chooser.text[cursor.length :])
-    stats.current_layer = ran.layer
-    token = chooser(transformer.logits(ran.h[-1:])[0])
-    stats.record_pass(tokens=1, layer=ran.layer, is_prompt=True)
-    while not chooser.is_finished:
+    carry = carry_of(policy, lens)
+    while not chooser.is_finished and not until():
         live = checks_at(cursor.length)
-        ran = cursor.run([token], watch=live, checks=checks, carry=carry)
+        ran = cursor.run(chooser.chosen[-1:], watch=live, checks=checks, carry=carry)
         stats.current_layer = ran.layer
         read = partial(_logits, lens, live, ran.h[-1:], ran.layer)
-        token = chooser(read(shortlist), None if shortlist is None else partial(read, None))
+        chooser(read(shortlist), None if shortlist is None else partial(read, None))
         stats.record_pass(tokens=1, layer=ran.layer)
-    if cursor.waiting:
+    if cursor.waiting and chooser.is_finished:
         cursor.run([])  # completes the cache for its next user
         stats.record_end()
 

@@ -6,11 +6,12 @@ Weights are read once for all tokens of a pass. For a single text reading them d
 more tokens cost little. How little depends on machine and dtype, so it is measured.
 """
 
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -26,7 +27,7 @@ from layerleap.stream.examples import longest_input
 SIZES = (1, 2, 3, 4, 8, 16, 32)
 CONTEXT = 64
 REPEATS = 5
-BUDGET = 8.0  # seconds, after which no repeat starts: the user is waiting for the first token
+BUDGET = 2.0  # seconds, after which no repeat starts: the user is waiting for the next token
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class PassCost:
                 f"sizes {self.sizes} do not fit {len(self.seconds)} seconds; expected ascending "
                 "sizes, one value each"
             )
-        if self.sizes[0] != 1 or not all(value > 0 for value in self.seconds):
+        if self.sizes[0] != 1 or not all(0 < value < math.inf for value in self.seconds):
             raise BadSettings(
-                f"sizes {self.sizes} take {self.seconds} s; expected sizes from 1 on and seconds "
-                "above 0"
+                f"sizes {self.sizes} take {self.seconds} s; expected sizes from 1 on, and finite "
+                "seconds above 0"
             )
 
     def of(self, tokens: int) -> float:
@@ -66,8 +67,16 @@ class PassCost:
         """Plain JSON types."""
         return asdict(self)
 
-
-_MEASURED: "WeakKeyDictionary[Transformer, dict[Any, PassCost]]" = WeakKeyDictionary()
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "PassCost":
+        """The inverse of `to_dict`; `BadSettings` for anything else."""
+        try:
+            return cls(
+                tuple(map(int, found["sizes"])), tuple(map(float, found["seconds"])),
+                tuple(map(int, found["packed"])), int(found["context"]), int(found["repeats"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise BadSettings(f"this is not the cost of passes: {error!r}") from error
 
 
 def measure_passes(
@@ -77,7 +86,7 @@ def measure_passes(
     rowwise: bool = False,
     repeats: int = REPEATS,
 ) -> PassCost:
-    """Measure the cost of passes, once per model.
+    """Measure the cost of passes. Decoders ask `kept_costs.cost_of_passes`, which remembers it.
 
     Sizes take turns, so that a slow moment affects all of them.
 
@@ -88,17 +97,6 @@ def measure_passes(
         repeats: the fastest repeat counts: other load can only slow passes down, and it slows
             passes over many tokens more.
     """
-    measured = _MEASURED.setdefault(transformer, {})
-    key = (transformer.model.dtype, packed is not None, rowwise)
-    if key not in measured:
-        measured[key] = _measure(transformer, packed, rowwise, repeats)
-    return measured[key]
-
-
-@torch.no_grad()
-def _measure(
-    transformer: Transformer, packed: Packed | None, rowwise: bool, repeats: int
-) -> PassCost:
     context = min(CONTEXT, longest_input(transformer) - SIZES[-1])
     if context < 1:
         raise BadSettings(
@@ -107,13 +105,13 @@ def _measure(
         )
     ids = probe_ids(transformer.model, 1, context + SIZES[-1], seed=41)[0].tolist()
     seconds: dict[int, list[float]] = {size: [] for size in SIZES}
-    first = time.perf_counter()
-    for turn in range(repeats + 1):  # the first one warms up
-        if turn > 1 and time.perf_counter() - first > BUDGET:
-            break
-        axes = find_axes(transformer)
-        with Cursor(transformer, axes, packed=packed, rowwise=rowwise) as cursor:
-            cursor.run(ids[:context])
+    axes = find_axes(transformer)
+    with torch.no_grad(), Cursor(transformer, axes, packed=packed, rowwise=rowwise) as cursor:
+        cursor.run(ids[:context])
+        first = time.perf_counter()
+        for turn in range(repeats + 1):  # the first one warms up
+            if turn > 1 and time.perf_counter() - first > BUDGET:
+                break
             for size in SIZES:
                 started = time.perf_counter()
                 _wait(transformer.logits(cursor.run(Tree.chain(ids[context : context + size])).h))

@@ -18,6 +18,9 @@ from layerleap.models.transformer import Transformer
 class Shortlist:
     """Some rows of the unembedding, with the rest of the tail unchanged."""
 
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(self, transformer: Transformer, ids: Iterable[int]) -> None:
         """Copies the rows, so that they are contiguous in memory.
 
@@ -35,6 +38,9 @@ class Shortlist:
         self._head = self._find_head()
         head = transformer.model.get_submodule(transformer.tail[self._head].path)
         assert isinstance(head, nn.Linear)
+        self._take_rows(head)
+
+    def _take_rows(self, head: nn.Linear) -> None:
         rows = self.ids.to(head.weight.device)
         self.weight = head.weight.detach()[rows].contiguous()
         self.bias = None if head.bias is None else head.bias.detach()[rows]

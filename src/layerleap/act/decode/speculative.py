@@ -39,14 +39,14 @@ def speculate(
     drafter: Drafter,
     stats: DecodingStats,
     tie_steps: float = 0.0,
+    until: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Generate until the chooser is finished.
+    """Generate until the chooser is finished, or until `until`, which is asked before each pass.
 
-    The cursor is inside its `with` and lacks at least one token of the chooser's text. Where the
-    two best logits are at most `tie_steps` rounding steps apart, a pass of its own decides.
+    The text has begun, and the cursor is inside its `with`. Where the two best logits are at most
+    `tie_steps` rounding steps apart, a pass of its own decides.
     """
-    begin(cursor, chooser, drafter, stats)
-    while not chooser.is_finished:
+    while not chooser.is_finished and not until():
         n_before = len(chooser.chosen)
         draft = drafter.draw(chooser.chosen[-1], stats.draft_room)
         ran = cursor.run(draft.tree)
@@ -54,8 +54,9 @@ def speculate(
         drafter.learn(draft, path, answers, chooser.chosen[n_before:])
 
 
+@torch.no_grad()
 def begin(cursor: Cursor, chooser: TokenChooser, drafter: Drafter, stats: DecodingStats) -> None:
-    """Read the text so far and choose the first token."""
+    """Read the text so far, of which the cursor lacks a token or more, and choose the next one."""
     drafter.begin(chooser.text)
     ran = cursor.run(chooser.text[cursor.length :])
     drafter.add(_choose(cursor, chooser, ran, stats))
@@ -132,6 +133,7 @@ def speculate_early(
     *,
     most: int = 4,
     least_p: float = 0.4,
+    until: Callable[[], bool] = lambda: False,
 ) -> None:
     """The same with drafts read from an early layer, whose computation the verification reuses.
 
@@ -139,10 +141,9 @@ def speculate_early(
     at least `least_p`.
     """
     d_vocab = vocabulary_size(cursor.transformer.model)  # some heads have more rows
-    token = _choose(cursor, chooser, cursor.run(chooser.text[cursor.length :]), stats)
     stop: Callable[..., bool] = lambda *_: True  # noqa: E731
-    while not chooser.is_finished:
-        drafts = [token]
+    while not chooser.is_finished and not until():
+        drafts = chooser.chosen[-1:]
         room = min(most, stats.draft_room)
         while True:
             ran = cursor.run(drafts[-1:], watch=stop, checks=[layer])
@@ -153,7 +154,6 @@ def speculate_early(
                 break
             drafts.append(int(best))
         verify(cursor, chooser, cursor.run([]), Tree.chain(drafts), stats)
-        token = chooser.chosen[-1]
 
 
 def groups(
