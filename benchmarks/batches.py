@@ -12,6 +12,7 @@ from common import MODEL, Row, generate, interleave, median
 from decoding import prompts_of
 
 from layerleap import decoder, load
+from layerleap.act.decode.prepared import WORTH
 from layerleap.maps.fit import default_bank
 
 SIZES, BAR = (2, 4, 8), 1.0
@@ -30,7 +31,7 @@ def run(*, smoke: bool) -> list[Row]:
     prompts = iter([by_set[n] for start in range(each) for n in range(start, len(by_set), each)])
     first = [next(prompts), next(prompts)]  # warm-up: the set-up of a first call is not timed
     for options in ({}, {"custom_generate": exact}):
-        generate(transformer, first, 4, options)
+        generate(transformer, first, WORTH, options)
     by_size = {
         str(size): _size(transformer, exact, prompts, size, rounds, tokens) for size in sizes
     }

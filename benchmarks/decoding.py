@@ -23,7 +23,8 @@ from early_rule import early_rule
 
 from layerleap import ShortcutBank, Transformer, decoder, load
 from layerleap.act.decode.decoder import Head
-from layerleap.act.decode.pass_cost import measure_passes
+from layerleap.act.decode.kept_costs import cost_of_passes
+from layerleap.act.decode.prepared import WORTH
 from layerleap.act.exits.rules import Never
 from layerleap.maps.fit import default_bank
 from layerleap.memory import peak_memory
@@ -130,7 +131,10 @@ def _decode(
 ) -> tuple[Seen, Texts]:
     """Time every side on every prompt; the order of sides alternates."""
     for _, options in _sides(decoders, with_slow=False):
-        generate(transformer, [prompts[0][1]], 1, options)  # warm-up: set-up is not timed
+        # Warm-up: what is prepared once per process is not timed.
+        generate(
+            transformer, [prompts[0][1]], WORTH if "custom_generate" in options else 1, options
+        )
     seen, texts = Seen(), Texts()
     for number, (name, ids) in enumerate(prompts):
         sides = _sides(decoders, with_slow=slow_every is not None and number % slow_every == 0)
@@ -221,7 +225,7 @@ def _decoders(
     apart: Mapping[str, list[torch.Tensor]],
     measured: int,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    cost = measure_passes(transformer, Packed.of(transformer.model))
+    cost, _ = cost_of_passes(transformer, Packed.of(transformer.model))
     early = early_rule(transformer, bank, apart, cost.of(1), measured)
     made = {
         "exact": decoder(bank, transformer=transformer, cost=cost),
