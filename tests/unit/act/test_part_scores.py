@@ -16,6 +16,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import solve_bank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.parts import KINDS
+from layerleap.models.hooks.forward import Tap, tapped
 from layerleap.models.hooks.recording import record
 from layerleap.models.transformer import Transformer
 from layerleap.read.intervals import POSITIVE, SHARE, mean_interval
@@ -118,9 +119,8 @@ def test_it_shares_the_passes_that_score_lenses():
     lenses, wanted = {"mat": Lens(model, bank)}, scored().table()
     plain = score(model, lenses, batches(model))
     riding, passes = PartScores(model, bank), []
-    handle = model.model.register_forward_pre_hook(lambda *_: passes.append(1))
-    found = score(model, lenses, batches(model), on_recording=riding.add)
-    handle.remove()
+    with tapped(model.model, {model.model: Tap(see_input=lambda *_: passes.append(1))}):
+        found = score(model, lenses, batches(model), on_recording=riding.add)
     few = math.ceil(len(batches(model)) / CHECK_EVERY)  # passes that only check the tail
     assert len(passes) == len(batches(model)) + few
     assert riding.table() == wanted
