@@ -64,16 +64,24 @@ class CannotWrite(LayerleapError):
     """No space, no permission, or a target that must not be replaced."""
 
 
-class FewRowsWarning(UserWarning):
+class LayerleapWarning(UserWarning):
+    """Base class of all warnings below; the command line prints one as a single line."""
+
+
+class FewRowsWarning(LayerleapWarning):
     """Maps were fitted on too few rows for plain least squares."""
 
 
-class HookedModelWarning(UserWarning):
+class HookedModelWarning(LayerleapWarning):
     """Others have hooked a model, so it is decoded by transformers' own loop."""
 
 
-class WeakBankWarning(UserWarning):
+class WeakBankWarning(LayerleapWarning):
     """Some maps of a bank read worse than the logit lens does without any map."""
+
+
+class OtherModelWarning(LayerleapWarning):
+    """A model is read through a bank that was fitted on another one, as was asked for."""
 
 
 def first_line(error: BaseException) -> str:

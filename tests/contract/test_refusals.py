@@ -159,7 +159,7 @@ class Raising(GPT2LMHeadModel):
                     encoder_ffn_dim=40, decoder_ffn_dim=40,
                 )
             ),
-            "Speech2TextForConditionalGeneration is refused",
+            "Speech2TextConfig names no num_mel_bins",
         ),
         (
             lambda: build("gpt2_text", pad_token_id=None),
@@ -344,3 +344,65 @@ def test_check_model_returns_results_and_never_raises():
         (only,) = check_model(model)
         assert (only.law, only.status) == ("discovery", "fails")
     assert "no list of blocks" in check_model(build("gpt2"), blocks="nowhere")[0].detail
+
+
+def small(config: str, model: str, **changes):
+    torch.manual_seed(0)
+    return getattr(hf, model)(getattr(hf, config)(**changes)).eval()
+
+
+WAVES = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 40, "conv_dim": (8, 8), "conv_stride": (2, 2), "conv_kernel": (3, 3),
+    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
+NO_INPUT = {
+    "speech as a wave": ("Wav2Vec2Config", "Wav2Vec2ForCTC", WAVES, "reads input_values"),
+    "images of any size": (
+        "ResNetConfig", "ResNetForImageClassification",
+        {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1]}, "names no image_size",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_INPUT)
+def test_a_model_for_which_no_input_can_be_made_is_refused_with_what_is_missing(case):
+    config, model, changes, reason = NO_INPUT[case]
+    with pytest.raises(ModelRefused, match=reason) as refused:
+        load(small(config, model, **changes))
+    assert "AttributeError" not in str(refused.value)
+
+
+def test_a_model_without_known_parts_says_so_when_printed_and_checked():
+    changes = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 4}
+    model = load(small("MambaConfig", "MambaForCausalLM", **changes))
+    assert "no block has known parts (found 0 attention modules" in str(model)
+    results = {one.law: one for one in check_model(model.model)}
+    assert results["parts"].status == "not applicable"
+    assert "no sites in 2 blocks" in results["parts"].detail
+
+
+BART = {
+    "vocab_size": 61, "d_model": 24, "encoder_layers": 1, "decoder_layers": 3,
+    "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "decoder_attention_heads": 4,
+}  # fmt: skip
+BERT = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "intermediate_size": 40, "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
+FNET = {**BERT, "tpu_short_seq_length": 64}
+CAPPED = {
+    **BERT, "logits_soft_cap": 0.5, "lru_width": 24, "attention_window_size": 8, "head_dim": 6,
+}  # fmt: skip
+LAWFUL = {
+    "a decoder taken out of an encoder-decoder": ("BartConfig", "BartForCausalLM", BART),
+    "a pooled state beside the tail": ("FNetConfig", "FNetForMaskedLM", FNET),
+    "a soft-cap of another name": ("RecurrentGemmaConfig", "RecurrentGemmaForCausalLM", CAPPED),
+}
+
+
+@pytest.mark.parametrize("case", LAWFUL)
+def test_no_lawful_model_is_refused_for_what_lies_beside_its_tail_or_in_its_configuration(case):
+    config, model, changes = LAWFUL[case]
+    found = {one.law: one.status for one in check_model(small(config, model, **changes))}
+    assert found.get("tail") == found.get("blocks") == "holds"

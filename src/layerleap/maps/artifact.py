@@ -156,16 +156,20 @@ class Artifact:
         self.check_shape(shape, facts)
         if model.get("fingerprint") != identity.fingerprint:
             since = ", changed since it was loaded" if transformer.is_changed else ""
+            lend = LEND if self.what == "bank" else ""
             raise WrongModel(
                 f"this {self.what} belongs to {model['name']} (weights "
                 f"{str(model.get('fingerprint'))[:8]}), but the weights of {identity.name} are "
-                f"{identity.fingerprint[:8]}{since}; fit a {self.what} for them"
+                f"{identity.fingerprint[:8]}{since}; fit a {self.what} for them{lend}"
             )
 
 
 def already_there(place: Path, what: str) -> CannotWrite:
     """The refusal to replace what a command wrote before."""
     return CannotWrite(f"{place} already holds a {what}; --force replaces it, or choose another")
+
+
+LEND = ", or read through it all the same with other_model=True (--other-model)"
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

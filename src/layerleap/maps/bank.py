@@ -4,6 +4,7 @@ In: maps, and how they were fitted and scored.
 Out: a folder with `bank.json`, `maps.safetensors` and a README. Loading verifies all of it.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from layerleap.errors import BadArtifact, BadSettings
+from layerleap.errors import BadArtifact, BadSettings, OtherModelWarning, WrongModel
 from layerleap.maps.artifact import BANK, require_identity
 from layerleap.maps.card import model_card
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
+from layerleap.models.identity import caveats
 from layerleap.models.transformer import Transformer
 from layerleap.stream.split import pack_fingerprints, unpack_fingerprints
 
@@ -94,11 +96,39 @@ class ShortcutBank:
         """Raise `WrongModel` unless the bank was fitted on exactly these weights."""
         BANK.check_model(self.model, self.n_layers, self.d_model, transformer)
 
-    def lens(self, transformer: Transformer) -> "Lens":
-        """A lens that reads `transformer` through these maps."""
+    def lent_to(self, transformer: Transformer) -> "ShortcutBank":
+        """The bank for a model that it was not fitted on, such as a fine-tuned one.
+
+        It must have the same class, number of layers and width. A warning names both models, and
+        every result says so; the bank itself stays as it is.
+        """
+        transformer.refresh()
+        own, theirs = self.model, transformer.identity.to_dict()
+        if own["fingerprint"] == theirs["fingerprint"]:
+            return self
+        known = own.get("architecture", theirs["architecture"])  # imported banks do not say
+        ours = known, self.n_layers, self.d_model
+        if ours != (theirs["architecture"], transformer.n_layers, transformer.d_model):
+            raise WrongModel(
+                f"this bank belongs to {own['name']} ({known}, {self.n_layers} layers of "
+                f"{self.d_model}), but {theirs['name']} is {theirs['architecture']} with "
+                f"{transformer.n_layers} of {transformer.d_model}; only a bank of the same class, "
+                "number of layers and width can be lent"
+            )
+        fitted = own.get("fitted_on") or {key: own[key] for key in ("name", "fingerprint")}
+        lent = self.changed(model={**theirs, "fitted_on": fitted})
+        warnings.warn(caveats(lent.model)[-1], OtherModelWarning, stacklevel=3)
+        return lent
+
+    def lens(self, transformer: Transformer, *, other_model: bool = False) -> "Lens":
+        """A lens that reads `transformer` through these maps.
+
+        Args:
+            other_model: allow a model that the bank was not fitted on; see `lent_to`.
+        """
         from layerleap.read.lens import Lens  # imported on demand, for convenience
 
-        return Lens(transformer, self)
+        return Lens(transformer, self, other_model=other_model)
 
     def evaluate(
         self, transformer: Transformer, text: Any = None, *args: Any, **options: Any

@@ -271,13 +271,19 @@ def find_bank(
     transformer: Transformer,
     bank: ShortcutBank | str | Path | None,
     *,
+    other_model: bool = False,
     tell: Callable[[str], None] = lambda _: None,
     progress: Progress | bool = True,
 ) -> ShortcutBank | None:
-    """The bank itself, the one in a folder or on the hub, or with "default" the cached one."""
+    """The bank itself, the one in a folder or on the hub, or with "default" the cached one.
+
+    With `other_model`, one that was fitted on another model is lent to this one.
+    """
     if bank == "default":
         return default_bank(transformer, tell=tell, progress=progress)
     found = ShortcutBank.from_pretrained(bank) if isinstance(bank, str | Path) else bank
+    if found is not None and other_model:
+        found = found.lent_to(transformer)
     if found is not None:
         found.check_model(transformer)
     return found

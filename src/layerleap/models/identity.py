@@ -4,7 +4,7 @@ In: a loaded model. Out: `ModelIdentity`, saved in every artifact and compared o
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,10 +28,30 @@ class ModelIdentity:
     fingerprint: str
     parameters: int
     dtype: str
+    # By law that was not enforced when it was loaded, what was found; see `discovery.laws`.
+    loosened: tuple[tuple[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return asdict(self)
+        own = {key: value for key, value in asdict(self).items() if key != "loosened"}
+        return {**own, "loosened": dict(self.loosened)} if self.loosened else own
+
+
+def caveats(model: Mapping[str, Any]) -> list[str]:
+    """What limits every result on a model, a sentence each; `model` is an identity as JSON types.
+
+    A bank that is lent to another model says there which one it was fitted on.
+    """
+    found = [
+        f"{model['name']} was loaded with laws='loose': law '{law}' does not hold: {detail}."
+        for law, detail in model.get("loosened", {}).items()
+    ]
+    if other := model.get("fitted_on"):
+        found.append(
+            f"The bank was fitted on {other['name']} (weights {str(other['fingerprint'])[:8]}), "
+            f"not on {model['name']} (weights {model['fingerprint'][:8]}), which is read."
+        )
+    return found
 
 
 def identify(model: PreTrainedModel, name: str | None, revision: str | None) -> ModelIdentity:

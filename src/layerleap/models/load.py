@@ -7,7 +7,7 @@ Out: a `Transformer` that passed its self-check, with its tokenizer or processor
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from layerleap.errors import BadSettings, ModelRefused, UnknownModel, did_you_mean, first_line
 from layerleap.quiet import quiet_transformers
@@ -30,6 +30,7 @@ def load(
     blocks: str | None = None,
     tail: Sequence[str] | None = None,
     check: bool = True,
+    laws: Literal["strict", "loose"] = "strict",
     tell: Tell | None = None,
     **options: Any,
 ) -> "Transformer":
@@ -45,20 +46,22 @@ def load(
         blocks: path of the list of blocks, if discovery fails.
         tail: paths of the modules after the last block, if discovery fails.
         check: False skips the self-check.
+        laws: "loose" loads a model whose rows depend on their neighbours in a batch, such as one
+            with activations quantised per batch; how much is written on every result.
         tell: called with a one-line message before anything slow.
         options: `dtype`, `device_map`, `revision`, `trust_remote_code`, `quantization_config` ...
     """
-    from transformers import PreTrainedModel
+    from torch import nn
 
-    from layerleap.models.transformer import Transformer
+    from layerleap.models.transformer import Transformer, not_a_model
 
     if isinstance(tokenizer, str | Path):
         raise BadSettings(
             f"tokenizer is {str(tokenizer)!r}; expected a tokenizer: "
             "AutoTokenizer.from_pretrained(name) loads one"
         )
-    how: dict[str, Any] = {"blocks": blocks, "tail": tail, "check": check}
-    if isinstance(source, PreTrainedModel):
+    how: dict[str, Any] = {"blocks": blocks, "tail": tail, "check": check, "laws": laws}
+    if isinstance(source, nn.Module):
         if options:
             raise BadSettings(
                 f"{', '.join(options)}: a model that is already loaded is never moved or cast; "
@@ -66,10 +69,7 @@ def load(
             )
         return Transformer.wrap(source, tokenizer, processor=processor, **how)
     if not isinstance(source, str | Path) or not str(source):
-        raise UnknownModel(
-            f"a model cannot be loaded from {source!r}; expected a bundled or hub name, a folder, "
-            "a GGUF file, or a model of transformers"
-        )
+        raise UnknownModel(not_a_model(source))
     folder, name, extra = locate(str(source), tell)
     options = {**extra, **options}
     model = _load_model(folder, name, options)

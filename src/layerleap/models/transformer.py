@@ -6,7 +6,7 @@ Out: blocks, tail and sites under one contract, or `ModelRefused`; never a half-
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from layerleap.errors import BadSettings, BadText, ModelRefused, first_line
+from layerleap.errors import (
+    BadSettings,
+    BadText,
+    ModelRefused,
+    UnknownModel,
+    check_choice,
+    first_line,
+)
 from layerleap.models.changes import Mark, mark
 from layerleap.models.discovery.blocks import find_blocks
 from layerleap.models.discovery.probe import probe, vocabulary_size
@@ -24,13 +31,15 @@ from layerleap.models.discovery.trace import trace
 from layerleap.models.hooks.capture import capture
 from layerleap.models.hooks.edit import edit, unedited
 from layerleap.models.hooks.foreign import Foreign, foreign_code, in_words, unhooked
-from layerleap.models.hooks.forward import hooks_of
-from layerleap.models.identity import ModelIdentity, identify
+from layerleap.models.hooks.forward import hooks_of, uncompiled
+from layerleap.models.identity import ModelIdentity, caveats, identify
+from layerleap.models.unwrap import unwrap
 
 # What the logits predict: the next token, a masked token, the class of each token, or the class of
 # a whole text or image.
 Kind = Literal["next-token", "masked-token", "token-class", "text-class", "image-class"]
 RowKind = Literal["position", "mean", "sequence"]
+Laws = Literal["strict", "loose"]  # are laws about a row's neighbours enforced, or written down?
 
 
 @dataclass(eq=False, repr=False)
@@ -48,6 +57,7 @@ class Transformer:
     d_vocab: int
     processor: Any = None
     no_tokenizer: str = ""  # why it could not be loaded
+    wrappers: tuple[str, ...] = ()  # what was left out around the model, a sentence each
     is_changed: bool = False  # the weights are no longer those that were wrapped
     _mark: Mark = field(init=False)
     # The code of others with which the model was verified, and its tail last.
@@ -75,6 +85,7 @@ class Transformer:
         blocks: str | None = None,
         tail: Sequence[str] | None = None,
         check: bool = True,
+        laws: Laws = "strict",
     ) -> "Transformer":
         """Adapt a loaded model as it is: it is neither moved nor cast nor put into eval mode.
 
@@ -83,11 +94,15 @@ class Transformer:
         put on the model take part in every later pass, but not in this check, unless it fails
         without them.
         """
+        check_choice(laws, Laws, "laws")
+        model, notes = unwrap(model)
+        if not isinstance(model, PreTrainedModel):
+            raise UnknownModel(not_a_model(model))
         given: dict[str, Any] = {
             "tokenizer": tokenizer, "processor": processor,
-            "identity": identify(model, name, revision),
+            "identity": identify(model, name, revision), "wrappers": notes, "laws": laws,
         }  # fmt: skip
-        with unedited(model):
+        with unedited(model), uncompiled():
             try:
                 with unhooked(model):
                     return cls._verified(model, blocks, tail, check, given)
@@ -106,12 +121,12 @@ class Transformer:
         cls, model: PreTrainedModel, blocks: str | None, tail: Sequence[str] | None, check: bool,
         given: dict[str, Any],
     ) -> "Transformer":  # fmt: skip
-        with _refusing(model):
+        with _refusing(model, "layerleap cannot follow it:"):
             wrapped = cls._discover(model, blocks, tail, **given)
             if check:
                 from layerleap.models.discovery.laws import require  # laws check a wrapped model
 
-                require(wrapped)
+                require(wrapped, given["laws"])
         wrapped._loaded_with = foreign_code(model)
         wrapped._tail_with = foreign_code(model, wrapped._outside_blocks())
         if check and not wrapped._loaded_with:
@@ -132,10 +147,12 @@ class Transformer:
 
     @classmethod
     def _discover(
-        cls, model: PreTrainedModel, blocks: str | None, tail: Sequence[str] | None, **given: Any
-    ) -> "Transformer":
+        cls, model: PreTrainedModel, blocks: str | None, tail: Sequence[str] | None, laws: Laws,
+        **given: Any,
+    ) -> "Transformer":  # fmt: skip
         inputs = probe(model)
-        calls, output = trace(model, inputs)
+        with _refusing(model, "its own code raised"):
+            calls, output = trace(model, inputs)
         logits = getattr(output, "logits", None)
         if logits is None:
             raise ModelRefused(
@@ -160,7 +177,7 @@ class Transformer:
             blocks=tuple(call.path for call in chain),
             tail=find_tail(model, calls, chain[-1], logits, tail),
             anatomy=tuple(find_anatomy(call, calls) for call in chain),
-            kind=_kind(model, inputs, logits),
+            kind=_kind(model, inputs, logits, says_so=laws == "loose"),
             d_model=first.shape[-1],
             d_vocab=logits.shape[-1],
             **given,
@@ -171,6 +188,25 @@ class Transformer:
                 "length; only images can be read that way, because they have a fixed size"
             )
         return wrapped
+
+    def notes(self) -> tuple[str, ...]:
+        """What is out of the ordinary about the model, a sentence each."""
+        return (*self.wrappers, *caveats(self.identity.to_dict()), *self._missing())
+
+    def _missing(self) -> Iterator[str]:
+        """Why blocks have no sites, if some have none."""
+        reasons = [one for one in self.anatomy if isinstance(one, str)]
+        if reasons:
+            where = "no block has" if len(reasons) == self.n_layers else (
+                f"{len(reasons)} of {self.n_layers} blocks have no"
+            )  # fmt: skip
+            yield (
+                f"{where} known parts ({reasons[0]}): layers can be read and patched, but there "
+                "are no sites, neurons or heads there"
+            )
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"  note: {note}" for note in self.notes())])
 
     def __repr__(self) -> str:
         return (
@@ -191,6 +227,7 @@ class Transformer:
         if now == self._mark and not thorough:
             return
         found = identify(self.model, self.identity.name, self.identity.revision)
+        found = replace(found, loosened=self.identity.loosened)
         self.is_changed |= found.fingerprint != self.identity.fingerprint
         self._mark = now
         if found != self.identity:
@@ -399,6 +436,17 @@ def _state(model: PreTrainedModel) -> Any:
     return mark(model), modules, getattr(model.config, "_attn_implementation", None)
 
 
+def not_a_model(given: Any) -> str:
+    """Why something cannot be wrapped; only a short text is shown, never a whole module."""
+    kind = type(given)
+    what = repr(given) if isinstance(given, str | int | float | None) else f"a {kind.__name__}"
+    hint = "; of a pipeline, give pipeline.model" if hasattr(given, "model") else ""
+    return (
+        f"a model cannot be loaded from {what:.80}; expected a bundled or hub name, a folder, a "
+        f"GGUF file, or a model of transformers{hint}"
+    )
+
+
 def _device_of(module: nn.Module, value: Tensor) -> torch.device:
     parameter = next(module.parameters(), None)
     on_meta = parameter is None or parameter.device.type == "meta"  # offloaded: its hook moves us
@@ -406,7 +454,7 @@ def _device_of(module: nn.Module, value: Tensor) -> torch.device:
 
 
 @contextmanager
-def _refusing(model: PreTrainedModel) -> Iterator[None]:
+def _refusing(model: PreTrainedModel, what: str) -> Iterator[None]:
     """Turn whatever the model's own code raises on a probe into a refusal."""
     try:
         yield
@@ -414,14 +462,18 @@ def _refusing(model: PreTrainedModel) -> Iterator[None]:
         raise
     except Exception as error:
         raise ModelRefused(
-            f"{type(model).__name__} is refused: {type(error).__name__} on small random inputs "
-            f"({first_line(error)})"
+            f"{type(model).__name__} is refused: {what} {type(error).__name__} on small random "
+            f"inputs ({first_line(error)})"
         ) from error
 
 
 @torch.inference_mode()
-def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor) -> Kind:
-    """Inferred from behaviour: does an earlier position's output depend on a later token?"""
+def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor, *, says_so: bool) -> Kind:
+    """Inferred from behaviour: does an earlier position's output depend on a later token?
+
+    Where it does only because rows depend on their neighbours, the model's word counts: it
+    `says_so`, as all its attention is marked as causal.
+    """
     if logits.dim() == 2:
         return "image-class" if model.main_input_name == "pixel_values" else "text-class"
     # A language model's outputs are its tokens; any other outputs are classes of tokens.
@@ -435,4 +487,7 @@ def _kind(model: PreTrainedModel, inputs: dict[str, Any], logits: Tensor) -> Kin
     other = model(**{**inputs, name: changed}).logits
     moved = (other.double() - logits.double()).norm(dim=-1)
     # Exactly 0 with causal attention; even an untrained bidirectional model moves by 1e-3.
-    return "next-token" if moved[:, :-1].amax() < 1e-3 * moved[:, -1].amax() else "masked-token"
+    causal = [vars(one)["is_causal"] for one in model.modules() if "is_causal" in vars(one)]
+    if moved[:, :-1].amax() < 1e-3 * moved[:, -1].amax() or (says_so and causal and all(causal)):
+        return "next-token"
+    return "masked-token"

@@ -16,6 +16,7 @@ from layerleap.arguments import checked
 from layerleap.errors import BadSettings, BadText, check_choice
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
+from layerleap.models.identity import caveats
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting
 from layerleap.read.lens import Lens
@@ -81,7 +82,7 @@ class Evaluation:
 
     def notes(self) -> list[str]:
         """What limits these scores, a sentence each."""
-        notes = []
+        notes = caveats(self.model)
         if self.fitted_on:
             notes.append("A bank was fitted on some of these documents: its scores are too good.")
         if self.left_out:
@@ -165,6 +166,7 @@ def evaluate(
     sampling: Sampling | None = None,
     *,
     side: Side | None = None,
+    other_model: bool = False,
     keep_fitted: bool | None = None,
     starts: str | None = None,
     n_texts: int | None = None,
@@ -189,6 +191,7 @@ def evaluate(
         side: "held-out" documents, "fit" for those the bank may be fitted on, or "both". By
             default both, because documents that were fitted on are left out; but the held-out ones
             if a bank does not know its documents.
+        other_model: allow banks of another model of the same class and width, with a warning.
         keep_fitted: also read documents that a bank was fitted on; only for side "fit" by default.
         starts: a text of real sequences from which a masked model draws its texts.
         n_texts: stop after this many texts; all by default.
@@ -196,7 +199,7 @@ def evaluate(
     """
     transformer.refresh(thorough=True)
     with reporting(progress) as report:
-        banks = _named_banks(transformer, bank, report)
+        banks = _named_banks(transformer, bank, report, other_model=other_model)
         to_last = {name: _to_last(one) for name, one in banks.items()}
         first = next(iter(banks.values()))
         sampling = sampling or replace(sampling_of(first), positions="one")
@@ -237,7 +240,11 @@ def evaluate(
 
 
 def _named_banks(
-    transformer: Transformer, bank: Bank | Sequence[Bank] | Mapping[str, Bank], progress: Progress
+    transformer: Transformer,
+    bank: Bank | Sequence[Bank] | Mapping[str, Bank],
+    progress: Progress,
+    *,
+    other_model: bool = False,
 ) -> dict[str, ShortcutBank]:
     """The banks by the name they have in tables."""
     if isinstance(bank, Mapping):
@@ -247,7 +254,7 @@ def _named_banks(
         given = [(None, one) for one in many]
     banks: dict[str, ShortcutBank] = {}
     for label, one in given:
-        found = find_bank(transformer, one, progress=progress)
+        found = find_bank(transformer, one, other_model=other_model, progress=progress)
         if found is None:
             raise BadSettings("there is no bank to evaluate; expected a bank, its folder or name")
         if label is None:

@@ -17,6 +17,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.maps.linear import IdentityMap, LinearMap
 from layerleap.models.hooks.foreign import foreign_code
+from layerleap.models.identity import caveats
 from layerleap.models.inputs import without_padding
 from layerleap.models.prompts import (
     OnePrompt,
@@ -53,12 +54,21 @@ ENTRIES = 2**23  # logits held at a time: 32 MB in float32
 class Lens:
     """Reads states of a model through a bank, or directly if there is none (the logit lens)."""
 
-    def __init__(self, transformer: Transformer, bank: ShortcutBank | None = None) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        bank: ShortcutBank | None = None,
+        *,
+        other_model: bool = False,
+    ) -> None:
+        """Read through a bank of this model; or, with `other_model`, of one like it."""
         if not isinstance(transformer, Transformer):
             raise BadSettings(
                 f"a lens needs a wrapped model, not a {type(transformer).__name__}; wrap it with "
                 "layerleap.load(model)"
             )
+        if bank is not None and other_model:
+            bank = bank.lent_to(transformer)
         if bank is not None:
             bank.check_model(transformer)
         # Each map is on the device of its layer, so reading never moves a matrix.
@@ -75,6 +85,12 @@ class Lens:
         """Raise `WrongModel` if the weights were changed since the lens was made."""
         if self.bank is not None:
             self.bank.check_model(self.transformer)
+
+    def caveats(self) -> list[str]:
+        """What limits every result read through this lens, a sentence each."""
+        return caveats(
+            self.transformer.identity.to_dict() if self.bank is None else self.bank.model
+        )
 
     def map(self, layer: int) -> LinearMap | IdentityMap:
         """The map from `layer` to the last layer."""
@@ -144,7 +160,7 @@ class Lens:
                 rows = batch.documents == number
                 own = {key: value.rows(rows) for key, value in tracks.items()}
                 tokens = self._tokens(encoded[number])
-                readings[number] = Readings(tokens, chosen[number], last, own, name)
+                readings[number] = Readings(tokens, chosen[number], last, own, name, self.caveats())
         return [readings[number] for number in range(len(texts))]
 
     def saturation(
@@ -277,6 +293,7 @@ def read_text(
     text: OnePrompt,
     *,
     bank: ShortcutBank | str | Path | None = "default",
+    other_model: bool = False,
     positions: Sequence[int] | None = None,
     top_k: int = 5,
     tell: Callable[[str], None] = lambda _: None,
@@ -290,6 +307,7 @@ def read_text(
     text: Batched,
     *,
     bank: ShortcutBank | str | Path | None = "default",
+    other_model: bool = False,
     positions: Sequence[int] | None = None,
     top_k: int = 5,
     tell: Callable[[str], None] = lambda _: None,
@@ -303,6 +321,7 @@ def read_text(
     text: Any,
     *,
     bank: ShortcutBank | str | Path | None = "default",
+    other_model: bool = False,
     positions: Sequence[int] | None = None,
     top_k: int = 5,
     tell: Callable[[str], None] = lambda _: None,
@@ -320,10 +339,11 @@ def read_text(
             token ids. Several of them, or a tokenizer's batch, give as many readings.
         bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
             cache, fitted on first use; None reads through the logit lens alone.
+        other_model: allow a bank of another model of the same class and width, with a warning.
         positions: which tokens to read, negative from the end; all of them when None.
         tell: called with a message before something slow starts.
     """
-    found = find_bank(transformer, bank, tell=tell, progress=progress)
+    found = find_bank(transformer, bank, other_model=other_model, tell=tell, progress=progress)
     return Lens(transformer, found).read(text, positions=positions, top_k=top_k)
 
 

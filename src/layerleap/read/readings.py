@@ -47,6 +47,7 @@ class Readings:
     n_layers: int
     tracks: dict[str, Track]
     decode: Callable[[int], str] = field(repr=False)
+    notes: list[str] = field(default_factory=list)  # what limits them, a sentence each
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One plain dict per map, position and layer."""
@@ -75,7 +76,8 @@ class Readings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {"tokens": self.tokens, "n_layers": self.n_layers, "readings": list(self.rows())}
+        own = {"tokens": self.tokens, "n_layers": self.n_layers, "readings": list(self.rows())}
+        return {**own, "notes": self.notes} if self.notes else own
 
     def to_pandas(self) -> Any:
         """A data frame with one line per map, position, layer and rank."""
@@ -95,7 +97,8 @@ class Readings:
 
     def __repr__(self) -> str:
         names = " and ".join(self.tracks)
-        return f"Readings({len(self.positions)} positions, layers 0 to {self.n_layers}, {names})"
+        size = f"{len(self.positions)} positions, layers 0 to {self.n_layers}"
+        return "\n".join([f"Readings({size}, {names})", *(f"  note: {one}" for one in self.notes)])
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.readings import readings_html

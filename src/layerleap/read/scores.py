@@ -202,11 +202,14 @@ def check_tail(transformer: Transformer, batch: Batch, check: TailCheck) -> None
     room = budget.ENTRIES // (transformer.d_vocab * batch.keep.shape[1])
     few = batch.texts(is_read & (is_read.cumsum(0) <= max(1, room)))
     last = transformer.n_layers
-    captured = transformer.capture(few.inputs, keep=few.keep, layers=[last], logits=True)
+    # Where rows depend on their neighbours, the tail has to get all those that the model's got.
+    is_whole = "rows" in dict(transformer.identity.loosened) and transformer.pooling is None
+    keep = torch.ones_like(few.keep) if is_whole else few.keep
+    captured = transformer.capture(few.inputs, keep=keep, layers=[last], logits=True)
     assert captured.logits is not None
     own = captured.logits  # of every position, or of the whole input if the model is a classifier
-    own = own[few.keep.to(own.device)] if own.dim() == 3 else own[few.text_of_row]
-    for rows in chunks(len(own), transformer.d_vocab):
+    own = own[keep.to(own.device)] if own.dim() == 3 else own[few.text_of_row]
+    for rows in [slice(None)] if is_whole else chunks(len(own), transformer.d_vocab):
         check.add(own[rows], transformer.logits(captured.states[last][rows]))
     check.require(rows=100)  # a handful of rows must not decide
 

@@ -22,6 +22,7 @@ import layerleap
 from layerleap.errors import BadSettings, BadText, CannotWrite, LayerleapError, WrongModel
 from layerleap.files import whole_file
 from layerleap.memory import give_back, peak_memory
+from layerleap.models.identity import caveats
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
 from layerleap.stream.batches import modality
@@ -329,6 +330,7 @@ class _Run:
     def __init__(self, study: Study[S], context: Context[S], settings: S) -> None:
         self.study, self.context, self.settings = study, context, settings
         self.model: Row = describe(context.model)
+        context.notes += caveats(self.model)
         self.log: list[Row] = []
         depends = [
             layerleap.__version__, study.name, study.method, self.model, settings.to_dict(),

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layerleap.errors import BadMedia, first_line
+from layerleap.errors import BadMedia, ModelRefused, first_line
 from layerleap.extras import library
 
 HELD_OUT = 0.25  # share of the images that models trained here are not fitted on
@@ -154,7 +154,14 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def image_shape(config: Any) -> tuple[int, int, int]:
-    """Channels, height and width of the images that a model expects."""
-    size = config.image_size
+    """Channels, height and width of the images that a model expects; `ModelRefused` if unknown."""
+    config = getattr(config, "vision_config", config)  # of a model that reads texts as well
+    size, channels = (getattr(config, name, None) for name in ("image_size", "num_channels"))
+    if size is None or channels is None:
+        raise ModelRefused(
+            f"{type(config).__name__} names no {'image_size' if size is None else 'num_channels'}, "
+            "so no image can be made for it; expected a vision transformer, which reads images of "
+            "one size"
+        )
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return config.num_channels, height, width
+    return channels, height, width

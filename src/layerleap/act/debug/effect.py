@@ -115,6 +115,7 @@ def effect(
     edits: Edits,
     *,
     bank: ShortcutBank | str | Path | None = None,
+    other_model: bool = False,
 ) -> Effect:
     """What edits change in the readings of a text, layer by layer and position by position.
 
@@ -125,11 +126,12 @@ def effect(
         edits: values of `ll.edits`, or strings such as "L12.N34=5@last".
         bank: shortcuts to read through, or their folder or hub name; "default" is the bank in the
             cache. None is the logit lens.
+        other_model: allow a bank of another model of the same class and width, with a warning.
     """
     if not edits:
         raise BadSettings("no edits given; expected at least one")
     own = as_edits(edits)
-    debugger = Debugger(transformer, bank=find_bank(transformer, bank))
+    debugger = Debugger(transformer, bank=find_bank(transformer, bank, other_model=other_model))
     lens = list(debugger.lenses)[-1]
     sides: dict[str, dict[tuple[int, int], dict[str, Any]]] = {"before": {}, "after": {}}
     tokens: list[str] = []

@@ -81,6 +81,7 @@ class Decoder:
         tokenizer: Any = None,
         transformer: Transformer | None = None,
         cost: PassCost | None = None,
+        other_model: bool = False,
     ) -> None:
         """Decode exactly, or exit early if there is a rule or a plan.
 
@@ -116,6 +117,8 @@ class Decoder:
             tokenizer: reads the stop strings; by default that of `transformer`.
             transformer: the wrapped model, if there already is one; wrapping takes a second.
             cost: cost of passes; measured when None.
+            other_model: allow a bank of another model of the same class and width, with a warning.
+                Exact decoding stays exact: drafts are verified by the model itself.
         """
         if plan is not None:
             plan = plan if isinstance(plan, ExitPlan) else ExitPlan.load(plan)
@@ -134,7 +137,7 @@ class Decoder:
         self.strict, self.packed, self.compare = strict, packed, compare
         self.stats: list[DecodingStats] = []
         self.current: DecodingStats | None = None  # of the text that is being generated
-        self._cost = cost
+        self._cost, self._other_model = cost, other_model
         self._has_warned = False
         self._prepared: Prepared | None = None
         self._transformer = transformer

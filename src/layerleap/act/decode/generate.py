@@ -27,6 +27,7 @@ from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.edit import Edit
 from layerleap.models.hooks.foreign import foreign_code
 from layerleap.models.hooks.forward import hooks_of
+from layerleap.models.identity import caveats
 from layerleap.models.prompts import OnePrompt, Prompts, encode, is_chat, numbered, several
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
@@ -168,6 +169,7 @@ def generate(
     prompt: OnePrompt,
     *,
     bank: ShortcutBank | str | Path | None = "default",
+    other_model: bool = False,
     edits: Edits = (),
     rule: Rule | None = None,
     checks: Collection[int] | None = None,
@@ -198,6 +200,7 @@ def generate(
     prompt: Any,
     *,
     bank: ShortcutBank | str | Path | None = "default",
+    other_model: bool = False,
     edits: Edits = (),
     rule: Rule | None = None,
     checks: Collection[int] | None = None,
@@ -232,6 +235,7 @@ def generate(
             numbers go on from one to the next.
         bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
             cache, fitted on first use; None uses the logit lens and drafts from the text alone.
+        other_model: allow a bank of another model of the same class and width, with a warning.
         edits: changes to the model that are in force while it generates: values of `ll.edits`, or
             strings such as "L12.N34=5@last".
         rule: when a token may exit; None decodes exactly.
@@ -271,6 +275,7 @@ def generate(
         decoder = Decoder(
             _default_bank(transformer, bank, plan, tell, progress), rule=rule, checks=checks,
             plan=plan, policy=policy, strict=strict, compare=compare, transformer=transformer,
+            other_model=other_model,
         )  # fmt: skip
     writer = _Writer(
         transformer, None if isinstance(decoder, str) else decoder, as_edits(edits), options,
@@ -317,7 +322,9 @@ class _Writer:
             stats = None if custom is None else custom.stats[0]
         stats = stats or _plain_stats(transformer, len(new))
         full = None if stats.full_token is None else decode([stats.full_token])
-        how = _how(custom) | ({"edits": "; ".join(map(str, self.edits))} if self.edits else {})
+        how = _how(transformer, custom) | (
+            {"edits": "; ".join(map(str, self.edits))} if self.edits else {}
+        )
         generation = Generation(prompt, written.pieces, new, stats, ids, how, full)
         if shown is not None:
             shown.update(generation)
@@ -441,8 +448,14 @@ def _encode(transformer: Transformer, prompt: Any, chat: bool) -> tuple[str, lis
     return (_numbers(ids) if tokenizer is None else str(tokenizer.decode(ids))), ids
 
 
-def _how(decoder: Decoder | None) -> dict[str, str]:
+def _how(transformer: Transformer, decoder: Decoder | None) -> dict[str, str]:
     """How a text was decoded, in words: the rule, the layers checked, and the bank."""
+    bank = None if decoder is None else decoder.bank
+    notes = caveats(transformer.identity.to_dict() if bank is None else bank.model)
+    return _way(decoder) | ({"note": " ".join(notes)} if notes else {})
+
+
+def _way(decoder: Decoder | None) -> dict[str, str]:
     if decoder is None:
         return {"decoding": "transformers' own loop"}
     bank = "none (logit lens)"

@@ -57,7 +57,9 @@ class Prepared:
         is_own = own is not None and own.model is model
         self.transformer = own if own is not None and is_own else Transformer.of(model)
         self.axes = find_axes(self.transformer)  # refuses models that cannot run over a cursor
-        self.lens = Lens(self.transformer, decoder.bank)  # refuses a bank of another model
+        # Refuses a bank of another model, unless that was asked for.
+        self.lens = Lens(self.transformer, decoder.bank, other_model=decoder._other_model)
+        decoder.bank = self.lens.bank if decoder._other_model else decoder.bank
         self._identity = self.transformer.identity
         probe = getattr(decoder.rule, "probe", None)
         if isinstance(probe, TaskProbe):

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from layerleap.errors import ModelRefused
 from layerleap.zoo.images import image_shape
 
+READ = ("input_ids", "pixel_values", "input_features")  # main inputs that can be made
 N_TOKENS = 7
 N_SOUND_STATES = 50  # states of a speech encoder: one second of Whisper's
 
@@ -53,6 +55,11 @@ def probe(
     """Inputs of `rows` random examples."""
     generator = torch.Generator().manual_seed(seed + 1)
     main = model.main_input_name
+    if main not in READ:
+        raise ModelRefused(
+            f"{type(model).__name__} reads {main}; layerleap can make {', '.join(READ)} for a "
+            "model, and read those"
+        )
     inputs: dict[str, Any] = {}
     if main == "pixel_values":
         inputs[main] = torch.randn(rows, *image_shape(model.config), generator=generator)
@@ -103,5 +110,13 @@ def prepare(model: PreTrainedModel, inputs: Mapping[str, Any]) -> dict[str, Any]
 
 
 def sound_shape(config: Any) -> tuple[int, int]:
-    """Mel bands and frames of the sound that a model expects."""
-    return config.num_mel_bins, 2 * config.max_source_positions
+    """Mel bands and frames of the sound that a model expects; `ModelRefused` if unknown."""
+    names = ("num_mel_bins", "max_source_positions")
+    bands, positions = (getattr(config, name, None) for name in names)
+    if bands is None or positions is None:
+        raise ModelRefused(
+            f"{type(config).__name__} names no {names[0] if bands is None else names[1]}, so no "
+            "sound can be made for it; expected a model that reads mel bands in frames of half a "
+            "state each, as Whisper does"
+        )
+    return bands, 2 * positions

@@ -60,10 +60,27 @@ def find_tail(
 
     `paths` are those of the modules after the last block; None to discover them.
     """
-    config = getattr(model, "config", None)
+    caps = _caps(model)
+    later = _later_calls(calls, last_block, paths)
+    refused: ModelRefused | None = None
+    # What runs first may be a side branch, such as a pooled state that no one asked for.
+    for start in range(max(1, len(later)) if paths is None else 1):
+        try:
+            return _follow(type(model).__name__, later[start:], last_block, logits, caps, paths)
+        except ModelRefused as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _follow(
+    name: str, later: Sequence[Call], last_block: Call, logits: Tensor, caps: Sequence[float],
+    paths: Sequence[str] | None,
+) -> tuple[Step, ...]:  # fmt: skip
+    """The steps through these calls, each of which takes what the one before gave."""
     value, steps = last_block.gives, []
     assert value is not None
-    for call in _later_calls(calls, last_block, paths):
+    for call in later:
         if call.takes is None or call.gives is None:
             continue
         between = _ignored_input(value, call)
@@ -80,11 +97,11 @@ def find_tail(
             continue  # dropout and other identities
         steps += [*between, Step("module", call.path)]
         value = call.gives
-    between = _soft_cap(value, logits, config) or _operations(value, logits)
+    between = _soft_cap(value, logits, caps) or _operations(value, logits)
     if between is None:
         path = " -> ".join(str(step) for step in steps) or "nothing"
         raise ModelRefused(
-            f"law 'tail' failed for {type(model).__name__}: {path} ran after the last block, but "
+            f"law 'tail' failed for {name}: {path} ran after the last block, but "
             f"its output is not the model's logits (off by {row_gap(value, logits):.2g}); "
             f"{PATHS_HINT}"
         )
@@ -184,14 +201,31 @@ def _scale(value: Tensor, target: Tensor) -> list[Step] | None:
     return [Step("scale", number=number)] if is_rounded(value * number, target) else None
 
 
-def _soft_cap(value: Tensor, logits: Tensor, config: Any) -> list[Step] | None:
-    """The soft-cap in the model's configuration, if it explains the logits.
+def _caps(model: nn.Module) -> list[float]:
+    """The soft-caps of logits in the model's configuration, by whatever name."""
+    found: list[float] = []
+
+    def look(settings: dict[Any, Any]) -> None:
+        for key, value in settings.items():
+            name = str(key)
+            if isinstance(value, dict):
+                look(value)
+            elif "cap" in name and "logit" in name and "attn" not in name and value:
+                found.append(float(value))
+
+    config = getattr(model, "config", None)
+    look({} if config is None else config.to_dict())
+    return found
+
+
+def _soft_cap(value: Tensor, logits: Tensor, caps: Sequence[float]) -> list[Step] | None:
+    """The soft-cap that explains the logits, if one does.
 
     Tried first: well below the cap it can hardly be told from no operation.
     """
-    cap = getattr(config, "final_logit_softcapping", None)
-    if cap and is_rounded(cap * torch.tanh(value / cap), logits):
-        return [Step("cap", number=float(cap))]
+    for cap in caps:
+        if is_rounded(cap * torch.tanh(value / cap), logits):
+            return [Step("cap", number=cap)]
     return None
 
 

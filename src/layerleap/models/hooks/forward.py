@@ -15,6 +15,7 @@ order the two were set up. Nothing is stored on the model, so locks and taps are
 pickled with it.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -24,6 +25,7 @@ from threading import Lock, RLock, get_ident
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -240,6 +242,45 @@ def hooks_of(model: nn.Module) -> ModelHooks:
         return _HOOKS[model]
 
 
+class _Stances:
+    """How many blocks of all threads run compiled code as plain Python, and the way back."""
+
+    def __init__(self) -> None:
+        self._lock, self._n, self._stance = Lock(), 0, None
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._n:
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._n += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._n -= 1
+            if not self._n and self._stance is not None:
+                self._stance.__exit__(None, None, None)
+
+
+_STANCES = _Stances()
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run what `torch.compile` compiled as plain Python, on all threads.
+
+    Compiled code knows nothing of taps, or is compiled again for each; after a few times PyTorch
+    gives up, and the model would stay uncompiled for good.
+    """
+    if "torch._dynamo" not in sys.modules:  # then nothing was compiled, and importing it is slow
+        yield
+        return
+    _STANCES.enter()
+    try:
+        yield
+    finally:
+        _STANCES.leave()
+
+
 T = TypeVar("T")
 
 
@@ -273,7 +314,7 @@ def tapped(
     """
     hooks = hooks_of(model)
     pairs = list(taps.items() if isinstance(taps, Mapping) else taps)
-    with hooks.lock:
+    with hooks.lock, uncompiled():
         try:
             for module, tap in pairs:
                 hooks.add(module, tap)

@@ -182,7 +182,8 @@ def _verified(transformer: Transformer, block: int, call: Call, site: Site) -> F
             return ffn
     raise ModelRefused(
         f"law 'neurons' failed for block {block} of {transformer.identity.name}: coefficients "
-        f"times the weights of {call.path} do not give its output, as with quantised weights"
+        f"times the weights of {call.path} do not give its output, as with quantised weights, or "
+        "with an adapter on them"
     )
 
 

@@ -434,7 +434,12 @@ class Neurons:
 
 
 @checked
-def neurons(transformer: Transformer, *, bank: ShortcutBank | str | Path | None = None) -> Neurons:
+def neurons(
+    transformer: Transformer,
+    *,
+    bank: ShortcutBank | str | Path | None = None,
+    other_model: bool = False,
+) -> Neurons:
     """The neurons of a model's FFNs: what they add at a position, and the tokens they promote.
 
         ll.neurons(model).dominant("The capital of France is", position=-1, top=10)
@@ -442,12 +447,11 @@ def neurons(transformer: Transformer, *, bank: ShortcutBank | str | Path | None 
     Args:
         bank: shortcuts to read states through, or their folder or hub name; "default" is the bank
             in the cache. None is the logit lens.
+        other_model: allow a bank of another model of the same class and width, with a warning.
     """
-    if isinstance(bank, str | Path):
-        from layerleap.maps.fit import find_bank
+    from layerleap.maps.fit import find_bank
 
-        bank = find_bank(transformer, bank)
-    return Neurons(transformer, bank)
+    return Neurons(transformer, find_bank(transformer, bank, other_model=other_model))
 
 
 @dataclass(frozen=True)

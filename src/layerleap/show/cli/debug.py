@@ -8,7 +8,7 @@ import typer
 
 from layerleap.errors import BadSettings, LayerleapError
 from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Loading, Model
+from layerleap.show.cli.options import Loading, Model, OtherModel
 from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, err, out, tell
 
@@ -23,6 +23,7 @@ def debug(
         ),
         Check(preflight.bank),
     ] = None,
+    other_model: OtherModel = False,
     port: Annotated[int, typer.Option(help="Port of the page; 0 takes any free one.")] = 8123,
     host: Annotated[
         str,
@@ -75,7 +76,12 @@ def debug(
             transformer = loading.load(model)
             with TerminalProgress() as progress:
                 engine = open_engine(
-                    transformer, bank, index_file or index, tell=tell, progress=progress
+                    transformer,
+                    bank,
+                    index_file or index,
+                    other_model=other_model,
+                    tell=tell,
+                    progress=progress,
                 )
             if index is None:
                 _offer_index(engine)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Force, Json, Loading, Model, Starts, Text
+from layerleap.show.cli.options import Force, Json, Loading, Model, OtherModel, Starts, Text
 from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 from layerleap.stream.positions import parse_positions
@@ -24,6 +24,7 @@ def evaluate(
         ),
         Check(preflight.bank),
     ] = None,
+    other_model: OtherModel = False,
     text: Text = None,
     texts: Annotated[
         int, typer.Option(help="Read this many texts."), preflight.at_least("texts", 1)
@@ -80,7 +81,9 @@ def evaluate(
         for name in names:
             label = Path(name).name
             label = label if label not in banks else name
-            banks[label] = find_bank(transformer, name, tell=tell, progress=progress)
+            banks[label] = find_bank(
+                transformer, name, other_model=other_model, tell=tell, progress=progress
+            )
         given = {"unit": unit, "positions": positions, "field": field}
         chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         sampling = replace(sampling_of(next(iter(banks.values()))), **chosen)

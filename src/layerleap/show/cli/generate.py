@@ -11,7 +11,17 @@ import typer
 from layerleap.act.spelling import Policy, read_layers, read_rule
 from layerleap.errors import BadSettings
 from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Blocks, Dtype, Json, Model, Revision, Tail, load_model
+from layerleap.show.cli.options import (
+    Blocks,
+    Dtype,
+    Json,
+    Laws,
+    Model,
+    OtherModel,
+    Revision,
+    Tail,
+    load_model,
+)
 from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
@@ -27,6 +37,7 @@ def generate(
     no_bank: Annotated[
         bool, typer.Option("--no-bank", help="Use the logit lens, and drafts from the text alone.")
     ] = False,
+    other_model: OtherModel = False,
     edit: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,6 +107,7 @@ def generate(
     tail: Tail = None,
     revision: Revision = None,
     dtype: Dtype = None,
+    laws: Laws = "strict",
     json: Json = False,
 ) -> None:
     """Continue PROMPT: exactly and faster than one token per pass, or exiting early.
@@ -123,7 +135,7 @@ def generate(
         how |= {"do_sample": True, "temperature": temperature} if sample else {}
         exits = {**_exit(exit), "checks": read_layers(checks) if checks else None, "policy": policy}
         edits = [parse_edit(text) for text in edit or ()]
-        transformer = load_model(model, blocks, tail, revision, dtype)
+        transformer = load_model(model, blocks, tail, revision, dtype, laws)
         if exit is None and not json:
             tell("measuring the cost of passes over several tokens; this takes a few seconds")
         torch.manual_seed(seed)
@@ -132,6 +144,7 @@ def generate(
             painter = None if json else _Painter(prompt, transformer.n_layers, bars.close)
             generation = generate(
                 transformer, prompt, bank=None if no_bank else bank or "default", strict=strict,
+                other_model=other_model,
                 compare=compare, edits=edits, on_token=painter, tell=tell, progress=progress,
                 **exits, **how,
             )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Json, Loading, Model, Prompt, parse_words
+from layerleap.show.cli.options import Json, Loading, Model, OtherModel, Prompt, parse_words
 from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
@@ -131,7 +131,12 @@ def check(
         from layerleap.models.load import load_bare
 
         bare = load_bare(model, tell=tell, revision=loading.revision, dtype=loading.dtype)
-        found = check_model(bare, blocks=loading.blocks, tail=parse_words(loading.tail))
+        found = check_model(
+            bare,
+            laws=loading.laws,  # type: ignore[arg-type]  # checked there
+            blocks=loading.blocks,
+            tail=parse_words(loading.tail),
+        )
         verdicts = [verdict.to_dict() for verdict in found]
         if json:
             print_json(verdicts)
@@ -154,6 +159,7 @@ def read(
         Check(preflight.bank),
     ] = None,
     no_bank: Annotated[bool, typer.Option("--no-bank", help="Only the logit lens (id).")] = False,
+    other_model: OtherModel = False,
     position: Annotated[
         int | None, typer.Option(help="Which token's reading to show; the last by default.")
     ] = None,
@@ -187,7 +193,9 @@ def read(
         transformer = loading.load(model)
         with TerminalProgress() as progress:
             wanted = None if no_bank else bank or "default"
-            shortcuts = find_bank(transformer, wanted, tell=tell, progress=progress)
+            shortcuts = find_bank(
+                transformer, wanted, other_model=other_model, tell=tell, progress=progress
+            )
         lens = Lens(transformer, shortcuts)
         if shortcuts is not None:
             rows = shortcuts.data.get("rows_fitted")
@@ -231,6 +239,7 @@ def saturation(
         ),
         Check(preflight.bank),
     ] = None,
+    other_model: OtherModel = False,
     html: Annotated[
         Path | None,
         typer.Option(help="Also write the strip as a page."),
@@ -247,10 +256,11 @@ def saturation(
     Example: layerleap saturation smollm2 "The capital of France is" --html strip.html
     """
     with clean_errors():
-        from layerleap import Lens, ShortcutBank
+        from layerleap import Lens
+        from layerleap.maps.fit import find_bank
 
         transformer = loading.load(model)
-        lens = Lens(transformer, None if bank is None else ShortcutBank.from_pretrained(bank))
+        lens = Lens(transformer, find_bank(transformer, bank, other_model=other_model))
         strip = lens.saturation(text, positions=position or None, k=ranks)
         if html:
             from layerleap.show.html.strip import write_strip

@@ -57,6 +57,22 @@ Dtype = Annotated[
     typer.Option(help="float32, bfloat16, ... By default, as saved."),
     preflight.choice("dtype", preflight.DTYPES),
 ]
+Laws = Annotated[
+    str,
+    typer.Option(
+        help="'loose' reads a model whose rows depend on their batch, such as one with activations "
+        "quantised per batch; every result then says so."
+    ),
+    preflight.choice("laws", ("strict", "loose")),
+]
+OtherModel = Annotated[
+    bool,
+    typer.Option(
+        "--other-model",
+        help="Allow a bank of another model of the same class and width, such as the base of a "
+        "fine-tuned one.",
+    ),
+]
 Unit = Annotated[str, typer.Option(help="What one text is: sentence, paragraph or document.")]
 Positions = Annotated[
     str, typer.Option(help="'one' random position per text, 'all', or 'every:N'.")
@@ -85,10 +101,11 @@ class Loading:
     tail: Tail = None
     revision: Revision = None
     dtype: Dtype = None
+    laws: Laws = "strict"
 
     def load(self, model: str) -> Any:
         """The model, wrapped."""
-        return load_model(model, self.blocks, self.tail, self.revision, self.dtype)
+        return load_model(model, self.blocks, self.tail, self.revision, self.dtype, self.laws)
 
 
 @dataclass(frozen=True)
@@ -166,11 +183,13 @@ def load_model(
     tail: str | None = None,
     revision: str | None = None,
     dtype: str | None = None,
+    laws: str = "strict",
 ) -> Any:
     """Load a model, with paths given by hand and options of `from_pretrained`."""
     options = {"revision": revision, "dtype": dtype}
     chosen: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-    return layerleap.load(model, blocks=blocks, tail=parse_words(tail), tell=tell, **chosen)
+    chosen |= {"laws": laws, "tell": tell}
+    return layerleap.load(model, blocks=blocks, tail=parse_words(tail), **chosen)
 
 
 def parse_words(text: str | None) -> list[str] | None:

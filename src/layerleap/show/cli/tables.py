@@ -24,7 +24,7 @@ from layerleap.study.tables import GOOD_OR_BAD
 from layerleap.study.tables import Table as TableSpec
 
 COLOURS = {"good": "green", "bad": "red", "partly": "yellow", "open": "dim"}
-VERDICTS = {"holds": "green", "fails": "bold red", "not applicable": "dim"}
+VERDICTS = {"holds": "green", "fails": "bold red", "not applicable": "dim", "loosened": "yellow"}
 SCORES = {
     "precision@1": "P@1, %", "precision@5": "P@5, %", "precision@10": "P@10, %",
     "surprisal": "surprisal", "kl": "KL", "r2": "R2",
@@ -77,7 +77,7 @@ def claims_table(result: StudyResult) -> RenderableType:
 
 
 def laws_table(rows: list[Row]) -> RenderableType:
-    """Each law with its verdict; `status` is "holds", "fails" or "not applicable"."""
+    """Each law with its verdict; `status` is "holds", "fails", "loosened" or "not applicable"."""
     table = new_table()
     table.add_column("law", ratio=5)
     table.add_column("verdict", no_wrap=True)
@@ -87,7 +87,15 @@ def laws_table(rows: list[Row]) -> RenderableType:
         table.add_row(Text(row["law"]), verdict, Text(row.get("detail") or "", style="dim"))
     held = sum(row["status"] == "holds" for row in rows)
     failed = sum(row["status"] == "fails" for row in rows)
-    verdict = Text(f"{held} hold, {failed} fail, {len(rows) - held - failed} not applicable")
+    loosened = sum(row["status"] == "loosened" for row in rows)
+    others = f"{len(rows) - held - failed - loosened} not applicable"
+    words = [
+        f"{held} hold",
+        f"{failed} fail",
+        *([f"{loosened} loosened"] if loosened else []),
+        others,
+    ]
+    verdict = Text(", ".join(words))
     verdict.stylize("bold red" if failed else "green")
     return Group(table, verdict)
 

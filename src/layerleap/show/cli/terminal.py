@@ -12,13 +12,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from layerleap.errors import FewRowsWarning, LayerleapError, WeakBankWarning
+from layerleap.errors import LayerleapError, LayerleapWarning
 from layerleap.progress import Bars
 
 out = Console()
 err = Console(stderr=True)
 
-OUR_WARNINGS = (FewRowsWarning, WeakBankWarning)
 
 
 @contextmanager
@@ -26,8 +25,7 @@ def clean_errors() -> Iterator[None]:
     """Print expected errors as one red line (exit code 2); after Ctrl-C, say what was kept."""
     try:
         with warnings.catch_warnings():
-            for kind in OUR_WARNINGS:
-                warnings.simplefilter("always", kind)
+            warnings.simplefilter("always", LayerleapWarning)
             warnings.showwarning = partial(_show_warning, warnings.showwarning)
             yield
     except LayerleapError as error:
@@ -48,7 +46,7 @@ def clean_errors() -> Iterator[None]:
 
 def _show_warning(otherwise: Any, message: Any, category: type[Warning], *where: Any) -> None:
     """Print our own warnings as one line, without the place in the code."""
-    if issubclass(category, OUR_WARNINGS):
+    if issubclass(category, LayerleapWarning):
         err.print(f"[yellow]warning:[/] {escape(str(message))}", soft_wrap=True, highlight=False)
     else:
         otherwise(message, category, *where)

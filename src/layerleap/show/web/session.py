@@ -118,6 +118,7 @@ def debug(
     model: Transformer,
     *,
     bank: ShortcutBank | str | Path | None = None,
+    other_model: bool = False,
     index: bool | str | Path | None = None,
     port: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
@@ -132,6 +133,7 @@ def debug(
         model: a wrapped model.
         bank: shortcuts to read through as well as the logit lens: a bank, its folder or hub name,
             or "default" for the cached one.
+        other_model: allow a bank of another model of the same class and width, with a warning.
         index: the file of a concept index. True builds the cached one first if it is missing, None
             uses it if it is there, False leaves it out.
         port: of the server; by default 8123, or the next free one.
@@ -146,7 +148,9 @@ def debug(
     wanted = port if port is not None else next_free("127.0.0.1", PORT - 1) or 0
     listening = listen("127.0.0.1", wanted)
     try:
-        engine = open_engine(model, bank, index, tell=tell, progress=progress)
+        engine = open_engine(
+            model, bank, index, other_model=other_model, tell=tell, progress=progress
+        )
         access = Access(port=listening.getsockname()[1])
         server = make_server(engine, access, listening, in_notebook=in_notebook())
     except BaseException:
@@ -172,6 +176,7 @@ def open_engine(
     bank: ShortcutBank | str | Path | None,
     index: bool | str | Path | None,
     *,
+    other_model: bool = False,
     tell: Callable[[str], None],
     progress: Progress | bool,
 ) -> Any:
@@ -180,7 +185,7 @@ def open_engine(
     from layerleap.maps.fit import find_bank
     from layerleap.show.web.engine import ModelEngine
 
-    shortcuts = find_bank(model, bank, tell=tell, progress=progress)
+    shortcuts = find_bank(model, bank, other_model=other_model, tell=tell, progress=progress)
     concepts, missing = _find_index(model, index, tell, progress)
     source = str(bank) if isinstance(bank, str | Path) else None
     debugger = Debugger(model, bank=shortcuts, index=concepts)

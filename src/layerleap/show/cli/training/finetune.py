@@ -7,7 +7,7 @@ import typer
 
 from layerleap.act.fine_tuning import fine_tuning
 from layerleap.show.cli import preflight
-from layerleap.show.cli.options import Force, Json, Loading, Model, Text, parse_words
+from layerleap.show.cli.options import Force, Json, Loading, Model, OtherModel, Text, parse_words
 from layerleap.show.cli.preflight import Check
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
 
@@ -50,6 +50,7 @@ def finetune_command(
         ),
         Check(preflight.bank),
     ] = None,
+    other_model: OtherModel = False,
     check_every: Annotated[int, typer.Option(help="Steps between checks on held-out text.")] = 25,
     held_out: Annotated[
         float, typer.Option(help="Share of documents that is never trained on.")
@@ -79,10 +80,12 @@ def finetune_command(
             f"{steps:,} steps of {batch} x {max_tokens} tokens ({how}) for a copy of {model}, with "
             f"a check on held-out text every {check_every}"
         )
-        from layerleap import Lens, ShortcutBank, finetune
+        from layerleap import Lens, finetune
+        from layerleap.maps.fit import find_bank
 
         transformer = loading.load(model)
-        lens = None if bank is None else Lens(transformer, ShortcutBank.from_pretrained(bank))
+        maps = find_bank(transformer, bank, other_model=other_model)
+        lens = None if maps is None else Lens(transformer, maps)
         if (work := out_folder.with_name(f".{out_folder.name}.finetuning")).exists():
             tell(f"continuing from {work}")
         tuned = finetune(
