@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from layerleap.errors import ModelRefused
+from layerleap.models.changes import plain_tensors
 from layerleap.models.discovery.compare import is_same, rounding, row_gap
 from layerleap.models.discovery.sites import is_norm
 from layerleap.models.discovery.trace import Call
@@ -85,7 +86,12 @@ def matrix_of(call: Call) -> Rows | None:
 
 
 def check_in_memory(call: Call, weight: Tensor) -> None:
-    """Refuse weights that are offloaded."""
+    """Refuse weights that are offloaded, or kept as something other than numbers in a matrix."""
+    if next(plain_tensors(weight)) is not weight:
+        raise ModelRefused(
+            f"the weights of {call.path} are quantised ({type(weight).__name__}), so they are no "
+            "matrix to be read; load the model without quantisation for its neurons and heads"
+        )
     if weight.is_meta:
         raise ModelRefused(
             f"the weights of {call.path} are offloaded, so they cannot be verified; load the model "

@@ -19,7 +19,6 @@ out = Console()
 err = Console(stderr=True)
 
 
-
 @contextmanager
 def clean_errors() -> Iterator[None]:
     """Print expected errors as one red line (exit code 2); after Ctrl-C, say what was kept."""
