@@ -327,10 +327,11 @@ def _matches(
     names = labels(
         connection, (i for some in (*hits, *(s for both in shown for s in both)) for i in some)
     )
+    named = [
+        [tuple(names[id_] for id_ in ids) for ids in (hit, *lists)]
+        for hit, lists in zip(hits, shown, strict=True)
+    ]
     return [
-        Match(
-            *index.neuron(vector), score, SIDE_NAMES[end],
-            *(tuple(names[id_] for id_ in ids) for ids in (hit, *lists)), partial=partial,
-        )
-        for (vector, end, score, partial), hit, lists in zip(ranked, hits, shown, strict=True)
-    ]  # fmt: skip
+        Match(*index.neuron(vector), score, SIDE_NAMES[end], matched_by, up, down, partial)
+        for (vector, end, score, partial), (matched_by, up, down) in zip(ranked, named, strict=True)
+    ]
