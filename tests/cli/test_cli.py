@@ -286,7 +286,7 @@ def test_a_study_compares_models_that_are_named_beside(
     assert "no-such-model" in said(result)
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    result = run("study", "shortcuts", folder, *words, "--beside", other, "--json")
+    result = run("study", "shortcuts", folder, *words, "--beside", other, "--json", "--force")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["tables"]["sizes"]
     assert {row["model"] for row in rows} == {str(folder), str(other)}
@@ -333,7 +333,7 @@ def test_a_bank_that_cannot_be_saved_does_not_cost_the_report(
 
 def refused(result: Result, *words: str) -> None:
     assert result.exit_code == 2, result.output
-    assert said(result).startswith("error:")
+    assert "error: " in said(result)  # after what the command said it would do
     for word in words:
         assert word in said(result)
 

@@ -257,7 +257,7 @@ def test_edits_are_checked_before_any_of_them_acts():
     assert traces(model.model) == before
 
 
-def test_the_report_says_what_each_edit_did():
+def test_the_report_says_what_each_edit_did(empty_cache):  # an index would add remarks
     model = wrapped("llama")
     edits = (
         ZeroNeuron(1, 0),

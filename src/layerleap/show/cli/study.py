@@ -88,7 +88,8 @@ def _shared(args: list[str]) -> dict[str, Any]:
     for word, following in zip(args, [*args[1:], ""], strict=True):
         option, equals, value = word.partition("=")
         name = {"-t": "text", "-o": "out"}.get(option, option.removeprefix("--"))
-        if option.startswith("-") and name in SHARED and "--help" not in args:
+        is_wanted = name in (*SHARED, "field", "revision")
+        if option.startswith("-") and is_wanted and "--help" not in args:
             found[name] = value if equals else following
     if "out" in found:
         found["out"] = Path(found["out"])
