@@ -259,6 +259,14 @@ def test_an_edit_that_met_no_position_is_marked(tab):
     )
 
 
+def test_an_edit_far_out_of_the_natural_range_says_so_after_the_run(tab):
+    page = tab("p=one+two&edits=L12.N34=9000;L2.N3=5")
+    ran(page)
+    page.wait_for_selector("#edit-list li:first-child .remark:text('9000 is outside')")
+    assert page.locator("#edit-list .remark").count() == 1
+    assert page.locator("#edit-list .error").count() == 0
+
+
 def test_an_error_of_a_generation_ends_with_the_next_run(tab):
     page = tab()
     page.click("#generate-too")

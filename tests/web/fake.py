@@ -223,7 +223,8 @@ class FakeEngine:
             "frame": "meta", "tokens": [token.to_dict() for token in tokens],
             "positions": positions, "layers": list(range(N_LAYERS + 1)), "selected": chosen,
             "edits": [
-                {"spec": e["spec"], "sentence": e["sentence"], "applied": "@99" not in e["spec"]}
+                {"spec": e["spec"], "sentence": e["sentence"], "applied": "@99" not in e["spec"],
+                 "remark": "9000 is outside its natural range" if "=9000" in e["spec"] else ""}
                 for e in known
             ],
             "lowest": lowest,

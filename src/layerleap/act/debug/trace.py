@@ -102,9 +102,11 @@ class Trace:
         if self.rerun is None:
             return []
         return [
-            {**describe(applied.edit), "applied": bool(applied.passes)}
+            {
+                **describe(applied.edit), "applied": bool(applied.passes), "remark": applied.remark,
+            }
             for applied in self.rerun.report
-        ]
+        ]  # fmt: skip
 
     def _group(self, positions: Sequence[int], batches: Sequence[Sequence[int]]) -> Iterator[Frame]:
         """The cells of some positions, one frame per batch of layers, and their saturation."""

@@ -92,7 +92,8 @@ export function start() {
   });
   let known = "";
   on(["traces"], () => {
-    const key = [...unmetSpecs()].join(";");
+    const remarks = now().traces.flatMap((trace) => trace?.edits.map((edit) => edit.remark ?? "") ?? []);
+    const key = [...unmetSpecs(), ...remarks].join(";");
     if (key !== known) render();
     known = key;
   });
@@ -113,6 +114,15 @@ function unmet(edit) {
   return edit.positions === "generated"
     ? "Changed nothing in the grid: it acts on generated tokens only."
     : `Changed nothing: the prompt has positions 0 to ${length - 1}.`;
+}
+
+/** How far the last run's edit was out of the neuron's range; empty if it was not. @param {Edit} edit */
+function outside(edit) {
+  for (const trace of now().traces) {
+    const known = edit.on ? trace?.edits[trace.question.edits.indexOf(spec(edit))] : null;
+    if (known?.remark) return sentence(known.remark);
+  }
+  return "";
 }
 
 /** @param {Event} event */
@@ -174,8 +184,9 @@ function editRow(edit, index) {
   /** @param {Record<string, string>} options @param {string} chosen */
   const options = (options, chosen) =>
     Object.entries(options).map(([value, text]) => make("option", { value, selected: value === chosen }, text));
-  const wrong = fault(edit) || unmet(edit);
-  const tone = edit.positions === "generated" ? "soft" : "error";
+  const failed = fault(edit) || unmet(edit);
+  const wrong = failed || outside(edit);
+  const tone = !failed || edit.positions === "generated" ? "soft" : "error";
   const value = make("input", {
     type: "number",
     name: "value",

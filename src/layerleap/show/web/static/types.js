@@ -84,7 +84,7 @@
  * @property {number[]} positions
  * @property {number[]} layers
  * @property {number} selected the position that the server chose
- * @property {{spec: string, sentence: string, applied?: boolean}[]} edits
+ * @property {{spec: string, sentence: string, applied?: boolean, remark?: string}[]} edits
  * @property {number|null} lowest
  * @property {Record<Side, Map<string, Cell>>} cells by `layer.position`
  * @property {Map<number, Token>} names
