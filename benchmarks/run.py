@@ -23,7 +23,7 @@ BENCHMARKS = (
     "shape", "released", "paper", "decoding", "first_token", "batches", "saturation_time",
     "saturation_study",
     "concept_index", "debugger", "head_pairs", "alignment", "embedding_study",
-    "topk_attention", "sparse_ffn", "layer_causal", "icl_study", "coverage",
+    "topk_attention", "sparse_ffn", "layer_causal", "icl_study", "coverage", "ridge",
 )  # fmt: skip
 
 
