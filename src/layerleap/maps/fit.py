@@ -126,7 +126,7 @@ def _why_chosen(moments: Moments, sample: Tensor, *, by_default: bool) -> str:
     per_direction = moments.n / moments.d_model
     return (
         f"{said}, because {moments.n:,} rows are {per_direction:.1f} per direction; from "
-        f"{CHOSEN_BELOW} on it would make no difference"
+        f"{CHOSEN_BELOW} on it hardly matters"
     )
 
 
