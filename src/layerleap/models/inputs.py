@@ -5,7 +5,7 @@ Out: keyword arguments of the forward pass; and padding moved to the right, wher
 positions can be wrong.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,12 @@ def _from_tensor(transformer: "Transformer", given: Tensor) -> dict[str, Any]:
 
 
 def _from_prompts(transformer: "Transformer", given: Any) -> dict[str, Any]:
+    is_prompt = isinstance(given, str) or (isinstance(given, Iterable) and bool(given))
+    if not is_prompt:
+        raise BadSettings(
+            f"cannot read {given!r:.60}; expected a text, chat messages, token ids, a tensor, "
+            "several of these, or a tokenizer's batch"
+        )
     prompts = several(transformer, given) or [given]
     if not transformer.model.config.is_encoder_decoder:
         return padded(transformer, encode_all(transformer, prompts))
