@@ -70,3 +70,13 @@ def test_dominant_neurons_are_seen_without_opening_anything(fitted):
     before_blocks = found._repr_html_().split("<details>")[0]
     strongest = max((u for block in found for u in block.updates), key=lambda u: u.strength)
     assert strongest.name in before_blocks
+
+
+def test_printed_neurons_are_the_strongest_ones_and_fit_80_columns(fitted):
+    neurons = ll.neurons(fitted[0]).dominant(sentences(1)[0])
+    _, header, *lines = str(neurons).splitlines()
+    assert header.split() == ["neuron", "coefficient", "share", "adds", "to"]
+    assert [line.split()[0] for line in lines] == [one.name for one in neurons.strongest()]
+    strengths = [one.strength for block in neurons for one in block.updates]
+    assert neurons.strongest()[0].strength == max(strengths)
+    assert max(map(len, str(neurons).splitlines())) <= 80

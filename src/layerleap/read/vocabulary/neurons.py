@@ -15,6 +15,7 @@ and those it suppresses most. A negative coefficient swaps the two.
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal, overload
 
 import torch
@@ -158,6 +159,24 @@ class DominantNeurons:
             f"DominantNeurons(position {self.position} ({token}), {len(self.blocks)} blocks, lens "
             f"{self.lens})"
         )
+
+    def __str__(self) -> str:
+        """The strongest neurons, a line each; `to_pandas` has all of them and more columns."""
+        lines = [repr(self), f"{'neuron':<12}{'coefficient':>12}{'share':>7}  adds to"]
+        for update in self.strongest():
+            ends = update.promotes if update.coefficient >= 0 else update.suppresses
+            words = shorten(
+                "  ".join(scored.token.label for scored in ends), 46, placeholder=" ..."
+            )
+            lines.append(
+                f"{update.name:<12}{update.coefficient:>12.2f}{update.share:>7.0%}  {words}"
+            )
+        return "\n".join(lines)
+
+    def strongest(self, count: int = 12) -> list[SubUpdate]:
+        """The strongest sub-updates of all blocks, strongest first."""
+        updates = [update for block in self.blocks for update in block.updates]
+        return sorted(updates, key=lambda update: -update.strength)[:count]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -6,7 +6,6 @@ from layerleap.read.vocabulary.neurons import BlockReading, DominantNeurons, Sta
 from layerleap.show.html.page import styled
 
 STAGES = {"before": "before the block", "attention": "after attention", "ffn": "after the FFN"}
-STRONGEST = 12
 HEAD = (
     "<thead><tr><th>neuron</th><th>coefficient</th><th>strength</th><th>share</th><th>promotes</th>"
     "<th>suppresses</th></tr></thead>"
@@ -28,11 +27,8 @@ def neurons_html(neurons: DominantNeurons) -> str:
 
 def _strongest(neurons: DominantNeurons) -> str:
     """The strongest sub-updates of all blocks in one table; below it, blocks can be opened."""
-    updates = [update for block in neurons.blocks for update in block.updates]
-    updates.sort(key=lambda update: -update.strength)
-    if not updates:
+    if not (rows := "".join(map(_update, neurons.strongest()))):
         return ""
-    rows = "".join(map(_update, updates[:STRONGEST]))
     return f"<table><caption>Strongest of all blocks</caption>{HEAD}<tbody>{rows}</tbody></table>"
 
 
