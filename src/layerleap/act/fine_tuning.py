@@ -19,7 +19,7 @@ class FineTuning:
 
     how: How = "layer-causal"
     parameters: tuple[str, ...] = ("blocks",)
-    steps: int = 100
+    steps: int = 50
     learning_rate: float = 1e-5  # the peak: warmed up, then a cosine decay to 0
     optimizer: Kind = "adamw"
     decay: float = 0.01

@@ -116,7 +116,7 @@ def finetune(
     *,
     how: How = "layer-causal",
     parameters: str | Sequence[str] = "blocks",
-    steps: int = 100,
+    steps: int = 50,
     learning_rate: float = 1e-5,
     optimizer: Kind = "adamw",
     decay: float = 0.01,

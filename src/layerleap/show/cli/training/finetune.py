@@ -30,7 +30,7 @@ def finetune_command(
             "patterns of names such as '*.mlp.*'; several separated by commas."
         ),
     ] = "blocks",
-    steps: Annotated[int, typer.Option(help="Steps of the optimizer.")] = 100,
+    steps: Annotated[int, typer.Option(help="Steps of the optimizer.")] = 50,
     learning_rate: Annotated[float, typer.Option(help="Its peak; it decays to 0.")] = 1e-5,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     decay: Annotated[float, typer.Option(help="Weight decay of matrices.")] = 0.01,
@@ -66,7 +66,7 @@ def finetune_command(
     head, and is trained as soon as it has run: memory is that of one block. Interrupted or killed,
     the same command continues from its last checkpoint.
 
-    Example: layerleap finetune smollm2 --text news --steps 50 -o smollm2-news
+    Example: layerleap finetune smollm2 --text news --steps 200 -o smollm2-news
     """
     with clean_errors(), TerminalProgress() as progress:
         training: dict[str, Any] = {
