@@ -18,11 +18,11 @@ ICL ?= smollm2
 TASKS ?= opposites,kinds,reviews
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo paper saturation embedding compare sparsity icl test check bench results picture clean
+.PHONY: help setup demo paper saturation embedding compare sparsity icl test check bench readme-times results picture clean
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' \
-	  | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' \
+	  | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## Create the virtual environment and install layerleap in it, editable
 
@@ -96,6 +96,10 @@ check: $(STAMP) ## Check format, lint and types, and run all tests; must pass be
 
 bench: $(STAMP) ## Run all benchmarks; the results are in build/bench.json
 	$(BIN)/python benchmarks/run.py
+
+readme-times: $(STAMP) ## Run every command of the README once and note how long it takes (half an hour)
+	$(BIN)/python benchmarks/readme_times.py
+	cp build/readme-times.csv docs/results/
 
 results: demo ## Update the figures and numbers shown in the README (ten minutes)
 	$(BIN)/layerleap study shortcuts rxnfp --force --out build/rxnfp
