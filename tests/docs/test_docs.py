@@ -116,18 +116,6 @@ def test_the_benchmarked_demo_is_the_demo_of_the_makefile(monkeypatch):
     assert " ".join(("layerleap", *common.DEMO)) in recipe
 
 
-def test_every_command_of_the_readme_was_timed_and_soon_said_something(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from readme_times import FINE, read_timings, readme_commands
-
-    timings = read_timings(ROOT / "docs/results/readme-times.csv")
-    assert list(timings) == readme_commands(README)
-    for timing in timings.values():
-        assert timing.exit_code in FINE, timing.command
-        # Whoever waits for long learns early what for.
-        assert timing.first_output <= 5 or timing.seconds <= 10, timing.command
-
-
 def test_architecture_is_short_and_names_every_stage_and_room():
     page = _text(ROOT / "ARCHITECTURE.md")
     assert len(page.splitlines()) <= 150
