@@ -9,6 +9,7 @@ from families import MASKED_TOKEN, NEXT_TOKEN, build
 
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.hooks.attention import attention_wrapped_by
+from layerleap.models.hooks.forward import Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import (
     READS,
@@ -254,9 +255,8 @@ def test_rotations_are_orthogonal_and_add_up():
 def test_every_block_is_verified_by_two_passes():
     model = Transformer.wrap(build("llama"), check=False)
     passes = []
-    hook = model.model.register_forward_hook(lambda *args: passes.append(args))
-    assert [each.block for each in all_heads(model).values()] == [1, 2, 3]
-    hook.remove()
+    with tapped(model.model, {model.model: Tap(see_input=lambda *call: passes.append(call))}):
+        assert [each.block for each in all_heads(model).values()] == [1, 2, 3]
     assert len(passes) == 2
 
 

@@ -113,7 +113,8 @@ def test_the_benchmarked_demo_is_the_demo_of_the_makefile(monkeypatch):
     import common
 
     recipe = " ".join(_text(ROOT / "Makefile").replace("\\\n", " ").split())
-    assert " ".join(("layerleap", *common.DEMO)) in recipe
+    name, study, model, *options = common.DEMO
+    assert " ".join(("layerleap", name, study, model, "--force", *options)) in recipe
 
 
 def test_architecture_is_short_and_names_every_stage_and_room():

@@ -128,5 +128,7 @@ def test_an_option_or_device_that_does_not_exist_is_refused(tmp_path: Path):
 
 
 def test_an_unknown_argument_is_named_with_its_function():
-    with pytest.raises(TypeError, match=r"collect\(\) got an unexpected keyword argument 'layers'"):
+    with pytest.raises(
+        TypeError, match="fit got an unexpected keyword argument 'layers'; expected"
+    ):
         fit(layers=[1])

@@ -40,6 +40,8 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "decoder": lambda: (bank(),),
     "Sampling": tuple,
     "Suitability.to_pandas": lambda: (object.__new__(ll.Suitability),),
+    "Transformer.wrap": lambda: (model().model,),
+    "check": lambda: (model().model,),
     "diff": lambda: (model(), model()),
     "edits.AddNeuron": lambda: (1, 0, 1.0),
     "edits.ScaleNeuron": lambda: (1, 0, 1.0),
@@ -51,11 +53,13 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "exits.rows_needed": lambda: (0.05, 0.05),
     "exits.saved_at": lambda: (None, None),
     "exits.split": lambda: (None, [0.5]),
+    "fit": lambda: (model(), sentences(8)),
     "finetune": lambda: (model(), sentences(8)),
     "generate": lambda: (model(), "the cat"),
     "learning.finetune": lambda: (model(), sentences(8)),
     "learning.in_context": lambda: (model(), PAIRS),
     "learning.learn": lambda: (model(), [ll.learning.Demonstration((7, 8))], 0.1),
+    "load": lambda: (model().model,),
     "search": lambda: (model(), "cat"),
     "stats.Moments": lambda: (3, 4),
     "stats.collect": lambda: (model(), sentences(8)),
@@ -104,7 +108,7 @@ def choices() -> list[tuple[str, str, tuple[str, ...]]]:
 
 def _hints(function: Any) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(function)
+        return typing.get_type_hints(function, localns={"Transformer": Transformer})
     except (NameError, TypeError):  # names that only type checkers see; built-ins
         return {}
 

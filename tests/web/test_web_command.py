@@ -13,6 +13,7 @@ import pytest
 from tiny_models import tiny
 from typer.testing import CliRunner
 
+import layerleap as ll
 from layerleap.show.cli.app import app
 from layerleap.show.web.serve import listen
 
@@ -109,10 +110,11 @@ def test_the_command_serves_survives_a_kill_and_stops(command, folder):
     assert "Traceback" not in err
 
 
-def test_a_taken_port_is_said_before_the_model_is_loaded():
+def test_a_taken_port_is_said_before_the_model_is_loaded(folder, monkeypatch):
+    monkeypatch.setattr("layerleap.show.cli.options.Loading.load", None)  # cannot be called
     taken = listen("127.0.0.1", 0)
     port = taken.getsockname()[1]
-    error = refused("no-such-model", "--port", port)
+    error = refused(folder, "--port", port)
     taken.close()
     assert f"port {port}" in error
     assert re.search(r"use port \d+", error)
@@ -121,7 +123,8 @@ def test_a_taken_port_is_said_before_the_model_is_loaded():
 def test_other_mistakes_are_one_line_too(folder, monkeypatch):
     assert "no-such-model" in refused("no-such-model", "--port", 0)
     assert "host must be" in refused(folder, "--host", "192.0.2.77")
-    assert "leave out --index" in refused(folder, "--no-index", "--index-file", "x")
+    index = ll.index(ll.load(str(folder)), path=folder.parent / "x", progress=False).path
+    assert "leave out --index" in refused(folder, "--no-index", "--index-file", index)
     assert "no such index" in refused(folder, "--port", 0, "--index-file", "no such index")
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert 'pip install "layerleap[web]"' in refused(folder)

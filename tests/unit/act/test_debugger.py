@@ -166,11 +166,11 @@ def test_edited_cells_are_those_of_the_edited_model_and_only_where_states_change
         assert cell["change"] == pytest.approx(float(divergence), rel=1e-3, abs=1e-5)
 
 
-def test_an_edit_of_generated_positions_does_not_apply_to_a_prompt_and_says_so():
+def test_an_edit_of_generated_positions_does_not_apply_to_a_prompt_and_says_so(empty_cache):
     found = frames(edits=["L2.N5=30@generated"])
     assert found[0]["edits"] == [
         {
-            "spec": "L2.N5=30@generated", "applied": False,
+            "spec": "L2.N5=30@generated", "applied": False, "remark": "",
             "sentence": "Set neuron 5 of block 2 to 30 at generated positions",
         }
     ]  # fmt: skip

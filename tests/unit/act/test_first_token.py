@@ -122,7 +122,7 @@ def test_a_second_decoder_neither_packs_nor_measures_nor_verifies_again(calls, d
     [
         lambda model: model.lm_head.weight.data.mul_(2),
         lambda model: model.bfloat16(),
-        lambda model: setattr(model.lm_head, "weight", torch.nn.Parameter(torch.ones(61, 24))),
+        lambda model: setattr(model.lm_head, "weight", torch.nn.Parameter(torch.randn(61, 24))),
         lambda model: model.set_attn_implementation("eager"),
     ],
     ids=["weights", "cast", "head", "attention"],

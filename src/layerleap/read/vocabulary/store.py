@@ -239,8 +239,12 @@ def check_not_building(target: Path) -> None:
     if not path.is_file():
         return
     with _clear_errors(target), closing(sqlite3.connect(path, timeout=0)) as connection:
-        connection.execute("BEGIN EXCLUSIVE")
-        connection.rollback()
+        try:
+            connection.execute("BEGIN EXCLUSIVE")
+            connection.rollback()
+        except sqlite3.DatabaseError as error:
+            if _is_locked(error):
+                raise  # else it is damaged, which nobody is building
 
 
 def check_none_building(folder: Path, model: str, settings: Mapping[str, Any]) -> None:

@@ -128,6 +128,7 @@ class Match(Answer):
     matched: list[Token]
     promotes: list[Token]
     suppresses: list[Token]
+    partial: bool  # no word of the query matches whole
     name: str | None
 
 

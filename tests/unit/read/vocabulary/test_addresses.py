@@ -3,7 +3,7 @@
 import pytest
 
 from layerleap.errors import BadSettings
-from layerleap.read.vocabulary.addresses import Address, check_place, parse_address
+from layerleap.read.vocabulary.addresses import Address, parse_address
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,3 @@ def test_a_name_is_parsed_and_printed_again(text, address):
 def test_anything_else_is_refused_with_examples(text):
     with pytest.raises(BadSettings, match=r"not the name of a parameter.*L12\.N34.*L12\.H3\.Q5"):
         parse_address(text)
-
-
-def test_a_place_that_does_not_exist_is_refused_with_the_range():
-    check_place(8, 9, "head", "block 3")
-    with pytest.raises(BadSettings, match="head 9 does not exist: block 3 has heads 0 to 8"):
-        check_place(9, 9, "head", "block 3")

@@ -153,6 +153,7 @@
  * @property {Token[]} matched
  * @property {Token[]} promotes
  * @property {Token[]} suppresses
+ * @property {boolean} partial no word of the query matches whole
  * @property {string|null} name
  */
 
