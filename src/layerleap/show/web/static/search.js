@@ -127,7 +127,8 @@ function results({ results, notes, milliseconds }) {
       if (matched.has(token.id)) element.classList.add("matched");
       return element;
     });
-    return row(match, match.name, match.partial ? `${match.side}, partial` : match.side, tokens);
+    const title = [match.name, match.partial && "partial match"].filter(Boolean).join(", ");
+    return row(match, title || null, match.side, tokens);
   });
   return [
     make("p", { class: "soft" }, `${count(results.length, "vector")}, ${number(milliseconds, 0)} ms`),
