@@ -4,11 +4,12 @@ import pytest
 import torch
 from families import build
 from tiny_models import tiny
+from torch.utils.flop_counter import FlopCounterMode
 
 from layerleap.act.exits.cost import Cost, measure
 from layerleap.act.exits.replay import Exits
 from layerleap.act.exits.rules import Fixed, Never, Oracle, Patience, Similarity, TopProbability
-from layerleap.errors import BadSettings, WrongModel
+from layerleap.errors import BadSettings, ModelRefused, WrongModel
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.transformer import Transformer
@@ -140,3 +141,27 @@ def test_with_a_large_vocabulary_the_head_costs_eight_blocks():
         for layer in (4, 5)
     }
     assert per_layer[4] < whole.full < per_layer[5]
+
+
+def test_a_users_hook_on_the_head_is_checked_and_not_counted():
+    transformer = tiny("llama")
+    plain = measure(transformer, tokens=4)
+    with transformer.model.lm_head.register_forward_hook(lambda *_: None):
+        assert measure(transformer, tokens=4) == plain
+    with (
+        transformer.model.register_forward_hook(_doubled),
+        pytest.raises(ModelRefused, match="forward hook on the model"),
+    ):
+        measure(transformer, tokens=4)
+
+
+def _doubled(module, args, output):
+    output.logits = 2 * output.logits
+    return output
+
+
+def test_a_counter_around_a_reading_causes_no_check_of_the_tail():
+    transformer = tiny("llama")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        transformer.logits(torch.randn(1, transformer.d_model))
+    assert counter.get_total_flops() == 2 * transformer.d_model * transformer.d_vocab

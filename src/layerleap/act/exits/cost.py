@@ -155,6 +155,7 @@ def measure(
     with counter:
         blocks, h = metered_blocks(transformer, inputs, lambda _: counter.get_total_flops())
     context = h.shape[1]
+    transformer.require_tail()  # now, because a check of hooks would be counted as the head
     with _counter() as head, torch.no_grad():
         transformer.logits(transformer.any_row(h))
     if 0 in blocks or head.get_total_flops() == 0:

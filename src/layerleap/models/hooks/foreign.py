@@ -4,7 +4,8 @@ In: a model. Out: the modules with such code, for passes that cannot run it as `
 the model without the hooks, on this thread, for facts about the model itself.
 
 Hooks of transformers and accelerate do not count: they keep outputs, ask for gradients or move
-tensors between devices, whichever rows a pass has. Neither do our own.
+tensors between devices, whichever rows a pass has. Neither do our own, nor those with which
+torch's counters (of FLOPs, of memory) follow which module runs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from torch.nn.modules import module as torch_module
 from layerleap.models.hooks.forward import Forward, hooks_of
 
 IGNORED = ("accelerate", "transformers", "layerleap")
+TRACKERS = ("torch.utils.module_tracker", "torch.distributed._tools.mod_tracker")  # only look on
 NEEDED = ("torch", "deepspeed", "peft")  # theirs hold a model's weights together
 PRE_HOOK = "forward pre-hook"
 KINDS = {"_forward_pre_hooks": PRE_HOOK, "_forward_hooks": "forward hook"}
@@ -101,7 +103,8 @@ def _hooks(holder: Any, prefix: str = "") -> Iterator[tuple[str, int, Callable[.
     for name, kind in KINDS.items():
         for key, hook in list(getattr(holder, prefix + name).items()):
             is_other = isinstance(hook, _Silent) and hook.thread != get_ident()
-            if _home(hook.hook if is_other else hook) not in IGNORED:
+            own = hook.hook if is_other else hook
+            if _home(own) not in IGNORED and _module(own) not in TRACKERS:
                 yield kind, key, hook
 
 
@@ -119,6 +122,10 @@ def _is_known(module: nn.Module, forward: Forward) -> bool:
 
 def _home(function: Any) -> str:
     """The package that a function, or the class of an object, was defined in."""
+    return _module(function).split(".")[0]
+
+
+def _module(function: Any) -> str:
     while isinstance(function, partial):  # what it wraps may have lent it its own name
         function = function.func
-    return str(getattr(function, "__module__", None) or type(function).__module__).split(".")[0]
+    return str(getattr(function, "__module__", None) or type(function).__module__)
