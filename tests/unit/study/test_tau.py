@@ -183,7 +183,7 @@ def test_a_random_walk_beats_exchangeable_ranks_but_not_its_doubles():
     assert found["value"] > chance["mean"] + 0.1
     assert chance["p"] == pytest.approx(0.01)
     assert found["p"] > 0.05
-    assert found["low"] < 0 < found["high"]
+    assert found["difference_low"] < 0 < found["difference_high"]
 
 
 def test_ranks_that_settle_one_by_one_beat_their_doubles():
@@ -199,5 +199,5 @@ def test_ranks_that_settle_one_by_one_beat_their_doubles():
     found = against_walk(layers, double, torch.arange(100) // 5, 12, Cell(), draws=99)
     assert found["value"] == 1
     assert found["p"] == pytest.approx(0.01)
-    assert found["low"] > 0
+    assert found["difference_low"] > 0
     assert (found["rows"], found["documents"]) == (100, 20)

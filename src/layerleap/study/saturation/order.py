@@ -173,7 +173,8 @@ def _tau(saturation: Saturation, walk: RandomWalk | None, cell: Cell, draws: int
         )
         enough = min(other["rows"], other["doubles"]) >= NEEDED
         if enough and other["documents"] >= FEWEST_DOCUMENTS:
-            row["beats_walk"] = confirmed(above(other), other["p"] <= LEVEL)
+            lead = {end: other[f"difference_{end}"] for end in ("low", "high")}
+            row["beats_walk"] = confirmed(above(lead), other["p"] <= LEVEL)
         row |= {f"walk_{key}": value for key, value in other.items()}
     return row
 

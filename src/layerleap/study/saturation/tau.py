@@ -94,7 +94,7 @@ def against_walk(
     """Mean taus of real rows and of their doubles, the difference with interval, and p-value.
 
     `layers` and `walk` are those of the rows and of the double of each: (row, k). The interval
-    is over documents, and the test swaps them whole, `draws` times.
+    is that of the difference, over documents; the test swaps them whole, `draws` times.
     """
     by_document = Documents(documents)
     columns = torch.cat([_columns(taus(x, n_layers, cell)) for x in (layers, walk)], dim=1)
@@ -113,7 +113,7 @@ def against_walk(
         "rows": int(total[1]), "doubles": int(total[3]), "documents": len(sums),
         "value": finite(float(total[0] / total[1])), "mean": finite(float(total[2] / total[3])),
         "difference": finite(float(difference)),
-        "low": finite(float(low)), "high": finite(float(high)),
+        "difference_low": finite(float(low)), "difference_high": finite(float(high)),
         "p": p_value(null, difference), "draws": draws,
     }  # fmt: skip
 
