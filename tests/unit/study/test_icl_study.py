@@ -189,6 +189,10 @@ def test_a_way_learns_if_right_answers_are_clearly_more_likely_than_without_trai
         ((0.1, 0.2, 0.4), (1, 3, None), None),
         ((0.1, 0.2), (None, None), 0.05),
         ((0.1,), (1,), None),
+        # Equally good: the highest counts, in whatever order they were tried.
+        ((0.1, 0.2, 0.4), (3, 3, 2), None),
+        ((0.2, 0.4, 0.1), (3, 2, 3), None),
+        ((0.1, 0.2), (3, 3), 0.4),
     ],
 )
 def test_the_search_goes_on_beyond_the_edge_where_the_best_rate_is(rates, values, wanted):

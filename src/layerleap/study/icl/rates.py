@@ -57,9 +57,13 @@ def tables(context: IclContext) -> Tables:
 
 
 def best_of(rows: list[Row]) -> Row | None:
-    """The row whose right answers are most likely; None if every rate diverges."""
+    """The row whose right answers are most likely; None if every rate diverges.
+
+    Of rates that are equally good it is the highest, in whatever order they were tried: rates too
+    small to change anything are alike, and the search need not go on below them.
+    """
     known = [row for row in rows if row["value"] is not None]
-    return max(known, key=lambda row: row["value"], default=None)
+    return max(known, key=lambda row: (row["value"], row["rate"]), default=None)
 
 
 def next_rate(rows: list[Row]) -> float | None:
