@@ -42,7 +42,9 @@ def test_it_prints_claims_and_writes_a_report(task: Path, model: Path, tmp_path:
     assert {"report.html", "claims.csv", "findings.txt", "similarity.csv", "rates.csv"} <= names
     page = (tmp_path / "report" / "report.html").read_text()
     assert "Does in-context learning work here?" in page
-    assert "bootstrap over seeds and queries" in page
+    assert "bands and intervals: 95 %, over seeds and queries" in page
+    assert "each query of all seeds is left out once" in page
+    assert "interval over the means of seeds" in page
 
 
 def test_a_masked_model_is_refused_in_one_line(task: Path, tmp_path: Path) -> None:

@@ -32,8 +32,13 @@ def _about(result: StudyResult) -> Iterator[str]:
         "the prompt. A first token (BOS), if the tokenizer has one, is there in all conditions and "
         "is left out of what is compared. Every similarity has controls: a model with "
         "untrained blocks, isotropic noise, the change of another query, and training on shuffled "
-        "answers. Predictions have the last two. Intervals are over seeds and queries. A way of "
-        "training counts for claims only if it learns the task at all."
+        "answers. Predictions have the last two. A way of training counts for claims only if it "
+        "learns the task at all."
+    )
+    yield (
+        "Intervals are 95 %, over seeds and queries: each query of all seeds is left out once, and "
+        "with two seeds or more an interval is at least as wide as Student's t-interval over the "
+        "means of seeds."
     )
     yield (
         f"Training is on {LOSSES[result.settings['tokens']]}, with the rate that suits each way "
