@@ -374,7 +374,7 @@ def calibrated_figure() -> Figure:
         "was made; hollow marks: other texts, for which it was not. Red: refuted.",
         rows, "dots", x=Axis("disagreement with the full model on fresh text", "share", 0, None),
         y=Axis("", "category"), marks=marks, dodge=True, size=(9.5, 4.0),
-        sample="bars: 95 %, the wider of that over documents and the exact binomial one",
+        sample="bars: 95 % intervals, the wider of that over documents and the exact binomial one",
     )  # fmt: skip
 
 
