@@ -40,6 +40,7 @@ POOL_DOCUMENTS, POOL_CHARACTERS = 1024, 2**24  # limits of the pool that texts a
 DENSEST_MASKS = 7  # masked models are trained with about one token in seven masked
 # Config fields for the length of the position table; the last one is for speech decoders.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
+TOKENISED = 16  # texts of a document at a time, at most
 WINDOW = 2048  # examples sorted by length at a time: little padding, constant memory
 
 
@@ -293,7 +294,9 @@ def _encode(
     texts = iter_texts(
         document, sampling.unit, per_document=sampling.per_document, seed=sampling.seed
     )
-    while chunk := [_without_surrogates(text) for text in islice(texts, 16)]:
+    size = 1  # often only the first text is read, so tokenise more only as more are asked for
+    while chunk := [_without_surrogates(text) for text in islice(texts, size)]:
+        size = min(2 * size, TOKENISED)
         encoded = tokenizer(chunk, truncation=True, max_length=limit, return_attention_mask=False)
         for text, ids in zip(chunk, encoded["input_ids"], strict=True):
             example = _example(transformer, text, list(ids), number, sampling, policy, held_back)
