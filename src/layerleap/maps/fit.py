@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 METHOD = 3  # raise it when a fit of the same text would give other maps: caches then start anew
 ROWS_PER_DIRECTION = 3  # with fewer rows, maps are poor whatever the ridge
-# Up to this many a ridge is chosen: with 2 it takes 17 % off the KL of readings of SmolLM2, with 5
-# one percent, with 9 half a percent, and with more nothing; on other text its last layers up to 17.
+# Below this many a ridge is chosen: there it takes something off the KL of readings, from here on
+# next to nothing (`benchmarks/run.py ridge` measures both).
 CHOSEN_BELOW = 10
 FEW_ROWS_RIDGE = 0.01  # for few rows, if there is nothing to choose it on
 SCORED_TEXTS = 100  # held-out texts behind the scores in a card, one row each
