@@ -136,6 +136,8 @@ def test_the_debugger_records_a_prompt_again_after_a_change():
 def test_a_lens_without_a_bank_reads_the_weights_as_they_are():
     model = tiny()
     lens = Lens(model)
-    lens.read(TEXT)
+    before = lens.read(TEXT).to_dict()
     in_place(model.model)
-    lens.read(TEXT)
+    after = lens.read(TEXT).to_dict()
+    assert after != before
+    assert after == Lens(model).read(TEXT).to_dict()
