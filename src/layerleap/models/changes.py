@@ -115,8 +115,9 @@ def _weights(model: nn.Module) -> Iterator[tuple[int, Tensor]]:
 
 def _sample(weight: Tensor) -> Tensor:
     if weight.is_contiguous():
-        flat = weight.view(-1)
-        values = flat[:: max(1, flat.numel() // SAMPLES) | 1]  # odd, to meet many columns
+        size = weight.numel()
+        step = max(1, size // SAMPLES) | 1  # odd, to meet many columns
+        values = weight.as_strided((-(-size // step),), (step,))  # in one call
     else:
         values = weight[tuple(slice(None, None, max(1, size // 8)) for size in weight.shape)]
         values = values.reshape(-1)

@@ -59,14 +59,14 @@ class Transformer:
     no_tokenizer: str = ""  # why it could not be loaded
     wrappers: tuple[str, ...] = ()  # what was left out around the model, a sentence each
     is_changed: bool = False  # the weights are no longer those that were wrapped
-    _mark: Mark = field(init=False)
+    _mark: Mark | None = None  # of the weights, if it was just made
     # The code of others with which the model was verified, and its tail last.
     _loaded_with: tuple[Foreign, ...] = field(default=(), init=False)
     _tail_with: tuple[Foreign, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         """Remember the weights as they are now."""
-        self._mark = mark(self.model)
+        self._mark = self._mark or mark(self.model)
 
     @property
     def n_layers(self) -> int:
@@ -141,9 +141,9 @@ class Transformer:
         Like `wrap` without further arguments, so there is no tokenizer.
         """
         state, found = _VERIFIED.get(model, (None, {}))
-        if foreign_code(model) or state != _state(model):
+        if state is None or foreign_code(model) or state != _state(model):
             return cls.wrap(model)
-        return cls(model, None, **found)
+        return cls(model, None, **found, _mark=state[0])
 
     @classmethod
     def _discover(

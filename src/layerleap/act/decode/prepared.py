@@ -77,12 +77,14 @@ class Prepared:
         ids, ends = decoder.shortlist_ids, request.end_tokens(model)
         self.shortlist = None if ids is None else Shortlist(self.transformer, {*ids, *ends})
         self.decoder = decoder
+        self.dtypes = dtypes(self.transformer)
         self.is_equipped = False
         self._cost = decoder._cost or FIRST_COST
 
     def is_outdated(self, model: PreTrainedModel) -> bool:
-        """True for another model, or if its weights were changed since."""
+        """True for another model, or if its weights were changed since; asked at every call."""
         self.transformer.refresh()
+        self.dtypes = dtypes(self.transformer)
         return self.transformer.model is not model or self.transformer.identity != self._identity
 
     def cursor(self, text: int, n_prompt: int) -> Cursor:
@@ -153,21 +155,26 @@ class Prepared:
 
     @property
     def _wants_bits(self) -> bool:
-        decoder, is_bf16 = self.decoder, dtypes(self.transformer) == {torch.bfloat16}
+        decoder, is_bf16 = self.decoder, self.dtypes == {torch.bfloat16}
         is_other = decoder.rule is not None or "early" in decoder.drafts
         return decoder.strict is not False and is_bf16 and not is_other
 
     @property
+    def is_wide(self) -> bool:
+        """True if passes of any size choose the same tokens, but for ties in the last digits."""
+        return self.dtypes <= set(WIDE)
+
+    @property
     def is_one_by_one(self) -> bool:
         """True if no pass over several tokens is allowed, at least not yet."""
-        if is_wide(self.transformer) or self.keeps_bits:
+        if self.is_wide or self.keeps_bits:
             return False
         return bool(self.decoder.strict) or (self._wants_bits and not self.is_equipped)
 
     @property
     def tie_steps(self) -> float:
         """Logits this many rounding steps apart are decided by a pass of their own; 0 for none."""
-        return 0.0 if is_wide(self.transformer) or self.keeps_bits else TIE_STEPS
+        return 0.0 if self.is_wide or self.keeps_bits else TIE_STEPS
 
     @property
     def exactness(self) -> Exactness:
@@ -175,7 +182,7 @@ class Prepared:
         rule = self.decoder.rule
         if rule is not None and rule.name != "never":
             return "approximate"
-        is_exact = rule is not None or is_wide(self.transformer) or self.is_one_by_one
+        is_exact = rule is not None or self.is_wide or self.is_one_by_one
         return "exact" if is_exact or self.keeps_bits else "rounded"
 
     @property
@@ -207,8 +214,3 @@ def dtypes(transformer: Transformer) -> set[torch.dtype]:
     if torch.is_autocast_enabled(model.device.type):
         return {torch.bool}
     return {p.dtype for p in model.parameters() if p.is_floating_point()}
-
-
-def is_wide(transformer: Transformer) -> bool:
-    """True if passes of any size choose the same tokens, but for ties in the last digits."""
-    return dtypes(transformer) <= set(WIDE)

@@ -90,6 +90,17 @@ class _Case:
         ]
         return self.transformer.capture(self.inputs, sites=sites)
 
+    @cached_property
+    def read(self) -> tuple[Tensor, Tensor]:
+        """The rows that the tail reads of the last layer, and the logits that it gives them."""
+        return _read(self.transformer, self.seen.states[self.transformer.n_layers])
+
+
+@torch.inference_mode()
+def _read(transformer: Transformer, h: Tensor) -> tuple[Tensor, Tensor]:
+    rows = transformer.rows(h, transformer.pooled(torch.ones(h.shape[:2])))
+    return rows, transformer.logits(rows)
+
 
 def check(transformer: Transformer) -> list[LawResult]:
     """The result of every law, in the order of the module docstring."""
@@ -206,18 +217,15 @@ def _finite(case: _Case) -> Verdict:
 def _tail(case: _Case) -> Verdict:
     """At two lengths: a head may read a position that only happens to fit one of them."""
     transformer, last = case.transformer, case.transformer.n_layers
-    found = [(case.seen.states[last], case.logits)]
+    found = [(case.read[1], case.logits)]
     if transformer.kind != "image-class":
-        inputs = probe(transformer.model, rows=3, seed=11, n_tokens=N_TOKENS + 4)
+        inputs = probe(transformer.model, rows=1, seed=11, n_tokens=N_TOKENS + 4)
         longer = transformer.capture(inputs, layers=[last], logits=True)
         assert longer.logits is not None
-        found.append((longer.states[last], longer.logits))
-    error = 0.0
-    for h, theirs in found:
-        keep = transformer.pooled(torch.ones(h.shape[:2]))
-        with torch.inference_mode():
-            ours = transformer.logits(transformer.rows(h, keep))
-        error = max(error, row_gap(ours, theirs.reshape(-1, ours.shape[-1]), centre=True))
+        found.append((_read(transformer, longer.states[last])[1], longer.logits))
+    error = max(
+        row_gap(ours, theirs.reshape(-1, ours.shape[-1]), centre=True) for ours, theirs in found
+    )
     path = " -> ".join(str(step) for step in transformer.tail)
     return error <= rounding(case.logits), f"{path} (off by {error:.1e})"
 
@@ -292,12 +300,11 @@ def _padding(case: _Case) -> Verdict:
     return worst <= allowed, f"padding changes states by {worst:.1e}"
 
 
-@torch.inference_mode()
 def _rows(case: _Case) -> Verdict:
-    transformer, last = case.transformer, case.transformer.n_layers
-    h = case.seen.states[last]
-    rows = transformer.rows(h, transformer.pooled(torch.ones(h.shape[:2])))
-    gap = row_gap(transformer.logits(rows[-1:]), transformer.logits(rows)[-1:], centre=True)
+    rows, logits = case.read
+    with torch.inference_mode():
+        alone = case.transformer.logits(rows[-1:])
+    gap = row_gap(alone, logits[-1:], centre=True)
     return gap <= rounding(case.logits), f"other rows change a row's logits by {gap:.1e}"
 
 

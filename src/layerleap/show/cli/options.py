@@ -189,6 +189,7 @@ def load_model(
     options = {"revision": revision, "dtype": dtype}
     chosen: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     chosen |= {"laws": laws, "tell": tell}
+    tell(f"loading {model}")  # before the first slow import
     return layerleap.load(model, blocks=blocks, tail=parse_words(tail), **chosen)
 
 
