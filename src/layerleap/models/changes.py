@@ -3,14 +3,15 @@
 In: a model. Out: a value that differs from an earlier one if the weights changed since.
 
 `Transformer.refresh` compares marks before anything fitted is applied, and makes the identity anew
-if they differ. A mark holds where each weight is, how often PyTorch saw it change in place, a few
+if they differ. A mark holds where each weight is, how often PyTorch saw it change in place, some
 of its values, and which adapters are on. Writing to `.data` is not counted by PyTorch, so it shows
-only in the sampled values: one that changes a few entries can go unnoticed. The fingerprint of the
-identity sees every value.
+only in the sampled values. They meet every row and every column of a matrix: a neuron or a token
+set to zero is noticed, single entries may not be. The fingerprint of the identity sees every value.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
 
 T = TypeVar("T")
-SAMPLES = 16  # values of each weight
 PLAIN = (Tensor, nn.Parameter)
 
 
@@ -114,11 +114,11 @@ def _weights(model: nn.Module) -> Iterator[tuple[int, Tensor]]:
 
 
 def _sample(weight: Tensor) -> Tensor:
-    if weight.is_contiguous():
-        size = weight.numel()
-        step = max(1, size // SAMPLES) | 1  # odd, to meet many columns
-        values = weight.as_strided((-(-size // step),), (step,))  # in one call
-    else:
-        values = weight[tuple(slice(None, None, max(1, size // 8)) for size in weight.shape)]
-        values = values.reshape(-1)
+    """At least one value of every row and of every column, read with one stride."""
+    size, columns = weight.numel(), weight.shape[-1] if weight.dim() > 1 else 1
+    step = max(1, min(columns, size // max(1, columns)))
+    while gcd(step, columns) > 1:  # else some columns are never met
+        step -= 1
+    flat = weight if weight.is_contiguous() else weight.reshape(-1)
+    values = flat.as_strided((-(-size // step),), (step,))  # in one call
     return values if values.dtype == torch.float32 else values.to(torch.float32)

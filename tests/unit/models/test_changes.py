@@ -75,6 +75,17 @@ def test_a_bank_and_its_lens_are_refused_once_the_weights_were_changed(bank, cha
             use()
 
 
+@pytest.mark.parametrize("place", ["row", "column"])
+def test_a_neuron_or_a_token_set_to_zero_through_data_is_noticed(bank, place):
+    shape = tiny().model.model.layers[0].mlp.down_proj.weight.shape
+    for index in range(shape[0 if place == "row" else 1]):
+        model = tiny()
+        weight = model.model.model.layers[0].mlp.down_proj.weight.data
+        (weight if place == "row" else weight.T)[index] = 0
+        with pytest.raises(WrongModel):
+            bank.lens(model)
+
+
 def test_a_change_that_no_mark_shows_is_found_by_an_evaluation(bank):
     model = tiny()
     before, weight = mark(model.model), model.model.model.layers[0].mlp.down_proj.weight
