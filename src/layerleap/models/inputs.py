@@ -17,7 +17,14 @@ from layerleap.errors import BadSettings, BadText, first_line
 from layerleap.models.discovery.probe import accepts, vocabulary_size
 from layerleap.models.discovery.tail import LAST
 from layerleap.models.hooks.foreign import foreign_code
-from layerleap.models.prompts import as_pair, encode_all, encode_pair, numbered, several
+from layerleap.models.prompts import (
+    as_pair,
+    encode_all,
+    encode_pair,
+    inferred_mask,
+    numbered,
+    several,
+)
 
 if TYPE_CHECKING:
     from layerleap.models.transformer import Transformer
@@ -68,7 +75,9 @@ def _from_tensor(transformer: "Transformer", given: Tensor) -> dict[str, Any]:
         raise BadText("the tensor is empty; expected at least one token")
     if not given.is_floating_point() and given.dim() in (1, 2) and main == "input_ids":
         ids = given if given.dim() == 2 else given[None]
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        is_one = given.dim() == 1
+        mask = torch.ones_like(ids) if is_one else inferred_mask(transformer, ids)
+        return {"input_ids": ids, "attention_mask": mask}
     if given.is_floating_point() and main != "input_ids":
         return {main: given}
     raise BadSettings(

@@ -8,7 +8,9 @@ Out: token ids of each, checked against the vocabulary.
     [504, 3575, 282] or a 1-D tensor or array         token ids
     ["Hello", "Goodbye"]                              several prompts; a list of lists of messages,
                                                       or of token ids, is several as well
-    a 2-D tensor, or a batch of a tokenizer           several, without their padding
+    a 2-D tensor, or a batch of a tokenizer           several, without their padding; a tensor has
+                                                      no mask, so tokens that are nothing else than
+                                                      padding are left out at both ends of a row
 
 A chat goes through the tokenizer's chat template, which writes all special tokens, up to where the
 answer begins. If its last message is the assistant's, that message is continued instead. For an
@@ -21,6 +23,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings, BadText, LayerleapError, first_line
@@ -47,11 +50,44 @@ def several(transformer: "Transformer", given: Any) -> list[Any] | None:
     if isinstance(given, Mapping):
         return _of_batch(given)
     if isinstance(given, Tensor | np.ndarray) and not isinstance(given, Sequence):
-        return list(given) if given.ndim > 1 else None
+        return _of_matrix(transformer, torch.as_tensor(given)) if given.ndim > 1 else None
     is_one = isinstance(given, str) or not isinstance(given, Iterable)
     if is_one or _is_ids(given) or is_chat(given):
         return None
     return list(given) or None
+
+
+def _of_matrix(transformer: "Transformer", ids: Tensor) -> list[Any]:
+    if ids.dim() != 2 or ids.is_floating_point():
+        return list(ids)
+    masks = inferred_mask(transformer, ids).bool()
+    return [row[mask].tolist() for row, mask in zip(ids, masks, strict=True)]
+
+
+def inferred_mask(transformer: "Transformer", ids: Tensor) -> Tensor:
+    """Which of (batch, pos) token ids are no padding at either end: 1 for these, 0 for padding.
+
+    As in `generate`, a padding token that also ends texts is read as text. Two or more of them at
+    an end of one row among several can only be padding, and are refused.
+    """
+    model, tokenizer = transformer.model, transformer.tokenizer
+    settings = getattr(model, "generation_config", None), model.config.get_text_config(), tokenizer
+    known = (getattr(one, "pad_token_id", None) for one in settings)
+    pad = next((id_ for id_ in known if id_ is not None), None)
+    is_pad = ids == (-1 if pad is None else pad)
+    outside = is_pad.cumprod(1).bool() | is_pad.flip(1).cumprod(1).flip(1).bool()
+    outside &= ~is_pad.all(1, keepdim=True)  # nothing would be left
+    ends = [getattr(one, "eos_token_id", None) for one in settings]
+    if pad not in {id_ for end in ends for id_ in (end if isinstance(end, list) else [end])}:
+        return (~outside).to(ids.dtype)
+    unequal = outside.sum(1) > outside.sum(1).amin()
+    for row in ((outside.sum(1) > 1) & unequal).nonzero()[:, 0].tolist():
+        raise BadText(
+            f"row {row + 1} of these token ids has {int(outside[row].sum())} times {pad} at an "
+            "end, which may be padding or the end of a text; give the tokenizer's whole batch, "
+            "with its mask, or lists of token ids"
+        )
+    return torch.ones_like(ids)
 
 
 def _of_batch(batch: Mapping[str, Any]) -> list[Any]:

@@ -174,6 +174,30 @@ def test_one_prompt_is_told_from_several():
         assert len(found) == n, given
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_in_a_matrix_of_token_ids_is_left_out(side):
+    model = tiny()
+    pad = model.tokenizer.pad_token_id
+    rows = [[7, 8, 9, 10], [11, 12]]
+    padding = [pad] * 2
+    padded = torch.tensor([rows[0], padding + rows[1] if side == "left" else rows[1] + padding])
+    assert several(model, padded) == rows
+    last = model.n_layers
+    alone = model.capture(torch.tensor(rows[1:])).states[last][0]
+    together = model.capture(padded).states[last][1]
+    kept = slice(2, None) if side == "left" else slice(None, 2)
+    torch.testing.assert_close(together[kept], alone, rtol=1e-4, atol=1e-4)
+    assert several(model, torch.tensor([[pad, pad]])) == [[pad, pad]]  # nothing would be left
+
+
+def test_padding_that_may_be_the_end_of_a_text_is_read_or_refused():
+    model = tiny()
+    model.model.generation_config.pad_token_id = model.model.generation_config.eos_token_id = 3
+    assert several(model, torch.tensor([[7, 8, 3], [7, 3, 8]])) == [[7, 8, 3], [7, 3, 8]]
+    with pytest.raises(BadText, match=r"row 2 .* 2 times 3 at an end.*tokenizer's whole batch"):
+        several(model, torch.tensor([[7, 8, 9], [7, 3, 3]]))
+
+
 def test_a_model_without_a_tokenizer_reads_and_continues_token_ids(bare):
     ids = [7, 8, 9]
     for given in (ids, torch.tensor(ids), np.array(ids)):
