@@ -1,6 +1,7 @@
 """What the user did to a model holds in every pass: states, readings, recordings, facts, banks."""
 
 import threading
+import warnings
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from tiny_models import sentences, tiny, tokenizer
 
 import layerleap as ll
 from layerleap.act.debug.debugger import Debugger
-from layerleap.errors import ModelRefused
+from layerleap.errors import HookedModelWarning, ModelRefused
 from layerleap.maps import fit as fit_module
 from layerleap.maps.fit import default_bank, find_bank
 from layerleap.models.hooks.foreign import foreign_code, unhooked
@@ -129,6 +130,20 @@ def test_a_model_that_works_only_with_a_hook_is_verified_with_it_and_refused_wit
     handle.remove()
     with pytest.raises(ModelRefused, match="was verified with a forward hook on lm_head"):
         Lens(transformer).read(TEXT)
+
+
+def test_a_class_that_is_changed_after_loading_is_noticed(monkeypatch):
+    transformer = tiny("llama")
+    norm = type(norm_of(transformer))
+    own = norm.forward
+    monkeypatch.setattr(norm, "forward", lambda self, h: own(self, h) * torch.linspace(0, 1, 24))
+    paths = [one.path for one in foreign_code(transformer.model)]
+    assert "model.norm" in paths
+    theirs = transformer.model(input_ids=torch.tensor([[7, 8, 9]])).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HookedModelWarning)
+        written = ll.generate(transformer, [7, 8, 9], bank=None, max_new_tokens=1)
+    assert written.ids[0] == theirs[0, -1].argmax()
 
 
 def test_a_model_that_fails_a_law_because_of_a_replaced_forward_is_refused_with_its_place():

@@ -63,6 +63,7 @@ class Transformer:
     # The code of others with which the model was verified, and its tail last.
     _loaded_with: tuple[Foreign, ...] = field(default=(), init=False)
     _tail_with: tuple[Foreign, ...] = field(default=(), init=False)
+    _tail_in_doubt: bool = field(default=False, init=False)  # hooks may act only at times
 
     def __post_init__(self) -> None:
         """Remember the weights as they are now."""
@@ -127,6 +128,7 @@ class Transformer:
                 from layerleap.models.discovery.laws import require  # laws check a wrapped model
 
                 require(wrapped, given["laws"])
+        hooks_of(model).remember(model)
         wrapped._loaded_with = foreign_code(model)
         wrapped._tail_with = foreign_code(model, wrapped._outside_blocks())
         if check and not wrapped._loaded_with:
@@ -223,6 +225,7 @@ class Transformer:
         Args:
             thorough: look at every value, not only at a mark; as long as at loading.
         """
+        self._tail_in_doubt = bool(self._tail_with)
         now = mark(self.model)
         if now == self._mark and not thorough:
             return
@@ -273,20 +276,21 @@ class Transformer:
         or one that treats positions differently, does not act as it does in the model's own passes.
         """
         code = foreign_code(self.model, self._outside_blocks())
-        if code == self._tail_with:
+        if code == self._tail_with and not self._tail_in_doubt:
             return
         from layerleap.models.discovery.laws import tail_error  # laws check a wrapped model
 
         with hooks_of(self.model).lock, unedited(self.model):
             before, self._tail_with = self._tail_with, code  # the check runs the tail, too
+            self._tail_in_doubt = False
             try:
                 error = tail_error(self)
             except BaseException:
-                self._tail_with = before
+                self._tail_with, self._tail_in_doubt = before, True
                 raise
             if error is None:
                 return
-            self._tail_with = before
+            self._tail_with, self._tail_in_doubt = before, True
         if not code:
             raise ModelRefused(
                 f"{self.identity.name} was verified with {in_words(before)}, and does not fit its "

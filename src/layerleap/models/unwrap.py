@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from layerleap.errors import LayerleapError, ModelRefused, first_line
 from layerleap.models.discovery.compare import rounding, row_gap
 from layerleap.models.discovery.probe import probe
+from layerleap.models.hooks.foreign import KINDS, foreign_code, in_words
 from layerleap.models.hooks.forward import uncompiled
 
 
@@ -25,6 +26,12 @@ def unwrap(given: Any) -> tuple[Any, tuple[str, ...]]:
     notes: list[str] = []
     while isinstance(given, nn.Module) and not isinstance(given, PreTrainedModel):
         name = type(given).__name__
+        hooks = [one for one in foreign_code(given, [("", given)]) if one.kind in KINDS.values()]
+        if hooks:
+            raise ModelRefused(
+                f"its {name} has {in_words(hooks)}, which only acts when the {name} is called; put "
+                "it on the model inside, or remove it"
+            )
         if isinstance(inner := given._modules.get("_orig_mod"), nn.Module):
             notes.append("it was compiled; while layerleap reads or edits it, it runs uncompiled")
         elif callable(base := getattr(given, "get_base_model", None)):

@@ -64,8 +64,16 @@ def test_loosened_laws_are_written_on_the_model_and_on_every_result(model, tmp_p
     scores = ll.evaluate(model, bank, sentences(9), progress=False)
     assert "laws='loose'" in str(scores)
     assert scores.to_dict()["model"]["loosened"] == loosened
-    text = ll.generate(model, TEXT, bank=None, max_new_tokens=2, decoder="transformers")
+    text = ll.generate(model, TEXT, bank=None, max_new_tokens=2)
     assert "laws='loose'" in text.how["note"]
+    head_only = load(int8("lm_head"), tokenizer=tokenizer(), laws="loose")  # neurons are known
+    for result in (
+        bank.lens(model).saturation(TEXT),
+        ll.neurons(head_only).dominant(TEXT),
+        ll.effect(head_only, TEXT, ["L2.N3=1"]),
+    ):
+        for shown in (str(result), result._repr_html_(), json.dumps(result.to_dict())):
+            assert "loose" in shown, type(result).__name__
 
 
 def test_a_model_that_keeps_every_law_has_nothing_loosened():

@@ -154,6 +154,16 @@ def test_a_compiled_model_is_read_and_edited_and_never_compiled_again(how):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("wrap", [with_adapter, nn.DataParallel], ids=["adapter", "devices"])
+def test_a_hook_on_the_wrapper_which_the_model_inside_never_runs_is_refused(wrap):
+    outer = wrap(LORA if wrap is with_adapter else build("llama", 0))
+    handle = outer.register_forward_hook(lambda *call: None)
+    with pytest.raises(ModelRefused, match=f"its {type(outer).__name__} has a forward hook"):
+        load(outer)
+    handle.remove()
+    assert load(outer, tokenizer=tokenizer())
+
+
 def test_no_refusal_shows_the_whole_module():
     stranger = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     for use in (load, ll.check):

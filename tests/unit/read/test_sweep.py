@@ -1,10 +1,13 @@
 """One sweep over the logits of all layers keeps what a grid shows."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from tiny_models import sentences, tiny
 
 from layerleap.maps.fit import fit
+from layerleap.models.hooks.forward import Tap, tapped
 from layerleap.read import lens as lens_module
 from layerleap.read import sweep as sweep_module
 from layerleap.read.lens import Lens
@@ -20,17 +23,18 @@ def swept(logits, k, *, parts=1):
     return sweep.track()
 
 
-def head_rows(model, monkeypatch):
-    """How many rows each call of the head gets, from now on."""
-    given, forward = [], torch.nn.Linear.forward
+@pytest.fixture
+def head_rows():
+    """Counts how many rows each call of a model's head gets, from when it is called on."""
+    with ExitStack() as stack:
 
-    def counted(module, rows):
-        if module is model.model.lm_head:
-            given.append(rows[..., 0].numel())
-        return forward(module, rows)
+        def watch(model):
+            given, head = [], model.model.lm_head
+            see = Tap(see_input=lambda args, _: given.append(args[0][..., 0].numel()))
+            stack.enter_context(tapped(model.model, {head: see}))
+            return given
 
-    monkeypatch.setattr(torch.nn.Linear, "forward", counted)
-    return given
+        yield watch
 
 
 def test_equal_logits_are_listed_in_order_of_id():
@@ -75,12 +79,12 @@ def test_divergences_are_as_exact_as_float32_allows():
 
 @pytest.mark.parametrize("budget", [61 * 4, 61 * 60, 2**23])
 def test_reading_runs_the_tail_once_per_layer_and_row_in_as_few_products_as_the_budget_allows(
-    budget, monkeypatch
+    budget, head_rows, monkeypatch
 ):
     model = tiny("llama")
     bank = fit(model, sentences(40), intercept=True)
     monkeypatch.setattr(lens_module, "ENTRIES", budget)
-    given = head_rows(model, monkeypatch)
+    given = head_rows(model)
     readings = Lens(model, bank).read(list(range(5, 17)))
     rows, most = 12 * (model.n_layers + 1), budget // model.d_vocab
     assert sum(given) == len(readings.tracks) * rows
@@ -88,9 +92,9 @@ def test_reading_runs_the_tail_once_per_layer_and_row_in_as_few_products_as_the_
     assert len(given) == 2 or most < rows
 
 
-def test_nothing_is_read_again_when_a_reading_is_printed_or_shown(monkeypatch):
+def test_nothing_is_read_again_when_a_reading_is_printed_or_shown(head_rows):
     model = tiny("llama")
-    given = head_rows(model, monkeypatch)
+    given = head_rows(model)
     readings = Lens(model).read(list(range(5, 17)))
     assert given
     given.clear()

@@ -74,7 +74,8 @@ def _find_axes(transformer: Transformer) -> Axes:
         raise ModelRefused(
             f"law 'waiting' failed for {type(model).__name__}: states of positions that waited at "
             f"a layer differ by {gaps['waiting']:.1e} of their length ({allowed:.0e} is what "
-            "rounding explains)"
+            "rounding explains); decode it with transformers' own loop: "
+            'll.generate(..., decoder="transformers")'
         )
     branches = gaps["branching"] <= allowed
     batches = branches and _batch_gap(transformer, axes, ids) <= allowed

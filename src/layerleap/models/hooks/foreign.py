@@ -18,13 +18,15 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from layerleap.models.hooks.forward import Forward, hooks_of
+from layerleap.models.hooks.forward import Forward, code_of, hooks_of
 
 IGNORED = ("accelerate", "transformers", "layerleap")
 TRACKERS = ("torch.utils.module_tracker", "torch.distributed._tools.mod_tracker")  # only look on
 NEEDED = ("torch", "deepspeed", "peft")  # theirs hold a model's weights together
 PRE_HOOK = "forward pre-hook"
 KINDS = {"_forward_pre_hooks": PRE_HOOK, "_forward_hooks": "forward hook"}
+# They call what they wrap under another mode: without gradients, or compiled.
+WRAPPERS = ("torch._dynamo", "torch.utils._contextlib")
 NAMED = 3  # modules that a message names
 
 
@@ -61,6 +63,9 @@ def foreign_code(
         forward = hooks.instance_forward(module)
         if forward is not None and not _is_known(module, forward):
             code.append(Foreign(path, "replaced forward", forward))
+        verified = hooks.verified.get(module)
+        if verified is not None and verified != code_of(module):
+            code.append(Foreign(path, "changed class", code_of(module)))
     return tuple(code)
 
 
@@ -126,6 +131,16 @@ def _home(function: Any) -> str:
 
 
 def _module(function: Any) -> str:
-    while isinstance(function, partial):  # what it wraps may have lent it its own name
-        function = function.func
-    return str(getattr(function, "__module__", None) or type(function).__module__)
+    """Where the code is. `functools.wraps` copies the `__module__` of what it wraps, so it lies."""
+    while True:
+        while isinstance(function, partial):
+            function = function.func
+        function = getattr(function, "__func__", function)
+        written_in = getattr(function, "__globals__", {}).get("__name__")
+        if written_in is None:
+            return str(getattr(function, "__module__", None) or type(function).__module__)
+        inner = getattr(function, "__wrapped__", None)
+        inner = getattr(function, "_torchdynamo_orig_callable", inner)
+        if inner is None or not written_in.startswith(WRAPPERS):
+            return str(written_in)
+        function = inner

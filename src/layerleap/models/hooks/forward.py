@@ -193,13 +193,24 @@ def _wrapped(
     return wrapped
 
 
+def code_of(module: nn.Module) -> tuple[Any, Any]:
+    """What the class of a module runs; a class derived from it may run the same."""
+    return type(module).forward, type(module).__call__
+
+
 class ModelHooks:
     """The lock of one model, its tapped modules, and the edits in force (see `edit`)."""
 
     def __init__(self) -> None:
         self.lock = RLock()
         self.edits: Any = None
+        # By module, the code of its class when the model was last verified.
+        self.verified: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
         self._modules: dict[nn.Module, _TappedModule] = {}
+
+    def remember(self, model: nn.Module) -> None:
+        """Keep the code of all classes: `model` was verified with it."""
+        self.verified = WeakKeyDictionary((one, code_of(one)) for one in model.modules())
 
     def add(self, module: nn.Module, tap: Tap) -> None:
         """Put one tap in place; the caller holds the lock."""
