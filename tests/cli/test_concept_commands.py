@@ -85,7 +85,9 @@ def test_search_for_programs_is_json(place: Path) -> None:
 def test_search_names_words_without_a_token(place: Path) -> None:
     result = run("search", place / "model", "xylophone", "--index", place / "index")
     assert result.exit_code == 0
-    assert "no token of this model contains 'xylophone'" in " ".join(result.output.split())
+    assert "no token of this model begins a word with 'xylophone'" in " ".join(
+        result.output.split()
+    )
     assert "no neuron has these words" in result.output
 
 

@@ -403,7 +403,11 @@ class FakeIndex:
         words = self.engine.words
         matched = [i for w in query.split() for t, i in words.ids.items() if t.strip() == w]
         known = {text.strip() for text in words.ids}
-        notes = [f"no token of this model contains {w!r}." for w in query.split() if w not in known]
+        notes = [
+            f"no token of this model begins a word with {w!r}."
+            for w in query.split()
+            if w not in known
+        ]
         if not matched:
             return {"results": [], "notes": notes}
         rng = random.Random(query)

@@ -123,7 +123,7 @@ def test_followed_tokens_are_read_in_every_cell(client):
 def test_a_search_says_which_words_are_no_tokens(client):
     answer = client.get("/api/search", params={"q": "guitar qqqq"}).json()
     assert answer["results"]
-    assert answer["notes"] == ["no token of this model contains 'qqqq'."]
+    assert answer["notes"] == ["no token of this model begins a word with 'qqqq'."]
 
 
 def test_ids_are_read_as_they_are(client):

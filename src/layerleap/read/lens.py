@@ -83,7 +83,9 @@ class Lens:
 
     def check_model(self) -> None:
         """Raise `WrongModel` if the weights were changed since the lens was made."""
-        if self.bank is not None:
+        if self.bank is None:
+            self.transformer.refresh()
+        else:
             self.bank.check_model(self.transformer)
 
     def caveats(self) -> list[str]:
@@ -148,7 +150,9 @@ class Lens:
                 f"top_k {top_k} is out of range; expected 1 to {self.transformer.d_vocab}"
             )
         self.check_model()
-        if len(texts) > 1 and foreign_code(self.transformer.model):  # hooks may see the padding
+        model, identity = self.transformer.model, self.transformer.identity
+        # Hooks may see the padding, and loose laws let rows depend on each other.
+        if len(texts) > 1 and (foreign_code(model) or identity.loosened):
             return [self.read_batch([one], positions=positions, top_k=top_k)[0] for one in texts]
         encoded, chosen, examples = self._examples(texts, positions)
         last, name = self.transformer.n_layers, self.transformer.output_name
@@ -183,7 +187,8 @@ class Lens:
         batch = collate(self.transformer, examples)
         tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
         tokens, last = self._tokens(encoded[0]), self.transformer.n_layers
-        return Strip(tokens, chosen[0], last, k, tracks, self.transformer.output_name)
+        name = self.transformer.output_name
+        return Strip(tokens, chosen[0], last, k, tracks, name, self.caveats())
 
     def _lenses(self) -> dict[str, "Lens"]:
         """The logit lens, and this lens if it has a bank."""

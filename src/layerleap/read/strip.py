@@ -26,6 +26,7 @@ class Strip:
     k: int
     tracks: dict[str, Saturation]
     decode: Callable[[int], str] = field(repr=False)
+    notes: list[str] = field(default_factory=list)  # what limits it, a sentence each
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One plain dict per map and position."""
@@ -50,10 +51,9 @@ class Strip:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "tokens": self.tokens, "n_layers": self.n_layers, "k": self.k,
-            "saturation": list(self.rows()),
-        }  # fmt: skip
+        own = {"tokens": self.tokens, "n_layers": self.n_layers, "k": self.k}
+        notes = {"notes": self.notes} if self.notes else {}
+        return {**own, "saturation": list(self.rows()), **notes}
 
     def to_pandas(self) -> Any:
         """A data frame with one line per map, position and rank."""
@@ -72,10 +72,9 @@ class Strip:
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        return (
-            f"Strip({len(self.positions)} positions, ranks 1 to {self.k}, layers 0 to "
-            f"{self.n_layers}, {' and '.join(self.tracks)})"
-        )
+        size = f"{len(self.positions)} positions, ranks 1 to {self.k}, layers 0 to {self.n_layers}"
+        lines = [f"Strip({size}, {' and '.join(self.tracks)})"]
+        return "\n".join([*lines, *(f"  note: {one}" for one in self.notes)])
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.strip import strip_html

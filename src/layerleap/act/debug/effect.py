@@ -4,7 +4,7 @@ In: a wrapped model, a text and edits. Out: `Effect`. Outside the causal cone of
 layers, same or later positions) nothing changes, bit for bit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Effect:
     cells   by (layer, position), what was read without edits
     edited  the same with edits, where the final state is another one; `act.debug.cells.Cell`
     unused  edits that met no position of the text
+    notes   what limits the result, and what to know about the edits, a sentence each
     """
 
     transformer: Transformer
@@ -35,6 +36,7 @@ class Effect:
     cells: dict[tuple[int, int], dict[str, Any]]
     edited: dict[tuple[int, int], dict[str, Any]]
     unused: list[str]
+    notes: list[str] = field(default_factory=list)
 
     @property
     def changed(self) -> list[tuple[int, int]]:
@@ -84,7 +86,7 @@ class Effect:
         """Plain JSON types."""
         return {
             "tokens": self.tokens, "edits": self.edits, "unused": self.unused,
-            "cells": self.rows(),
+            "cells": self.rows(), **({"notes": self.notes} if self.notes else {}),
         }  # fmt: skip
 
     def to_pandas(self) -> Any:
@@ -97,10 +99,11 @@ class Effect:
         moved = sum(before != after for before, after in self.answers.values())
         edits = "1 edit" if len(self.edits) == 1 else f"{len(self.edits)} edits"
         unused = f", not applied: {'; '.join(self.unused)}" if self.unused else ""
-        return (
+        line = (
             f"Effect({edits}, {len(self.changed)} of {len(self.cells)} states changed, another top "
             f"token at {moved} of {len(self.positions)} positions{unused})"
         )
+        return "\n".join([line, *(f"  note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
         from layerleap.show.html.effect import effect_html
@@ -137,13 +140,16 @@ def effect(
     tokens: list[str] = []
     positions: list[int] = []
     unused: list[str] = []
+    notes = debugger.lenses[lens].caveats()
     for frame in debugger.trace(text, lens=lens, edits=own, top=1):
         if frame["frame"] == "meta":
             unused = [edit["sentence"] for edit in frame["edits"] if not edit["applied"]]
+            remarks = ((edit["spec"], edit["remark"]) for edit in frame["edits"])
+            notes += [f"{spec}: {remark}" for spec, remark in remarks if remark]
             tokens = [token["label"] for token in frame["tokens"]]
             positions = frame["positions"]
         elif frame["frame"] == "cells":
             sides[frame["side"]] |= {(c["layer"], c["position"]): c for c in frame["cells"]}
     sentences = [str(describe(edit)["sentence"]) for edit in own]
     before, after = sides["before"], sides["after"]
-    return Effect(transformer, tokens, positions, sentences, before, after, unused)
+    return Effect(transformer, tokens, positions, sentences, before, after, unused, notes)

@@ -269,6 +269,8 @@ def generate(
     if stop_strings is not None:
         stops = stop_criteria(transformer.need_tokenizer(), stop_strings)
         options["stopping_criteria"] = [*options.get("stopping_criteria", ()), *stops]
+    if decoder is None and rule is None and plan is None and transformer.identity.loosened:
+        decoder = "transformers"  # a token's bits depend on what else is in its pass
     prompts = several(transformer, prompt)
     encoded = _encode_all(transformer, [prompt] if prompts is None else prompts, chat)
     if decoder is None:
@@ -322,13 +324,16 @@ class _Writer:
             stats = None if custom is None else custom.stats[0]
         stats = stats or _plain_stats(transformer, len(new))
         full = None if stats.full_token is None else decode([stats.full_token])
-        how = _how(transformer, custom) | (
-            {"edits": "; ".join(map(str, self.edits))} if self.edits else {}
-        )
+        how = _how(transformer, custom) | self._edits_in_words()
         generation = Generation(prompt, written.pieces, new, stats, ids, how, full)
         if shown is not None:
             shown.update(generation)
         return generation
+
+    def _edits_in_words(self) -> dict[str, str]:
+        remarks = [(edit, edit.remark(self.transformer)) for edit in self.edits]
+        texts = [f"{edit} ({remark})" if remark else str(edit) for edit, remark in remarks]
+        return {"edits": "; ".join(texts)} if texts else {}
 
     def _run(self, ids: list[int], written: Pieces) -> list[int]:
         """The new tokens."""

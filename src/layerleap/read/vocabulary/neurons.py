@@ -149,6 +149,7 @@ class DominantNeurons:
     position: int
     lens: str
     blocks: tuple[BlockReading, ...]
+    notes: tuple[str, ...] = ()  # what limits it, a sentence each
 
     def __iter__(self) -> Iterator[BlockReading]:
         return iter(self.blocks)
@@ -171,7 +172,7 @@ class DominantNeurons:
             lines.append(
                 f"{update.name:<12}{update.coefficient:>12.2f}{update.share:>7.0%}  {words}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def strongest(self, count: int = 12) -> list[SubUpdate]:
         """The strongest sub-updates of all blocks, strongest first."""
@@ -183,6 +184,7 @@ class DominantNeurons:
         return {
             "tokens": [token.to_dict() for token in self.tokens], "position": self.position,
             "lens": self.lens, "blocks": [block.to_dict() for block in self.blocks],
+            **({"notes": list(self.notes)} if self.notes else {}),
         }  # fmt: skip
 
     def to_pandas(self) -> Any:
@@ -289,6 +291,7 @@ class Neurons:
             watch: an output token to follow through all stages.
             tokens: how many predicted tokens per stage.
         """
+        self.lens.check_model()
         prompts = several(self.transformer, text)
         given = [text] if prompts is None else prompts
         places = []
@@ -341,7 +344,8 @@ class Neurons:
             for place in places.values()
         ]
         labels = tuple(token_label(transformer, token) for token in ids)
-        return DominantNeurons(labels, position, self.lens.name, tuple(readings))
+        notes = tuple(self.lens.caveats())
+        return DominantNeurons(labels, position, self.lens.name, tuple(readings), notes)
 
     def recorded(
         self,

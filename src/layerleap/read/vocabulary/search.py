@@ -99,7 +99,8 @@ class Matches(list[Match]):
             for word, piece in self.pieces.items()
         ]
         return notes + [
-            f"no token of this model contains {word!r}{self._meant(word)}." for word in self.missing
+            f"no token of this model begins a word with {word!r}{self._meant(word)}."
+            for word in self.missing
         ]
 
     def _meant(self, word: str) -> str:

@@ -2,7 +2,7 @@
 
 import html
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from layerleap.read.compare.alignment import MEASURES, Alignment
 from layerleap.read.compare.difference import Difference, HeadChange, NeuronChange, Words
 from layerleap.read.compare.matching import Matching
 from layerleap.show.html.colours import saturation_colour
-from layerleap.show.html.page import styled, table, write_page
+from layerleap.show.html.page import notes_html, styled, table, write_page
 
 SPACES = {"vocabulary": "in the vocabulary", "raw": "raw coordinates (control)"}
 MEASURED = {"best": "best match", "mean": "mean |correlation|"}
@@ -36,7 +36,7 @@ DIFFERENCE_LEAD = (
 def alignment_html(alignment: Alignment) -> str:
     """A summary, then heat maps and matches of each kind of vector."""
     kinds = "".join(_kind(alignment, kind) for kind in alignment.kinds)
-    return styled("compare", f"{_notes(alignment.notes())}{_summary(alignment)}{kinds}")
+    return styled("compare", f"{notes_html(alignment.notes())}{_summary(alignment)}{kinds}")
 
 
 def write_alignment(alignment: Alignment, path: Path) -> Path:
@@ -56,7 +56,7 @@ def write_alignment(alignment: Alignment, path: Path) -> Path:
 def difference_html(difference: Difference) -> str:
     """Tables by block, by head and by neuron."""
     tables = (_blocks(difference), _outside(difference), _heads(difference), _neurons(difference))
-    return styled("compare", _notes(difference.notes()) + "".join(tables))
+    return styled("compare", notes_html(difference.notes()) + "".join(tables))
 
 
 def write_difference(difference: Difference, path: Path) -> Path:
@@ -68,10 +68,6 @@ def write_difference(difference: Difference, path: Path) -> Path:
         facts=(f"{moved} of {len(difference.blocks)} blocks moved",),
         text="", heading="What moved, and towards which tokens", lead=DIFFERENCE_LEAD,
     )  # fmt: skip
-
-
-def _notes(notes: Iterable[str]) -> str:
-    return "".join(f'<p class="legend">{html.escape(note)}</p>' for note in notes)
 
 
 def _summary(alignment: Alignment) -> str:

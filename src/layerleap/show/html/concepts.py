@@ -5,14 +5,14 @@ from collections.abc import Iterable
 
 from layerleap.read.vocabulary.search import Match, Matches
 from layerleap.read.vocabulary.tokens import TokenLabel
-from layerleap.show.html.page import styled
+from layerleap.show.html.page import notes_html, styled
 
 HEADS = ("neuron", "score", "matches", "promotes", "suppresses")
 
 
 def matches_html(matches: Matches) -> str:
     """A table of the neurons; the tokens that match are bold."""
-    notes = "".join(f'<p class="legend">{html.escape(note)}</p>' for note in matches.notes())
+    notes = notes_html(matches.notes())
     head = "".join(f"<th>{name}</th>" for name in HEADS)
     body = "".join(map(_row, matches)) or f'<tr><td colspan="{len(HEADS)}">no neuron</td></tr>'
     title = html.escape(f"neurons for \u201c{matches.query}\u201d")

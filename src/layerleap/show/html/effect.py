@@ -3,7 +3,7 @@
 import html
 from typing import TYPE_CHECKING
 
-from layerleap.show.html.page import styled
+from layerleap.show.html.page import notes_html, styled
 
 if TYPE_CHECKING:
     from layerleap.act.debug.effect import Effect
@@ -22,4 +22,5 @@ def effect_html(effect: "Effect") -> str:
     )
     names = ("", "token", "without edits", "with edits", "KL (nats)")
     head = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>"
-    return styled("effect", f"<ul>{edits}</ul><table>{head}{rows}</table>")
+    notes = notes_html(effect.notes)
+    return styled("effect", f"<ul>{edits}</ul>{notes}<table>{head}{rows}</table>")

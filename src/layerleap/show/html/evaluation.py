@@ -9,7 +9,7 @@ from typing import Any
 from layerleap.errors import CannotFetch
 from layerleap.files import whole_file, write_json
 from layerleap.read.evaluate import METRICS, Evaluation
-from layerleap.show.html.page import lens_title, styled, write_page
+from layerleap.show.html.page import lens_title, notes_html, styled, write_page
 from layerleap.study.figures import LENSES, Axis, Figure, Line, short
 
 TITLES = {
@@ -27,7 +27,7 @@ LEAD = (
 
 def evaluation_html(evaluation: Evaluation) -> str:
     """The figure, then a table with a row per layer."""
-    notes = "".join(f'<p class="legend">{html.escape(note)}</p>' for note in evaluation.notes())
+    notes = notes_html(evaluation.notes())
     try:
         figure = evaluation_figure(evaluation)
     except CannotFetch as error:  # matplotlib belongs to an extra

@@ -3,7 +3,7 @@
 import html
 
 from layerleap.read.vocabulary.neurons import BlockReading, DominantNeurons, Stage, SubUpdate
-from layerleap.show.html.page import styled
+from layerleap.show.html.page import notes_html, styled
 
 STAGES = {"before": "before the block", "attention": "after attention", "ffn": "after the FFN"}
 HEAD = (
@@ -22,7 +22,8 @@ def neurons_html(neurons: DominantNeurons) -> str:
     token = html.escape(neurons.tokens[neurons.position].label)
     title = f"<h3>Position {neurons.position}, <code>{token}</code></h3>"
     blocks = "".join(map(_block, reversed(neurons.blocks)))
-    return styled("neurons", f"{title}{LEGEND}{_strongest(neurons)}{blocks}")
+    notes = notes_html(neurons.notes)
+    return styled("neurons", f"{title}{LEGEND}{notes}{_strongest(neurons)}{blocks}")
 
 
 def _strongest(neurons: DominantNeurons) -> str:

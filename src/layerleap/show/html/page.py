@@ -32,6 +32,11 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     )
 
 
+def notes_html(notes: Iterable[str]) -> str:
+    """A paragraph in small print per note."""
+    return "".join(f'<p class="legend">{html.escape(note)}</p>' for note in notes)
+
+
 def visible(token: str) -> str:
     """A token with its white space made visible, escaped for HTML."""
     text = token.replace("\n", "\u23ce").replace("\t", "\u21e5")

@@ -4,7 +4,7 @@ import html
 from pathlib import Path
 
 from layerleap.read.readings import Readings, Track
-from layerleap.show.html.page import lens_title, styled, visible, write_page
+from layerleap.show.html.page import lens_title, notes_html, styled, visible, write_page
 
 LEGEND = (
     '<p class="legend">Top token by layer: darker means more probable, framed where it is already '
@@ -16,7 +16,8 @@ def readings_html(readings: Readings, *, linked: bool = True) -> str:
     """A grid per lens, the last layer on top; a link to the model's debugger, if it runs."""
     grids = "".join(_grid(readings, name, track) for name, track in readings.tracks.items())
     link = _link(readings) if linked else ""
-    return styled("readings", f'{LEGEND}{link}<div class="grids">{grids}</div>')
+    notes = notes_html(readings.notes)
+    return styled("readings", f'{LEGEND}{notes}{link}<div class="grids">{grids}</div>')
 
 
 def _link(readings: Readings) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from layerleap.read.strip import Strip
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
-from layerleap.show.html.page import lens_title, styled, visible, write_page
+from layerleap.show.html.page import lens_title, notes_html, styled, visible, write_page
 
 Row = dict[str, Any]
 
@@ -21,7 +21,7 @@ def strip_html(strip: Strip) -> str:
         f'<ol class="cards">{"".join(own)}</ol></section>'
         for name, own in cards.items()
     )
-    return styled("strip", _legend(strip.n_layers) + "".join(sections))
+    return styled("strip", _legend(strip.n_layers) + notes_html(strip.notes) + "".join(sections))
 
 
 def write_strip(strip: Strip, model: str, text: str, path: Path) -> Path:

@@ -3,7 +3,7 @@
 import html
 
 from layerleap.read.intervals import Estimate
-from layerleap.show.html.page import styled
+from layerleap.show.html.page import notes_html, styled
 from layerleap.study.suitability.candidates import Outcome
 from layerleap.study.suitability.result import Suitability
 
@@ -11,7 +11,7 @@ from layerleap.study.suitability.result import Suitability
 def suitability_html(result: Suitability) -> str:
     """The answer and its reasons, then two tables."""
     reasons = "".join(f"<li>{html.escape(reason)}</li>" for reason in result.reasons)
-    notes = "".join(f'<p class="legend">{html.escape(note)}</p>' for note in result.notes)
+    notes = notes_html(result.notes)
     name = html.escape(str(result.model["name"]))
     return styled(
         "suitability",

@@ -10,7 +10,7 @@ from layerleap.read.vocabulary.neurons import Scored
 from layerleap.read.vocabulary.pairs import Pairs
 from layerleap.read.vocabulary.tokens import TokenLabel
 from layerleap.read.vocabulary.weights import ParameterReading
-from layerleap.show.html.page import styled, write_page
+from layerleap.show.html.page import notes_html, styled, write_page
 
 ROLES: dict[Role, str] = {"copies": "Heads that copy", "suppresses": "Heads that suppress"}
 SHOWN, PER_RELATION = 12, 5  # heads
@@ -75,10 +75,7 @@ def reading_html(reading: ParameterReading) -> str:
     heads = "".join(f"<th>{word}</th>" for one in reading for word in one.words)
     ends = [end for one in reading for end in (one.promotes, one.suppresses)]
     body = "".join(f"<tr>{''.join(map(_scored, row))}</tr>" for row in zip_longest(*ends))
-    notes = "".join(
-        f'<p class="legend">no {name}: {html.escape(why)}</p>'
-        for name, why in reading.missing.items()
-    )
+    notes = notes_html(f"no {name}: {why}" for name, why in reading.missing.items())
     return styled(
         "weights",
         f'{title}{legend}<div class="wide"><table class="ends"><thead><tr>{over}</tr>'
@@ -95,8 +92,7 @@ def heads_html(table: HeadTable) -> str:
     title = f"<h3>What the heads of {html.escape(table.about['model'])} do to a token</h3>"
     legend = f'<p class="legend">{html.escape(_sentence(table.legend()))}</p>'
     roles = "".join(_role(table, role) for role in ROLES) + _mappings(table)
-    notes = "".join(f'<p class="legend">{html.escape(note)}</p>' for note in table.notes())
-    return styled("weights", f"{title}{legend}{_map(table)}{roles}{notes}")
+    return styled("weights", f"{title}{legend}{_map(table)}{roles}{notes_html(table.notes())}")
 
 
 def _map(table: HeadTable) -> str:

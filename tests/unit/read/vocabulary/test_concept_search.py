@@ -130,7 +130,7 @@ def test_a_word_that_is_no_token_is_searched_by_its_beginning_and_the_result_say
 def test_a_word_without_any_token_is_named_and_the_others_are_searched(index):
     matches = index.search("xylophone music")
     assert matches.missing == ["xylophone"]
-    assert matches.notes() == ["no token of this model contains 'xylophone'."]
+    assert matches.notes() == ["no token of this model begins a word with 'xylophone'."]
     assert [(m.name, m.score) for m in matches] == [
         (m.name, m.score) for m in index.search("music")
     ]
