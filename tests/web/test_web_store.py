@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from layerleap.errors import BadArtifact, BadSettings, CannotWrite
+from layerleap.errors import BadArtifact, BadSettings, CannotWrite, LayerleapError
 from layerleap.show.web import limits
 from layerleap.show.web.store import Store
 
@@ -161,6 +161,26 @@ def test_two_processes_write_to_one_file(path):
     ids = {each["id"] for each in store.sessions()}
     assert ids == {f"{name}-{number}" for name in "ab" for number in range(20)}
     store.close()
+
+
+def test_servers_that_open_a_new_file_at_once_wait_for_each_other(path):
+    """Without waiting, about one opening in seven fails."""
+    for round_ in range(5):
+        barrier, failed = threading.Barrier(6), []
+
+        def open_one(file=path.with_name(f"{round_}.sqlite"), barrier=barrier, failed=failed):
+            barrier.wait()
+            try:
+                Store("m", file).close()
+            except LayerleapError as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=open_one) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
 
 
 def test_threads_share_one_store(store, path):

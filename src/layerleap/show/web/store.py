@@ -48,7 +48,7 @@ class Store:
         database = sqlite3.connect(
             self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
         )
-        database.execute("PRAGMA journal_mode=WAL")
+        _use_write_ahead_log(database)
         database.execute("PRAGMA synchronous=FULL")  # a saved session survives a power cut, too
         version = database.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, FORMAT):
@@ -174,3 +174,17 @@ def state_text(state: dict[str, Any]) -> str:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     return text
+
+
+def _use_write_ahead_log(database: sqlite3.Connection) -> None:
+    """Wait for whoever opens the new file too: SQLite's own time-out does not cover this switch."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
