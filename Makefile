@@ -32,23 +32,23 @@ demo: $(STAMP) ## Fit shortcuts for a bundled model on real text; the report is 
 
 paper: $(STAMP) ## Reproduce "Jump to Conclusions" on the bundled model (most of an hour); results in build/paper
 	$(BIN)/layerleap study shortcuts smollm2 --force --out build/paper
-	mkdir -p docs/results/paper
-	cp build/paper/claims.csv build/paper/exits_saved.csv build/paper/findings.txt docs/results/paper/
+	mkdir -p papers/layerleap_papers/jump_to_conclusions/results/smollm2
+	cp build/paper/claims.csv build/paper/exits_saved.csv build/paper/findings.txt papers/layerleap_papers/jump_to_conclusions/results/smollm2/
 
 saturation: $(STAMP) ## Reproduce "Looking Beyond the Top-1" on text, images and speech (an hour); results in build/saturation
 	for model in $(SATURATION); do \
 	  $(BIN)/layerleap study saturation $$model --force --out build/saturation/$$model || [ $$? -eq 3 ] || exit 1; \
-	  mkdir -p docs/results/saturation/$$model; \
+	  mkdir -p papers/layerleap_papers/beyond_the_top1/results/$$model; \
 	  cp build/saturation/$$model/claims.csv build/saturation/$$model/findings.txt \
-	    docs/results/saturation/$$model/ || exit 1; \
+	    papers/layerleap_papers/beyond_the_top1/results/$$model/ || exit 1; \
 	done
 
 embedding: $(STAMP) ## Measure what "Analyzing Transformers in Embedding Space" claims (half an hour); results in build/embedding
 	for model in $(EMBEDDING); do \
 	  $(BIN)/layerleap study embedding $$model --force --out build/embedding/$$model || [ $$? -eq 3 ] || exit 1; \
-	  mkdir -p docs/results/embedding/$$model; \
+	  mkdir -p papers/layerleap_papers/embedding_space/results/$$model; \
 	  cp build/embedding/$$model/claims.csv build/embedding/$$model/findings.txt \
-	    docs/results/embedding/$$model/ || exit 1; \
+	    papers/layerleap_papers/embedding_space/results/$$model/ || exit 1; \
 	done
 
 compare: $(STAMP) ## Align, compare and stitch models with one vocabulary (trained on first use); results in build/compare
@@ -69,10 +69,10 @@ sparsity: $(STAMP) ## Measure how few keys and neurons models need, and train wi
 	for model in $(SPARSITY); do \
 	  sections=attention,heads,ffn,budget; \
 	  [ $$model = $(firstword $(SPARSITY)) ] && sections=$$sections,relu,training,memory; \
-	  $(BIN)/layerleap sparsity $$model --sections $$sections --force --out build/sparsity/$$model || [ $$? -eq 3 ] || exit 1; \
-	  mkdir -p docs/results/sparsity/$$model; \
+	  $(BIN)/layerleap study sparsity $$model --sections $$sections --force --out build/sparsity/$$model || [ $$? -eq 3 ] || exit 1; \
+	  mkdir -p papers/layerleap_papers/topk_attention/results/$$model; \
 	  cp build/sparsity/$$model/claims.csv build/sparsity/$$model/findings.txt \
-	    docs/results/sparsity/$$model/ || exit 1; \
+	    papers/layerleap_papers/topk_attention/results/$$model/ || exit 1; \
 	done
 
 icl: $(STAMP) ## Compare in-context learning with gradient descent, on answers and on all tokens (an hour); results in build/icl
@@ -81,8 +81,8 @@ icl: $(STAMP) ## Compare in-context learning with gradient descent, on answers a
 	  [ $$tokens = all ] && out=$$model-all-tokens && lenses=id; \
 	  $(BIN)/layerleap study icl $$model --task $(TASKS) --tokens $$tokens --lenses $$lenses --force --out build/icl/$$out \
 	    || [ $$? -eq 3 ] || exit 1; \
-	  mkdir -p docs/results/icl/$$out; \
-	  cp build/icl/$$out/claims.csv build/icl/$$out/findings.txt docs/results/icl/$$out/ || exit 1; \
+	  mkdir -p papers/layerleap_papers/icl_and_gradient_descent/results/$$out; \
+	  cp build/icl/$$out/claims.csv build/icl/$$out/findings.txt papers/layerleap_papers/icl_and_gradient_descent/results/$$out/ || exit 1; \
 	done; done
 
 test: $(STAMP) ## Run all tests, including those on real models
@@ -116,10 +116,10 @@ picture: $(STAMP)  # the README's picture of the debugger; needs Chromium
 	$(BIN)/python tests/browser/picture.py
 
 clean: ## Remove build/, caches and .venv
-	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info papers/*.egg-info
+	find src papers tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]" -e papers
 	@touch $@

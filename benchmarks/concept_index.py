@@ -56,8 +56,8 @@ def _built_by_child(path: Path, smoke: bool) -> dict[str, float]:
 
 
 def _queries(path: Path, rounds: int) -> list[float]:
-    from layerleap.read.vocabulary.lookup import IndexFile
-    from layerleap.read.vocabulary.search import search
+    from layerleap.lens.vocabulary.lookup import IndexFile
+    from layerleap.lens.vocabulary.search import search
 
     index, samples = IndexFile(path), []
     for _ in range(rounds):

@@ -19,9 +19,9 @@ import torch
 from common import BUILD, MODEL, Row
 from torch import Tensor
 
-from layerleap.read.intervals import ANY, POSITIVE, SHARE, Bounds, Estimate, mean_interval
-from layerleap.read.map_errors import MapErrors
-from layerleap.read.reader import score_table
+from layerleap.lens.intervals import ANY, POSITIVE, SHARE, Bounds, Estimate, mean_interval
+from layerleap.lens.map_errors import MapErrors
+from layerleap.lens.reader import score_table
 
 SIZES = (5, 20, 100)  # documents
 DRAWS, SMOKE_DRAWS = 200, 3
@@ -203,9 +203,9 @@ def _real(draws: int, *, smoke: bool) -> Iterator[dict[str, Any]]:
 def _pool(texts: int) -> Pool:
     """Documents of enwik8 read through the default bank, a row in every sixteen positions."""
     import layerleap as ll
+    from layerleap.lens.lens import Lens
+    from layerleap.lens.scores import score
     from layerleap.maps.fit import default_bank
-    from layerleap.read.lens import Lens
-    from layerleap.read.scores import score
     from layerleap.stream.batches import batches_of
     from layerleap.stream.source import resolve_text
 

@@ -26,11 +26,11 @@ from layerleap.act.exits.evidence import Evidence, split
 from layerleap.act.exits.families import Family, family
 from layerleap.act.exits.replay import Exits, sweep
 from layerleap.act.exits.rules import Gap, Never, Rule, Similarity, Task
+from layerleap.lens.probes.cells import CellSampling
+from layerleap.lens.probes.task import TaskProbe
 from layerleap.models.cursor.packed import Packed
-from layerleap.read.probes.cells import CellSampling
-from layerleap.read.probes.task import TaskProbe
 from layerleap.stream.examples import Batch, Example, collate
-from layerleap.study.saturation.rows import SomeStates, numbers, observe
+from layerleap_papers.beyond_the_top1.rows import SomeStates, numbers, observe
 
 AGREEMENT = 0.95
 # Agreements in replay, tried live until one is high enough: the mean over as many other texts as

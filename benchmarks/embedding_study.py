@@ -5,7 +5,7 @@ In: `study.json` of a whole run; run if there is none. Out: one row.
 
 from common import Row, rows_by_role, study_row
 
-from layerleap.study.embedding import STUDY, EmbeddingSettings
+from layerleap_papers.embedding_space import STUDY, EmbeddingSettings
 
 ASKED = ("n_fit", "n_read", "k", "state_k", "active", "vectors", "fold", "kept_rows")
 SMALL = ("--quick", "--fit-texts", "60", "--read-texts", "10")

@@ -7,7 +7,7 @@ from typing import Any
 
 from common import Row, study_row
 
-from layerleap.study.icl import STUDY, IclSettings
+from layerleap_papers.icl_and_gradient_descent import STUDY, IclSettings
 
 ASKED = (
     "tasks", "seeds", "demonstrations", "queries", "most", "search", "rates", "lenses",

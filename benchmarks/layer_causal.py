@@ -77,8 +77,8 @@ class Steps:
 
     def __init__(self, width: int) -> None:
         import layerleap as ll
-        from layerleap.act.learn.lessons import Demonstration, lesson
-        from layerleap.act.learn.parameters import choose
+        from layerleap.act.learning.lessons import Demonstration, lesson
+        from layerleap.act.learning.parameters import choose
         from layerleap.stream.windows import token_stream
 
         self.model = ll.load(MODEL)
@@ -93,8 +93,8 @@ class Steps:
         if how == "plain":
             self._plain()
             return
-        from layerleap.act.learn.gradients import gradients
-        from layerleap.act.learn.trainer import SHARE
+        from layerleap.act.learning.gradients import gradients
+        from layerleap.act.learning.trainer import SHARE
 
         options: dict[str, Any] = {"how": "full"}
         if how != "full":

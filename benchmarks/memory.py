@@ -45,8 +45,7 @@ def _peak_of_child(n_texts: int) -> float:
 
 def fit(n_texts: int) -> None:
     """Fit maps to the last layer on that many sentences, every position of them."""
-    from layerleap import Sampling, load
-    from layerleap import fit as fit_bank
+    from layerleap import Sampling, fit as fit_bank, load
 
     fit_bank(load(MODEL), "wikipedia", Sampling(positions="all"), n_texts=n_texts)
 

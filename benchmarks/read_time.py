@@ -8,7 +8,7 @@ import torch
 from common import MODEL, Row, interleave, median
 
 import layerleap as ll
-from layerleap.read.lens import chunks
+from layerleap.lens.lens import chunks
 
 TEXTS = {
     "short": "The capital of France is",

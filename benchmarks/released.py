@@ -18,9 +18,9 @@ from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
 from layerleap.act.exits.replay import sweep
 from layerleap.act.exits.rules import Gap
+from layerleap.lens.scores import score
 from layerleap.models.discovery.parts import KINDS
 from layerleap.models.hooks.recording import record
-from layerleap.read.scores import score
 from layerleap.stream.examples import collate, iter_batches, iter_examples
 
 GRID = {"mat": LAMBDAS, "-": (*LAMBDAS, *MORE_LAMBDAS)}  # the paper's 13 and 22 settings

@@ -5,8 +5,8 @@ In: `study.json` of a whole run; run if there is none. Out: one row.
 
 from common import Row, rows_by_role, study_row
 
-from layerleap.study.saturation import STUDY, SaturationSettings
-from layerleap.study.saturation.settings import SIZES
+from layerleap_papers.beyond_the_top1 import STUDY, SaturationSettings
+from layerleap_papers.beyond_the_top1.settings import SIZES
 
 ASKED = (
     "n_fit", "n_read", "k", "draws", "walk_share", "permutations", "cells", "pairs", "prompts",

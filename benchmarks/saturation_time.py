@@ -17,9 +17,9 @@ import torch
 from common import MODEL, Row, interleave, median
 
 from layerleap import Lens, Sampling, Transformer, load
+from layerleap.lens.reader import RowQueue, StateRows
+from layerleap.lens.saturation import saturate
 from layerleap.memory import peak_memory
-from layerleap.read.reader import RowQueue, StateRows
-from layerleap.read.saturation import saturate
 from layerleap.stream.examples import Batch, Example, iter_batches, iter_examples
 
 POSITIONS, ROUNDS, TIMES = 10_000, 5, 10

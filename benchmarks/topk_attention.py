@@ -321,7 +321,7 @@ def _decoded(context: int, tokens: int, n_texts: int, smoke: bool) -> dict[str, 
 
 
 def _summary(steps: list[tuple[float, bool, float]]) -> dict[str, Any]:
-    from layerleap.read.intervals import wilson
+    from layerleap.lens.intervals import wilson
 
     same = sum(agrees for _, agrees, _ in steps)
     low, high = wilson(same, len(steps))

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from families import build
-from tiny_models import sentences, tiny
-
+from layerleap.lens.vocabulary.build import index as build_index
+from layerleap.lens.vocabulary.index import ConceptIndex
 from layerleap.models.transformer import Transformer
-from layerleap.read.vocabulary.build import build_index
-from layerleap.read.vocabulary.index import ConceptIndex
+from tiny_models import sentences, tiny
 
 # Words with and without a space, in several cases, with accents, signs and inside other signs.
 TEXTS = (

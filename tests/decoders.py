@@ -1,7 +1,6 @@
 """Tiny decoders that generate until the token limit."""
 
 from families import build
-
 from layerleap.models.transformer import Transformer
 
 

@@ -3,9 +3,9 @@
 from functools import cache
 
 import torch
-from families import build
 from torch import Tensor, nn
 
+from families import build
 from layerleap.act.edits import PatchState, ReplaceParts
 from layerleap.act.edits.replace import PartMaps, cascades
 from layerleap.maps.bank import ShortcutBank

@@ -3,12 +3,12 @@
 import copy
 
 import torch
-from edit_cases import wrapped
 from torch import nn
 
-from layerleap.act.learn.gradients import gradients
-from layerleap.act.learn.lessons import Demonstration, Lesson, lesson
-from layerleap.act.learn.parameters import Chosen, choose
+from edit_cases import wrapped
+from layerleap.act.learning.gradients import gradients
+from layerleap.act.learning.lessons import Demonstration, Lesson, lesson
+from layerleap.act.learning.parameters import Chosen, choose
 from layerleap.models.transformer import Transformer
 
 # Absolute positions and a fused matrix; grouped heads; a fused matrix head by head and parallel

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerleap.lens.lens import Lens
+from layerleap.lens.probes.cells import task_labels
+from layerleap.lens.probes.random_states import RandomStates
+from layerleap.lens.random_walks import RandomWalk, RandomWalks, Walk
+from layerleap.lens.saturation import Saturation, SaturationObserver
+from layerleap.lens.scores import score
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
-from layerleap.read.probes.cells import task_labels
-from layerleap.read.probes.random_states import RandomStates
-from layerleap.read.random_walks import RandomWalk, RandomWalks, Walk
-from layerleap.read.saturation import Saturation, SaturationObserver
-from layerleap.read.scores import score
 from layerleap.stream.examples import Batch
 
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from families import build
-from tiny_models import WORDS, tokenizer
 from transformers import ViTImageProcessorPil, WhisperFeatureExtractor
 
+from families import build
 from layerleap.models.transformer import Transformer
 from layerleap.stream.sounds import Clip
+from tiny_models import WORDS, tokenizer
 
 RATE = 16_000
 

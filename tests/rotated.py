@@ -7,9 +7,10 @@ mean, so the rotation leaves the direction of all ones alone.
 import copy
 
 import torch
-from families import build
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from families import build
 
 LAYERS = 6
 FAMILIES = ("llama", "qwen2", "gemma", "gpt2", "opt", "gpt_neox")

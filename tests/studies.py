@@ -5,10 +5,9 @@ import random
 from typing import Any
 
 from full_study import optional_tables
-
 from layerleap.study.result import StudyResult
-from layerleap.study.shortcuts import STUDY
-from layerleap.study.shortcuts.checks import laws
+from layerleap_papers.jump_to_conclusions import STUDY
+from layerleap_papers.jump_to_conclusions.checks import laws
 
 Row = dict[str, Any]
 SECTIONS = ("readings", "parts", "alternation", "tuned", "exits", "sizes")

@@ -14,23 +14,23 @@ ROOT = Path(layerleap.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 STAGED = [file for file in FILES if file.relative_to(ROOT).parts[0] in layerleap.STAGES]
 EXCEPTIONS = {
-    ("maps/bank.py", "layerleap.read.lens"),  # sugar: bank.lens(model)
-    ("maps/bank.py", "layerleap.read.evaluate"),  # and bank.evaluate(model, text)
+    ("maps/bank.py", "layerleap.lens.lens"),  # sugar: bank.lens(model)
+    ("maps/bank.py", "layerleap.lens.evaluate"),  # and bank.evaluate(model, text)
     ("models/hooks/edit.py", "layerleap.act.edits.spec"),  # model.edit("L12.N34=5")
     # Results render themselves in notebooks; all HTML is in show, and is imported on demand.
     ("maps/bank.py", "layerleap.show.html"),
     ("models/transformer.py", "layerleap.show.html"),
     ("models/discovery/laws.py", "layerleap.show.html"),
-    ("read/evaluate.py", "layerleap.show.html"),
-    ("read/readings.py", "layerleap.show.html"),
-    ("read/strip.py", "layerleap.show.html"),
-    ("read/compare/alignment.py", "layerleap.show.html"),
-    ("read/compare/difference.py", "layerleap.show.html"),
-    ("read/vocabulary/neurons.py", "layerleap.show.html"),
-    ("read/vocabulary/copying.py", "layerleap.show.html"),
-    ("read/vocabulary/pairs.py", "layerleap.show.html"),
-    ("read/vocabulary/search.py", "layerleap.show.html"),
-    ("read/vocabulary/weights.py", "layerleap.show.html"),
+    ("lens/evaluate.py", "layerleap.show.html"),
+    ("lens/readings.py", "layerleap.show.html"),
+    ("lens/strip.py", "layerleap.show.html"),
+    ("lens/compare/alignment.py", "layerleap.show.html"),
+    ("lens/compare/difference.py", "layerleap.show.html"),
+    ("lens/vocabulary/neurons.py", "layerleap.show.html"),
+    ("lens/vocabulary/copying.py", "layerleap.show.html"),
+    ("lens/vocabulary/pairs.py", "layerleap.show.html"),
+    ("lens/vocabulary/search.py", "layerleap.show.html"),
+    ("lens/vocabulary/weights.py", "layerleap.show.html"),
     ("act/decode/generate.py", "layerleap.show.html"),
     ("act/debug/effect.py", "layerleap.show.html"),
     ("study/suitability/result.py", "layerleap.show.html"),
@@ -90,6 +90,41 @@ def test_what_all_stages_share_imports_none_of_them(file):
         return
     for module in imports(ast.parse(file.read_text())):
         assert module.split(".")[0] != "layerleap" or module.split(".")[1] in ("errors", "files")
+
+
+PAPERS = ROOT.parents[1] / "papers" / "layerleap_papers"
+PAPER_FILES = sorted(file for file in PAPERS.rglob("*.py") if "tests" not in file.parts)
+# What belongs to no stage: small, documented modules that any author of a study may need.
+SHARED = ("brief", "errors", "extras", "files", "memory", "progress")
+
+
+def is_public(module: str, attribute: str) -> bool:
+    """Is a name in the `__all__` of its package, or in a module that all stages share?"""
+    loaded = importlib.import_module(module)
+    if module in {f"layerleap.{each}" for each in SHARED}:
+        return not attribute.startswith("_")
+    return attribute in getattr(loaded, "__all__", ())
+
+
+@pytest.mark.parametrize("file", PAPER_FILES, ids=lambda file: file.relative_to(PAPERS).as_posix())
+def test_papers_import_public_names_only(file):
+    paper = file.relative_to(PAPERS).parts[0]
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            assert not [each for each in names if each.startswith("layerleap.")]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if module.split(".")[0] == "layerleap_papers":
+                assert module.split(".")[1:2] in ([paper], []), module
+            elif module.split(".")[0] == "layerleap":
+                private = [a.name for a in node.names if not is_public(module, a.name)]
+                assert not private, f"{private} of {module}"
+
+
+def test_the_library_never_imports_papers():
+    for file in FILES:
+        assert "layerleap_papers" not in imports(ast.parse(file.read_text())).__repr__()
 
 
 @pytest.mark.parametrize("file", FILES, ids=name)
@@ -184,11 +219,10 @@ def test_every_way_to_touch_a_forward_is_noticed():
 
 def test_public_names_are_few_and_all_there():
     assert len(layerleap.__all__) <= 46
-    assert sorted({*layerleap.__all__, "__version__"}) == dir(layerleap)
-    assert sorted(layerleap.__all__) == sorted(layerleap._HOME)
+    assert sorted(layerleap.__all__) == sorted(dir(layerleap))
     for public in layerleap.__all__:
         assert getattr(layerleap, public) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="No layerleap attribute nothing"):
         _ = layerleap.nothing
 
 

@@ -1,12 +1,13 @@
 """Tiny random models with a tokenizer, for tests that need text."""
 
+import json
+from pathlib import Path
 from typing import Any
 
-from families import build
-from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
-from tokenizers import models as token_models
+from tokenizers import Tokenizer, decoders, models as token_models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from families import build
 from layerleap.models.transformer import Transformer
 
 WORDS = tuple(
@@ -67,3 +68,11 @@ def sentences(n: int, seed: int = 0) -> list[str]:
         )
         for _ in range(n)
     ]
+
+
+def text_file(folder: Path, n: int = 160) -> Path:
+    """Records of a few sentences each."""
+    path = folder / "text.jsonl"
+    lines = [json.dumps({"text": text}) for text in sentences(n)]
+    path.write_text("\n".join(lines), encoding="utf8")
+    return path

@@ -104,7 +104,7 @@ def test_search_finds_vectors_and_opens_them(tab):
     page.click("#found [data-back]")
     page.fill("#query", "zzzz")
     page.wait_for_selector("#found .empty")
-    assert "No token of this model contains 'zzzz'." in page.inner_text("#found .note")
+    assert "No token of this model begins a word with 'zzzz'." in page.inner_text("#found .note")
 
 
 @pytest.mark.parametrize(

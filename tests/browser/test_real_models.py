@@ -2,6 +2,7 @@
 
 import pytest
 from browsing import ran
+
 from tiny_models import sentences, tiny
 
 TEXT = "the+cat+sat+on+the+mat"
@@ -23,7 +24,7 @@ def opened(tab, own_server):
 
 
 def test_a_decoder_is_searched_edited_and_generated_from(opened, tmp_path):
-    from layerleap.read.vocabulary.build import build_index
+    from layerleap.lens.vocabulary.build import index as build_index
 
     def index(model):
         path = tmp_path / "index"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
 from layerleap.show.cli.app import app
 from layerleap.stats.collect import collect
+from tiny_models import sentences, tiny
 
 COLLECT = sys.modules[collect.__module__]  # `layerleap.stats.collect` itself is the function
 
@@ -130,7 +130,7 @@ def test_read_shows_one_line_per_layer(folder: Path, bank: Path) -> None:
 def test_read_computes_only_the_position_it_shows(
     folder: Path, bank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from layerleap.read import lens
+    from layerleap.lens import lens
 
     rows, track = [], lens.track
 

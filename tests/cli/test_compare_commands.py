@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import tiny
 from typer.testing import CliRunner, Result
 
 from layerleap.show.cli.app import app
+from tiny_models import tiny
 
 
 def run(*words: object) -> Result:

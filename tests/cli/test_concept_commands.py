@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
-from layerleap.read.vocabulary import build
+from layerleap.lens.vocabulary import build
 from layerleap.show.cli.app import app
+from tiny_models import sentences, tiny
 
 
 def run(*words: object) -> Result:

@@ -2,12 +2,12 @@
 
 import json
 
-from families import build
-from tiny_models import sentences, tokenizer
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from families import build
 from layerleap.show.cli.app import app
+from tiny_models import sentences, tokenizer
 
 
 def run(*arguments: str):

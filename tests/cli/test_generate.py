@@ -3,15 +3,15 @@
 import json
 
 import pytest
-from contract_bank import bank_of
-from tiny_models import spelling, tiny
 from typer.testing import CliRunner
 
 import layerleap
+from contract_bank import bank_of
 from layerleap.act.decode import divergence as divergence_module
 from layerleap.act.decode.divergence import Divergence
 from layerleap.files import write_json
 from layerleap.show.cli.app import app
+from tiny_models import spelling, tiny
 
 
 @pytest.fixture(scope="module")

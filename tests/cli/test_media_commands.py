@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from media import seeing, sets
 from typer.testing import CliRunner, Result
 
 from layerleap.maps.bank import ShortcutBank
 from layerleap.show.cli.app import app
+from media import seeing, sets
 
 
 def run(*words: object) -> Result:

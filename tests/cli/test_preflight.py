@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import typer
-from families import ALL, build
-from tiny_models import sentences, tiny
 from typer.testing import CliRunner
 
 import layerleap as ll
+from families import ALL, build
 from layerleap.models.facts import ModelFacts, facts_of
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forwards, heads
 from layerleap.show.cli.app import app
+from tiny_models import sentences, tiny
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +148,8 @@ MISTAKES = [
     ("study saturation {model} --text {model}x.txt", "{model}x.txt"),
     ("study saturation {model} -o {report}", "{report}"),
     ("study saturation {model} --bank {wide}", "layers of 32"),
-    ("sparsity {model} --text {model}x.txt", "{model}x.txt"),
-    ("sparsity {model}x", "{model}x"),
+    ("study sparsity {model} --text {model}x.txt", "{model}x.txt"),
+    ("study sparsity {model}x", "{model}x"),
 ]  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def test_a_port_that_is_taken_is_found_before_a_model_is_loaded(
 def test_an_index_that_another_process_builds_is_found_before_a_model_is_loaded(
     made: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from layerleap.read.vocabulary.store import Building
+    from layerleap.lens.vocabulary.store import Building
 
     monkeypatch.setattr("layerleap.models.load._load_model", refuse)
     target = tmp_path / "index.sqlite"

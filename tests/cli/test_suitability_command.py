@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
 from layerleap.show.cli.app import app
+from tiny_models import sentences, tiny
 
 
 def run(*words: object) -> Result:

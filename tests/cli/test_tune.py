@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.translator import Translator
 from layerleap.show.cli.app import app
+from tiny_models import sentences, tiny
 
 HOW = (
     "--positions",

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from pages import Page
-from tiny_models import sentences, tiny
 from typer.testing import CliRunner, Result
 
 from layerleap.show.cli.app import app
+from pages import Page
+from tiny_models import sentences, tiny
 
 
 def run(*words: object) -> Result:

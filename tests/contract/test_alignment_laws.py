@@ -5,13 +5,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from rotated import FAMILIES, LAYERS, permuted, plain, rotated, rotation
 
+from layerleap.lens.compare.align import align
+from layerleap.lens.compare.alignment import Alignment
+from layerleap.lens.compare.kernels import Vocabulary
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, kinds, unembedding, vectors
-from layerleap.read.compare.align import align
-from layerleap.read.compare.alignment import Alignment
-from layerleap.read.compare.kernels import Vocabulary
+from rotated import FAMILIES, LAYERS, permuted, plain, rotated, rotation
 
 ORDER = [2, 0, 5, 1, 4, 3]  # block i of the copy is block ORDER[i] of the model, from 0
 IDS = torch.tensor([[5, 9, 17, 33, 60, 2, 8]])

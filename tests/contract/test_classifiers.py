@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import CLASS, POOLED_IMAGE, TEXT_CLASS, TOKEN_CLASS, build
-from media import seeing, sets
-from tiny_models import sentences, tokenizer
 
 import layerleap as ll
+from families import CLASS, POOLED_IMAGE, TEXT_CLASS, TOKEN_CLASS, build
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import Gap
 from layerleap.errors import BadSettings
+from layerleap.lens.lens import Lens
+from layerleap.lens.scores import score
 from layerleap.models.discovery.compare import row_gap as gap
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
-from layerleap.read.scores import score
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
+from media import seeing, sets
+from tiny_models import sentences, tokenizer
 
 LABELS = {"id2label": {0: "bad", 1: "poor", 2: "fair", 3: "good"}}
 TEXTS = {**TEXT_CLASS, **TOKEN_CLASS}

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from transformers import DynamicCache
+
 from contract_bank import bank_of
 from edit_cases import OWN_ATTENTION
 from families import NEXT_TOKEN, build
-from transformers import DynamicCache
-
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.exits.rules import Never

@@ -4,12 +4,11 @@ import copy
 
 import pytest
 import torch
+from transformers import DynamicCache
+
 from contract_bank import bank_of
 from edit_cases import EXPERTS, OWN_ATTENTION, average, random_parts, traces
 from families import NEXT_TOKEN, build
-from tiny_models import tiny
-from transformers import DynamicCache
-
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.generate import generate
 from layerleap.act.decode.pass_cost import PassCost
@@ -25,6 +24,7 @@ from layerleap.act.edits import (
 from layerleap.act.exits.rules import Fixed, Never
 from layerleap.errors import BadSettings
 from layerleap.models.transformer import Transformer
+from tiny_models import tiny
 
 SINGLE = (*EXPERTS, "mpt")  # parts of these compute in float32 whatever the dtype
 CHEAP = PassCost((1, 2, 4, 8, 16), (1.0, 1.01, 1.02, 1.04, 1.08))  # so that trees are large

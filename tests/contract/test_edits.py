@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from transformers import AttentionInterface
+
 from edit_cases import (
     EXPERTS,
     OWN_ATTENTION,
@@ -17,8 +19,6 @@ from edit_cases import (
     wrapped,
 )
 from families import ALL, NEXT_TOKEN
-from transformers import AttentionInterface
-
 from layerleap.act.edits import (
     AddNeuron,
     PatchState,

@@ -5,10 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from made_evidence import made as plain
-from made_evidence import upto, with_task
+from hypothesis import given, settings, strategies as st
 
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import LAMBDAS, MORE_LAMBDAS, family
@@ -28,6 +25,7 @@ from layerleap.act.exits.rules import (
     TopProbability,
     rule_from_dict,
 )
+from made_evidence import made as plain, upto, with_task
 
 LEARNED = Learned.train(plain(300, seed=9))
 MEMBERS: list[Rule] = [

@@ -5,10 +5,10 @@ from functools import cache, partial
 import pytest
 import torch
 import transformers as hf
+from torch import nn
+
 from families import (
     ALL as LANGUAGE_AND_IMAGE,
-)
-from families import (
     CLASS,
     CLASSIFIERS,
     MASKED_TOKEN,
@@ -19,11 +19,9 @@ from families import (
     TOKEN_CLASS,
     build,
 )
-from torch import nn
-
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.compare import row_gap as gap
-from layerleap.models.discovery.laws import LAWS, check, parts_error
+from layerleap.models.discovery.laws import LAWS, parts_error, verdicts
 from layerleap.models.discovery.probe import probe
 from layerleap.models.discovery.sites import Anatomy
 from layerleap.models.hooks.forward import Tap, tapped
@@ -90,13 +88,13 @@ def theirs(name: str):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_law_holds_or_says_why_it_does_not_apply(name):
-    verdicts = {verdict.law: verdict for verdict in check(wrapped(name))}
-    assert tuple(verdicts) == LAWS
+    found = {verdict.law: verdict for verdict in verdicts(wrapped(name))}
+    assert tuple(found) == LAWS
     expected_open = {"padding"} if name in FIXED_SIZE else set()
     expected_open |= {"parts"} if name in NO_PARTS else set()
-    assert {law for law, v in verdicts.items() if v.status == "not applicable"} == expected_open
-    assert not [v for v in verdicts.values() if v.status == "fails"]
-    assert all(v.detail for v in verdicts.values())
+    assert {law for law, v in found.items() if v.status == "not applicable"} == expected_open
+    assert not [v for v in found.values() if v.status == "fails"]
+    assert all(v.detail for v in found.values())
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -105,7 +103,7 @@ def test_every_family_wraps_in_float32_and_bfloat16_too(name):
     exact = wrapped(name)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         rough = Transformer.wrap(build(name).to(dtype), check=False)
-        failed = [v for v in check(rough) if v.status == "fails"]
+        failed = [v for v in verdicts(rough) if v.status == "fails"]
         assert not failed, dtype
         assert (rough.kind, rough.blocks) == (exact.kind, exact.blocks)
         assert [(s.kind, s.path) for s in rough.tail] == [(s.kind, s.path) for s in exact.tail]

@@ -8,14 +8,14 @@ from itertools import cycle
 import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
-from contract_bank import bank_of
-from families import build
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 from transformers import DynamicCache
 
 import layerleap as ll
+from contract_bank import bank_of
+from families import build
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.exits.rules import Fixed

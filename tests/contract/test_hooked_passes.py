@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from families import build
-from tiny_models import sentences, tiny, tokenizer
 
 import layerleap as ll
+from families import build
 from layerleap.act.debug.debugger import Debugger
 from layerleap.errors import HookedModelWarning, ModelRefused
+from layerleap.lens.lens import Lens
 from layerleap.maps import fit as fit_module
 from layerleap.maps.fit import default_bank, find_bank
 from layerleap.models.hooks.foreign import foreign_code, unhooked
@@ -19,7 +19,7 @@ from layerleap.models.hooks.recording import record
 from layerleap.models.prefix import shared_prefix
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward
-from layerleap.read.lens import Lens
+from tiny_models import sentences, tiny, tokenizer
 
 FAMILIES = ("gpt2", "gpt_neox", "opt_350m", "bloom", "llama", "gemma2", "falcon", "bert")
 IDS = torch.tensor([[5, 9, 7, 8, 11]])

@@ -6,22 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from intervals import require_inside
-from made_evidence import made
-from made_saturation import ignorant, saturation
 from scipy import stats
-from tiny_models import sentences, tiny
 
+from intervals import require_inside
 from layerleap.act.exits.calibration import Calibrated, verify
 from layerleap.act.exits.families import family
 from layerleap.act.exits.replay import curve
 from layerleap.act.exits.rules import Entropy, Gap, Oracle, TopProbability
 from layerleap.act.exits.savings import saved_at
-from layerleap.maps.bank import ShortcutBank
-from layerleap.maps.fit import fit
-from layerleap.maps.linear import LinearMap
-from layerleap.read.evaluate import evaluate
-from layerleap.read.intervals import (
+from layerleap.lens.evaluate import evaluate
+from layerleap.lens.intervals import (
     DIFFERENCE,
     POSITIVE,
     SHARE,
@@ -30,15 +24,21 @@ from layerleap.read.intervals import (
     mean_interval,
     resampled,
 )
-from layerleap.read.map_errors import MapErrors
-from layerleap.read.nested import nested_means, nested_ratios
-from layerleap.read.probes.scores import score_probe
-from layerleap.read.reader import score_table
+from layerleap.lens.map_errors import MapErrors
+from layerleap.lens.nested import nested_means, nested_ratios
+from layerleap.lens.probes.scores import score_probe
+from layerleap.lens.reader import score_table
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import fit
+from layerleap.maps.linear import LinearMap
 from layerleap.stream.examples import Sampling
-from layerleap.study.embedding.inner_products import keep_best
-from layerleap.study.embedding.pairs import Depth
-from layerleap.study.saturation.guesses import guesses
-from layerleap.study.saturation.tau import Cell, against_walk
+from layerleap_papers.beyond_the_top1.guesses import guesses
+from layerleap_papers.beyond_the_top1.tau import Cell, against_walk
+from layerleap_papers.embedding_space.inner_products import keep_best
+from layerleap_papers.embedding_space.pairs import Depth
+from made_evidence import made
+from made_saturation import ignorant, saturation
+from tiny_models import sentences, tiny
 
 
 def some_documents(rng, most=30):

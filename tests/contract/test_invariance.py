@@ -4,15 +4,14 @@ from functools import cache
 
 import pytest
 import torch
-from families import build
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tiny_models import sentences, tokenizer
+from hypothesis import given, settings, strategies as st
 
+from families import build
+from layerleap.lens.lens import Lens
 from layerleap.models.discovery.compare import row_gap as gap
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
 from layerleap.stream.examples import Example, Sampling, collate, iter_batches, iter_examples
+from tiny_models import sentences, tokenizer
 
 FAMILIES = (
     "llama", "gpt2", "opt", "bloom", "mistral", "gemma3", "mixtral", "bert", "roberta", "albert",

@@ -4,25 +4,25 @@ import copy
 
 import pytest
 import torch
+
 from edit_cases import OWN_ATTENTION, traces, wrapped
 from families import NEXT_TOKEN
-from learning_cases import FAMILIES, demonstrations, found, ids, perturbed, reference, values
-
 from layerleap.act.edits import AddNeuron, ApplyDelta
-from layerleap.act.learn.delta import Delta
-from layerleap.act.learn.descent import learn
-from layerleap.act.learn.gradients import gradients
-from layerleap.act.learn.lessons import lesson
-from layerleap.act.learn.observe import Prompt, observe
-from layerleap.act.learn.parameters import choose
+from layerleap.act.learning.delta import Delta
+from layerleap.act.learning.descent import learn
+from layerleap.act.learning.gradients import gradients
+from layerleap.act.learning.lessons import lesson
+from layerleap.act.learning.observe import Prompt, observe
+from layerleap.act.learning.parameters import choose
 from layerleap.errors import BadSettings, NotFinite
+from layerleap.lens import lens as lens_module
+from layerleap.lens.lens import Lens
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.hooks.forward import hooks_of
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward, heads
-from layerleap.read import lens as lens_module
-from layerleap.read.lens import Lens
+from learning_cases import FAMILIES, demonstrations, found, ids, perturbed, reference, values
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -90,7 +90,7 @@ def test_gradients_are_those_of_one_backward_pass_of_torch(name, parameters, how
 def test_the_number_of_rows_at_a_time_changes_nothing(name, monkeypatch):
     model = wrapped(name)
     together = found(model, "layer-causal", "all")
-    import layerleap.act.learn.gradients as module
+    import layerleap.act.learning.gradients as module
 
     assert module.ENTRIES == lens_module.ENTRIES
     for entries in (61, 61 * 5, 61 * 17):

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+
 from edit_cases import EXPERTS, inputs, wrapped
 from families import MASKED_TOKEN, NEXT_TOKEN
-
 from layerleap.act.debug.rerun import rerun
 from layerleap.act.edits import AddNeuron, SetNeuron
 from layerleap.errors import ModelRefused
+from layerleap.lens.vocabulary.neurons import Neurons
 from layerleap.models.hooks.recording import record
 from layerleap.models.weights import feed_forward
-from layerleap.read.vocabulary.neurons import Neurons
 
 FAMILIES = [name for name in (*NEXT_TOKEN, *MASKED_TOKEN) if name not in EXPERTS]
 CAUSAL = [name for name in NEXT_TOKEN if name not in EXPERTS]

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from families import ALL, CLASS, CLASSIFIERS, POOLED_IMAGE, build
 
+from families import ALL, CLASS, CLASSIFIERS, POOLED_IMAGE, build
 from layerleap.errors import BadSettings
 from layerleap.models.discovery.compare import row_gap as gap
 from layerleap.models.discovery.probe import probe_ids

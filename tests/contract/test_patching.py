@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+
 from edit_cases import EXPERTS, foreign, inputs, logits, recording, traces, wrapped
 from families import ALL, NEXT_TOKEN
-
 from layerleap.act.edits import PatchState
 from layerleap.act.edits.patch import run_patched
 from layerleap.errors import BadSettings

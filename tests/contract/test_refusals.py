@@ -3,14 +3,14 @@
 import pytest
 import torch
 import transformers as hf
-from families import build
 from torch import Tensor, nn
 from transformers import BertForMaskedLM, GPT2LMHeadModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from families import build
 from layerleap.errors import ModelRefused
-from layerleap.models.discovery.laws import check_model
+from layerleap.models.discovery.laws import check
 from layerleap.models.load import load
 from layerleap.models.transformer import Transformer
 
@@ -172,7 +172,7 @@ def test_whatever_a_model_raises_on_a_probe_is_a_refusal_with_its_reason(make, r
     model = make().eval()
     with pytest.raises(ModelRefused, match=reason):
         Transformer.wrap(model)
-    (only,) = check_model(model)
+    (only,) = check(model)
     assert (only.law, only.status) == ("discovery", "fails")
 
 
@@ -334,16 +334,16 @@ def test_a_custom_attention_that_ignores_the_mask_is_refused(name):
 
 
 def test_check_model_returns_results_and_never_raises():
-    sound = check_model(build("gpt2"))
+    sound = check(build("gpt2"))
     assert {verdict.status for verdict in sound} == {"holds"}
-    training = {v.law: v for v in check_model(build("gpt2").train())}
+    training = {v.law: v for v in check(build("gpt2").train())}
     assert training["deterministic"].status == "fails"
     assert training["blocks"].status == "holds"
     assert training["deterministic"].to_dict()["detail"] == training["deterministic"].detail
     for model in (toy(Between), build("gpt2").base_model):
-        (only,) = check_model(model)
+        (only,) = check(model)
         assert (only.law, only.status) == ("discovery", "fails")
-    assert "no list of blocks" in check_model(build("gpt2"), blocks="nowhere")[0].detail
+    assert "no list of blocks" in check(build("gpt2"), blocks="nowhere")[0].detail
 
 
 def small(config: str, model: str, **changes):
@@ -377,7 +377,7 @@ def test_a_model_without_known_parts_says_so_when_printed_and_checked():
     changes = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 4}
     model = load(small("MambaConfig", "MambaForCausalLM", **changes))
     assert "no block has known parts (found 0 attention modules" in str(model)
-    results = {one.law: one for one in check_model(model.model)}
+    results = {one.law: one for one in check(model.model)}
     assert results["parts"].status == "not applicable"
     assert "no sites in 2 blocks" in results["parts"].detail
 
@@ -404,5 +404,5 @@ LAWFUL = {
 @pytest.mark.parametrize("case", LAWFUL)
 def test_no_lawful_model_is_refused_for_what_lies_beside_its_tail_or_in_its_configuration(case):
     config, model, changes = LAWFUL[case]
-    found = {one.law: one.status for one in check_model(small(config, model, **changes))}
+    found = {one.law: one.status for one in check(small(config, model, **changes))}
     assert found.get("tail") == found.get("blocks") == "holds"

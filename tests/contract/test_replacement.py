@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 import torch
+
 from edit_cases import cascade, part_bank, traces, wrapped
 from families import ALL, SEQ_TO_SEQ
-
 from layerleap.act.edits.replace import PartMaps, _alone, _together, cascades
 from layerleap.models.discovery.compare import row_gap as gap
 from layerleap.models.discovery.parts import KINDS

@@ -3,17 +3,17 @@
 import pytest
 import torch
 import transformers as hf
-from families import ALL, CLASS, SEQ_TO_SEQ, build
-from made_saturation import walked
 
+from families import ALL, CLASS, SEQ_TO_SEQ, build
 from layerleap.errors import BadSettings
+from layerleap.lens.lens import Lens
+from layerleap.lens.saturation import saturate
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.discovery.probe import probe
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
-from layerleap.read.saturation import saturate
 from layerleap.stream.examples import Batch
+from made_saturation import walked
 
 
 def batch_of(transformer, rows=6, seed=5):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from families import MASKED_TOKEN, NEXT_TOKEN, build
 
-from layerleap.act.learn.observe import Prompt, observe
+from families import MASKED_TOKEN, NEXT_TOKEN, build
+from layerleap.act.learning.observe import Prompt, observe
 from layerleap.models import prefix as prefixes
 from layerleap.models.discovery.probe import prepare
 from layerleap.models.prefix import Prefix, can_share, shared_prefix

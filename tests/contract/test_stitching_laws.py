@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from families import NEXT_TOKEN, build
-from rotated import plain_llama, rotated, rotation
 
 import layerleap as ll
-from layerleap.act.stitch.translate import translate
+from families import NEXT_TOKEN, build
+from layerleap.act.stitch.translation import translate
 from layerleap.maps.kernel import embedding_kernel
 from layerleap.models.transformer import Transformer
+from rotated import plain_llama, rotated, rotation
 
 IDS = torch.tensor([[9, 17, 33, 8, 51, 20], [12, 40, 7, 0, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])

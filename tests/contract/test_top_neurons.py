@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+
 from edit_cases import EXPERTS, inputs, logits, traces, wrapped
 from families import MASKED_TOKEN, NEXT_TOKEN, SEQ_TO_SEQ, build
-
 from layerleap.act.edits import SetNeuron, TopKNeurons
 from layerleap.act.edits.top_neurons import By
 from layerleap.errors import BadSettings, ModelRefused

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from transformers import AttentionInterface, DynamicCache, StaticCache
+
+import layerleap as ll
 from contract_bank import bank_of
 from dense_topk import dense_topk
 from edit_cases import EXPERTS, OWN_ATTENTION, inputs, logits, traces, wrapped
 from families import ALL, NEXT_TOKEN, build
-from transformers import AttentionInterface, DynamicCache, StaticCache
-
-import layerleap as ll
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.edits import ReplaceAttention, TopKAttention
 from layerleap.errors import ModelRefused

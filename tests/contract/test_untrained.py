@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from families import ALL, build
-from media import hearing, seeing
-from tiny_models import tiny
 
-from layerleap.models.discovery.laws import check
+from families import ALL, build
+from layerleap.models.discovery.laws import verdicts
 from layerleap.models.transformer import Transformer
 from layerleap.models.untrained import untrained
+from media import hearing, seeing
+from tiny_models import tiny
 
 
 def weights(transformer):
@@ -19,7 +19,7 @@ def weights(transformer):
 def test_the_untrained_model_has_the_same_architecture_and_keeps_every_law(name):
     model = Transformer.wrap(build(name), name=name)
     twin = untrained(model)
-    assert not [verdict for verdict in check(twin) if verdict.status == "fails"]
+    assert not [verdict for verdict in verdicts(twin) if verdict.status == "fails"]
     assert type(twin.model) is type(model.model)
     assert (twin.kind, twin.blocks, twin.d_model, twin.d_vocab) == (
         model.kind, model.blocks, model.d_model, model.d_vocab,

@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 import torch
+
 from edit_cases import EXPERTS, OWN_ATTENTION, inputs, wrapped
 from families import MASKED_TOKEN, NEXT_TOKEN, build
-
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.hooks.attention import attention_wrapped_by
 from layerleap.models.hooks.forward import Tap, tapped

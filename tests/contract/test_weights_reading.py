@@ -4,16 +4,16 @@ import re
 
 import pytest
 import torch
-from edit_cases import EXPERTS, wrapped
-from families import CLASS, CLASSIFIERS, MASKED_TOKEN, NEXT_TOKEN
 from torch import Tensor
 
 import layerleap as ll
+from edit_cases import EXPERTS, wrapped
+from families import CLASS, CLASSIFIERS, MASKED_TOKEN, NEXT_TOKEN
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.lens.vocabulary.pairs import Pairs
+from layerleap.lens.vocabulary.space import Space
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import all_heads, embedding, kinds, unembedding, vectors
-from layerleap.read.vocabulary.pairs import Pairs
-from layerleap.read.vocabulary.space import Space
 
 FAMILIES = [name for name in (*NEXT_TOKEN, *MASKED_TOKEN) if name not in EXPERTS]
 # Families whose heads must be readable in both forms; others may be refused, with a reason.

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import layerleap
+from layerleap.lens.evaluate import evaluate
 from layerleap.maps.fit import worse_layers
-from layerleap.read.evaluate import evaluate
 from layerleap.show.cli.app import app
 from layerleap.stream.examples import Sampling
 

@@ -9,7 +9,8 @@ import pytest
 from layerleap.act.exits.learned import Learned
 from layerleap.act.exits.rules import RULES
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS, RESULTS = ROOT / "docs", ROOT / "papers/layerleap_papers/jump_to_conclusions/results"
 KINDS = {**RULES, Learned.name: Learned}
 COSTS = {"reading": "a map", "state": "product", "nothing": "free"}
 
@@ -22,7 +23,7 @@ def table() -> dict[str, dict[str, str]]:
 
 def measured() -> dict[str, float]:
     """Thresholds that kept 95 % agreement through mat, by rule."""
-    with (DOCS / "results/paper/exits_saved.csv").open() as file:
+    with (RESULTS / "smollm2/exits_saved.csv").open() as file:
         rows = [
             row for row in csv.DictReader(file) if (row["map"], row["target"]) == ("mat", "0.95")
         ]

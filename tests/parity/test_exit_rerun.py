@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from tiny_models import sentences, tiny
 
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import Entropy, Fixed, Gap, Patience, Similarity, TopProbability
+from layerleap.lens.lens import Lens
+from layerleap.lens.metrics import Distribution
+from layerleap.lens.scores import score
 from layerleap.maps.fit import fit
 from layerleap.models.hooks.recording import record
-from layerleap.read.lens import Lens
-from layerleap.read.metrics import Distribution
-from layerleap.read.scores import score
 from layerleap.stream.examples import Sampling, collate, iter_batches, iter_examples
+from tiny_models import sentences, tiny
 
 DOCUMENTS = sentences(60)
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from made_evidence import made
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from layerleap.act.exits.learned import Learned, features
+from made_evidence import made
 
 
 @pytest.mark.parametrize("strength", [0.1, 1.0])

@@ -7,7 +7,6 @@ import pytest
 import torch
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score
-from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.maps import linear
@@ -15,6 +14,7 @@ from layerleap.maps.linear import RIDGES, IdentityMap, moments_r2, solve, square
 from layerleap.stats.collect import collect
 from layerleap.stats.moments import Moments
 from layerleap.stream.examples import Sampling
+from tiny_models import sentences, tiny
 
 CLOSE = 1e-8
 

@@ -6,21 +6,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.special import log_softmax, rel_entr
 from sklearn.metrics import r2_score
-from tiny_models import sentences, tiny
 
+from layerleap.lens.intervals import mean_interval, resample, resample_in_parts
+from layerleap.lens.lens import Lens
+from layerleap.lens.map_errors import GROUPS, MapErrors
+from layerleap.lens.metrics import DEPTH, Distribution, Reference
+from layerleap.lens.scores import score
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import fit
 from layerleap.maps.linear import LinearMap
-from layerleap.read.intervals import mean_interval, resample, resample_in_parts
-from layerleap.read.lens import Lens
-from layerleap.read.map_errors import GROUPS, MapErrors
-from layerleap.read.metrics import DEPTH, Distribution, Reference
-from layerleap.read.scores import score
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
+from tiny_models import sentences, tiny
 
 
 def naive(model, reading):
@@ -261,7 +260,7 @@ def test_each_resample_draws_as_many_documents_as_there_are():
 
 def test_samples_drawn_in_parts_are_the_samples_drawn_at_once(monkeypatch):
     whole = resample(9, 50, seed=0)
-    monkeypatch.setattr("layerleap.read.intervals.ENTRIES", 40)
+    monkeypatch.setattr("layerleap.lens.intervals.ENTRIES", 40)
     parts = list(resample_in_parts(9, 50, seed=0))
     assert [len(part) for part in parts] == [4] * 12 + [2]
     assert torch.equal(torch.cat(parts), whole)

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from tiny_models import tiny
 
 import layerleap as ll
 from layerleap.arguments import check_fields, checked
 from layerleap.errors import BadSettings
 from layerleap.models.transformer import Transformer
+from tiny_models import tiny
 
 
 @checked

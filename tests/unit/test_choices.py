@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from contract_bank import bank_of
-from made_saturation import Knowing, saturation
-from tiny_models import sentences, tiny
 
 import layerleap as ll
+from contract_bank import bank_of
 from layerleap.errors import BadSettings
+from layerleap.lens.probes.cells import folds_of
+from layerleap.lens.probes.scores import held_out, score_probe
+from layerleap.lens.probes.task import TaskProbe
 from layerleap.maps.settings import Tuning
-from layerleap.read.probes.cells import folds_of
-from layerleap.read.probes.scores import held_out, score_probe
-from layerleap.read.probes.task import TaskProbe
 from layerleap.stats import Moments, collect
+from made_saturation import Knowing, saturation
+from tiny_models import sentences, tiny
 
 TEXTS = sentences(20)
 

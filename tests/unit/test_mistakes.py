@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from contract_bank import bank_of
-from families import build
-from tiny_models import sentences, tiny
 
 import layerleap as ll
+from contract_bank import bank_of
+from families import build
 from layerleap.errors import LayerleapError
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
+from tiny_models import sentences, tiny
 
 TEXTS = sentences(12)
 IDS = torch.tensor([[5, 6, 7]])

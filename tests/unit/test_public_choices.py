@@ -7,14 +7,14 @@ from functools import cache
 from typing import Any, Literal
 
 import pytest
-from contract_bank import bank_of
-from tiny_models import sentences, tiny
 
 import layerleap as ll
+from contract_bank import bank_of
 from layerleap.errors import BadSettings, check_choice
+from layerleap.lens.lens import read
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import read_text
+from tiny_models import sentences, tiny
 
 NAMESPACES = ("edits", "exits", "learning", "stats", "studies", "tasks", "zoo")
 CLASSES = ("Evaluation", "Generation", "Lens", "Readings", "ShortcutBank", "StudyResult")
@@ -72,7 +72,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
 
 def public() -> Iterator[tuple[str, Any]]:
     """Every public function, class and method, by name."""
-    yield "read", read_text
+    yield "read", read
     for name in set(ll.__all__) - {*NAMESPACES, "read"}:
         yield name, getattr(ll, name)
     for space in NAMESPACES:

@@ -6,9 +6,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tiny_models import sentences, tiny
-
 import layerleap as ll
+from tiny_models import sentences, tiny
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -21,9 +20,9 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield from _functions(f"{name}.{each}", getattr(thing, each))
         else:
             yield from _functions(name, thing)
-    from layerleap.read.lens import read_text
+    from layerleap.lens.lens import read
 
-    yield "read", read_text
+    yield "read", read
 
 
 def _functions(name: str, thing: Any) -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -10,12 +10,12 @@ from functools import partial
 
 import httpx2
 import pytest
-from tiny_models import tiny
 from typer.testing import CliRunner
 
 import layerleap as ll
 from layerleap.show.cli.app import app
 from layerleap.show.web.serve import listen
+from tiny_models import tiny
 
 get, put = partial(httpx2.get, timeout=60), partial(httpx2.put, timeout=60)  # machines are busy
 MAIN = "from layerleap.show.cli.app import main; main()"

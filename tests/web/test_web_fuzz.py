@@ -4,17 +4,16 @@ import json
 from urllib.parse import urlencode
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.errors import Unsatisfiable
 from starlette.testclient import TestClient
-from tiny_models import WORDS, tiny
 
 from layerleap.act.debug.debugger import Debugger
-from layerleap.read.vocabulary.build import build_index
+from layerleap.lens.vocabulary.build import index as build_index
 from layerleap.show.web.app import create_app
 from layerleap.show.web.engine import ModelEngine
 from layerleap.show.web.store import Store
+from tiny_models import WORDS, tiny
 
 schemathesis = pytest.importorskip("schemathesis")
 GenerationMode = schemathesis.GenerationMode

@@ -12,17 +12,17 @@ from asking import frames
 from fake import N_LAYERS, PROMPT, FakeEngine
 from rich.console import Console
 from starlette.testclient import TestClient
-from tiny_models import sentences, tiny
 
 import layerleap as ll
 from layerleap.act.debug.debugger import Debugger
 from layerleap.act.debug.index_cost import duration, index_cost
-from layerleap.read.vocabulary import build
-from layerleap.read.vocabulary.settings import IndexSettings, default_path
-from layerleap.read.vocabulary.store import Building
+from layerleap.lens.vocabulary import build
+from layerleap.lens.vocabulary.settings import IndexSettings, default_path
+from layerleap.lens.vocabulary.store import Building
 from layerleap.show.cli import debug as command
 from layerleap.show.web import schemas
 from layerleap.show.web.engine import ModelEngine
+from tiny_models import sentences, tiny
 
 TEXT = "the cat sat on the"
 ASK = {"input": {"text": PROMPT}}
@@ -224,8 +224,8 @@ def test_what_is_answered_between_two_pieces_of_the_build_and_the_index_are_the_
         phases.append(phase)
 
     options = {"text": sentences(20), "n_texts": 20, "clusters": 5}
-    between = build.build_index(model, tmp_path / "between", progress=ask, **options)
-    plain = build.build_index(model, tmp_path / "plain", progress=False, **options)
+    between = build.index(model, tmp_path / "between", progress=ask, **options)
+    plain = build.index(model, tmp_path / "plain", progress=False, **options)
     assert {"reading neurons", "naming tokens", "sorting tokens", "natural ranges",
             "clusters"} <= set(phases)  # fmt: skip
     assert contents(between.path) == contents(plain.path)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from asking import frames
 from starlette.testclient import TestClient
-from tiny_models import tiny
 
 import layerleap as ll
 from layerleap import edits as edit_namespace
@@ -17,6 +16,7 @@ from layerleap.show.web import schemas
 from layerleap.show.web.engine import ModelEngine
 from layerleap.show.web.limits import Limits
 from layerleap.show.web.snippet import snippet
+from tiny_models import tiny
 
 TEXT = "the cat sat on the mat and then it ran"
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "mixtral", "bert")
@@ -339,10 +339,10 @@ def test_a_session_as_python_runs_and_shows_the_same(ask, llama, monkeypatch):
     found = client.post("/api/export", json={"state": state}).json()
     assert found["json"]["state"] == state
     assert found["json"]["model"]["fingerprint"] == llama.identity.fingerprint
-    import layerleap.models.load
+    import layerleap
 
     loaded = []
-    monkeypatch.setattr(layerleap.models.load, "load", lambda name: loaded.append(name) or llama)
+    monkeypatch.setattr(layerleap, "load", lambda name: loaded.append(name) or llama)
     printed = []
     values = {"print": printed.append}
     exec(compile(found["python"], "snippet", "exec"), values)
@@ -375,8 +375,8 @@ def test_the_python_of_two_prompts_shows_all_that_the_page_shows(ask, llama, mon
         "query": "cat", "side": "promoted", "new_tokens": 2,
     }  # fmt: skip
     code = client.post("/api/export", json={"state": state}).json()["python"]
-    monkeypatch.setattr("layerleap.models.load.load", lambda name: llama)
-    monkeypatch.setattr("layerleap.read.vocabulary.build.build_index", lambda *_, **__: index)
+    monkeypatch.setattr("layerleap.load", lambda name: llama)
+    monkeypatch.setattr("layerleap.index", lambda *_, **__: index)
     printed = []
     exec(compile(code, "snippet", "exec"), {"print": printed.append})
     for place in (0, 1):

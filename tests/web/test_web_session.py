@@ -7,17 +7,16 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
-from families import build
-from tiny_models import sentences, tiny
 
 import layerleap as ll
+from families import build
 from layerleap.errors import BadSettings, CannotFetch
 from layerleap.models.transformer import Transformer
 from layerleap.show.html.readings import write_readings
-from layerleap.show.web import schemas
-from layerleap.show.web import session as web_session
+from layerleap.show.web import schemas, session as web_session
 from layerleap.show.web.access import Access
 from layerleap.show.web.serve import listen, next_free
+from tiny_models import sentences, tiny
 
 TEXT = {"text": "the cat sat on the"}
 get, post = partial(httpx2.get, timeout=60), partial(httpx2.post, timeout=60)  # machines are busy
@@ -134,7 +133,7 @@ def test_without_an_index_it_is_said_how_to_build_it(model):
 @pytest.fixture
 def own_text(monkeypatch):
     """A text for natural ranges: the bundled one would be fetched, because the cache is empty."""
-    build = "layerleap.read.vocabulary.build.reference_text"
+    build = "layerleap.lens.vocabulary.build.reference_text"
     monkeypatch.setattr(build, lambda _: (sentences(20), ""))
 
 

@@ -1,1 +1,6 @@
-"""Act: exit rules, their replay and cost, decoding, edits and replacement."""
+"""Act: leave early, edit, decode, stitch and train, on what a layer already knows."""
+
+import lazy_loader
+
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

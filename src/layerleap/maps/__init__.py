@@ -1,1 +1,6 @@
-"""Maps: linear and tuned shortcuts between layers, and banks of them."""
+"""Maps: from the state at one layer to the state at a later one, and the bank that holds them."""
+
+import lazy_loader
+
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

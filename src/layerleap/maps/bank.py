@@ -21,8 +21,8 @@ from layerleap.models.transformer import Transformer
 from layerleap.stream.split import pack_fingerprints, unpack_fingerprints
 
 if TYPE_CHECKING:
-    from layerleap.read.evaluate import Evaluation
-    from layerleap.read.lens import Lens
+    from layerleap.lens.evaluate import Evaluation
+    from layerleap.lens.lens import Lens
 
 CONFIG, WEIGHTS = BANK.config, BANK.weights
 PART = "part."  # prefix of tensors of parts; names of layer maps start with a number
@@ -126,7 +126,7 @@ class ShortcutBank:
         Args:
             other_model: allow a model that the bank was not fitted on; see `lent_to`.
         """
-        from layerleap.read.lens import Lens  # imported on demand, for convenience
+        from layerleap.lens.lens import Lens  # imported on demand, for convenience
 
         return Lens(transformer, self, other_model=other_model)
 
@@ -134,7 +134,7 @@ class ShortcutBank:
         self, transformer: Transformer, text: Any = None, *args: Any, **options: Any
     ) -> "Evaluation":
         """The scores of this bank on a text; see `layerleap.evaluate`."""
-        from layerleap.read.evaluate import evaluate
+        from layerleap.lens.evaluate import evaluate
 
         return evaluate(transformer, self, text, *args, **options)
 

@@ -40,8 +40,7 @@ from layerleap.maps.settings import check_solving
 from layerleap.models.hooks.foreign import foreign_code, in_words
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, reporting, silent
-from layerleap.stats.collect import METHOD as COLLECTED
-from layerleap.stats.collect import collect, finish, own_checkpoint
+from layerleap.stats.collect import METHOD as COLLECTED, collect, finish, own_checkpoint
 from layerleap.stats.moments import Moments, Pairs
 from layerleap.stats.saved_states import StateFile
 from layerleap.stats.tally import Tally, world
@@ -50,7 +49,7 @@ from layerleap.stream.examples import Sampling
 from layerleap.stream.source import default_text
 
 if TYPE_CHECKING:
-    from layerleap.read.evaluate import Evaluation
+    from layerleap.lens.evaluate import Evaluation
 
 METHOD = 3  # raise it when a fit of the same text would give other maps: caches then start anew
 ROWS_PER_DIRECTION = 3  # with fewer rows, maps are poor whatever the ridge

@@ -1,1 +1,6 @@
-"""Models: any Hugging Face transformer, with its residual stream readable at any depth."""
+"""Models: any Hugging Face transformer, its residual stream readable and editable at any depth."""
+
+import lazy_loader
+
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,12 +7,7 @@ The moments hold everything a linear map needs. Runs can be resumed from a check
 shards (`merge` adds them up) or distributed with torchrun.
 """
 
-from layerleap.stats.collect import collect, finish, merge
-from layerleap.stats.moments import Moments, load_moments, save_moments
-from layerleap.stats.saved_states import SavedStates, StateFile
-from layerleap.stats.tally import Tally
+import lazy_loader
 
-__all__ = [
-    "Moments", "SavedStates", "StateFile", "Tally", "collect", "finish", "load_moments", "merge",
-    "save_moments",
-]  # fmt: skip
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -37,10 +37,10 @@ from layerleap.act.exits.rules import (
 )
 from layerleap.act.exits.savings import TARGETS, saved_at
 from layerleap.errors import BadSettings
+from layerleap.lens.intervals import mean_interval
+from layerleap.lens.scores import Scores
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
-from layerleap.read.intervals import mean_interval
-from layerleap.read.scores import Scores
 from layerleap.stream.batches import modality
 from layerleap.study.figures import Axis, Figure, Line, Mark
 from layerleap.study.result import Row, StudyResult

@@ -17,17 +17,16 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import layerleap
 from layerleap.errors import BadText, LayerleapError, check_choice
+from layerleap.lens.lens import Lens
+from layerleap.lens.map_errors import MapErrors
+from layerleap.lens.scores import Scores, score
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import METHOD, solve_bank
 from layerleap.maps.linear import solve_parts
 from layerleap.maps.settings import check_solving
 from layerleap.memory import give_back
 from layerleap.progress import Progress
-from layerleap.read.lens import Lens
-from layerleap.read.map_errors import MapErrors
-from layerleap.read.scores import Scores, score
-from layerleap.stats.collect import METHOD as collect_method
-from layerleap.stats.collect import collect, finish
+from layerleap.stats.collect import METHOD as collect_method, collect, finish
 from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Census

@@ -10,8 +10,7 @@ zoo.cache_root()               # where all of it is kept
 ```
 """
 
-from layerleap.files import cache_root
-from layerleap.zoo.catalog import Entry, inventory
-from layerleap.zoo.download import fetch
+import lazy_loader
 
-__all__ = ["Entry", "cache_root", "fetch", "inventory"]
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,7 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from layerleap.files import cache_root, read_json
+from layerleap.files import (
+    cache_root as cache_root,  # `zoo.cache_root`
+    read_json,
+)
 
 Kind = Literal[
     "next-token", "masked-token", "text-class", "image-class", "backbone", "text", "images", "sound"

@@ -23,7 +23,7 @@ from torch import nn
 from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
 from layerleap.zoo.small_bert import CLASSES, collate, shuffled_batches
 from layerleap.zoo.small_lm import lm_loss, token_stream
-from layerleap.zoo.small_vit import learning_rate
+from layerleap.zoo.small_vit import warmup_cosine
 
 Tell = Callable[[str], None]
 TELL_STEPS = 20  # steps between two messages
@@ -190,7 +190,7 @@ def _train(
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=settings.rate, weight_decay=settings.decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: learning_rate(step, max(1, steps // 10), steps)
+        optimizer, lambda step: warmup_cosine(step, max(1, steps // 10), steps)
     )
     model.train()
     for step, loss in enumerate(losses, start=1):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerleap.zoo.small_vit import learning_rate
+from layerleap.zoo.small_vit import warmup_cosine
 
 CLASSES = ("negative", "positive")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -77,7 +77,7 @@ def train_bert(
         )
         steps = settings.epochs * math.ceil(len(texts) / settings.batch)
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate(step, steps // 10, steps)
+            optimizer, lambda step: warmup_cosine(step, steps // 10, steps)
         )
         for epoch in range(settings.epochs):
             loss, order = torch.zeros(()), random.Random(settings.seed + epoch)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from layerleap.zoo.reviews import HELD_OUT, SHORT, is_held_out
-from layerleap.zoo.small_vit import learning_rate
+from layerleap.zoo.small_vit import warmup_cosine
 
 Tell = Callable[[str], None]
 FFN = Literal["gated", "relu"]
@@ -147,7 +147,7 @@ def train_lm(
             model.parameters(), lr=settings.rate, weight_decay=settings.decay, betas=(0.9, 0.95)
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate(step, max(1, steps // 20), steps)
+            optimizer, lambda step: warmup_cosine(step, max(1, steps // 20), steps)
         )
         for step, window in enumerate(_windows(compact, settings), start=1):
             loss = token_losses(model, window, n_unknown).mean()

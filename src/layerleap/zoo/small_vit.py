@@ -56,7 +56,7 @@ def train_vit(
         steps = settings.epochs * math.ceil(len(pixels) / settings.batch)
         warmup = steps // settings.epochs
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate(step, warmup, steps)
+            optimizer, lambda step: warmup_cosine(step, warmup, steps)
         )
         model.train()
         for epoch in range(settings.epochs):
@@ -89,7 +89,7 @@ def _new(pixels: Tensor, n_classes: int, settings: VitSettings) -> Any:
     return ViTForImageClassification(config)
 
 
-def learning_rate(step: int, warmup: int, steps: int) -> float:
+def warmup_cosine(step: int, warmup: int, steps: int) -> float:
     """The learning rate as a fraction of its peak."""
     if step < warmup:
         return (step + 1) / warmup

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from made_evidence import made
 from scipy.stats import binom
 
 from layerleap.act.exits.calibration import (
@@ -21,6 +20,7 @@ from layerleap.act.exits.families import family
 from layerleap.act.exits.replay import replay, sweep
 from layerleap.act.exits.rules import Entropy, TopProbability
 from layerleap.errors import BadSettings, CannotFetch
+from made_evidence import made
 
 SPLITS, ROWS = 600, 250
 KNOBS = torch.linspace(1, 0, 201, dtype=torch.float64).tolist()  # fine: risks on both sides

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from families import build
-from tiny_models import tiny
 from torch.utils.flop_counter import FlopCounterMode
 
-from layerleap.act.exits.cost import Cost, measure
+from families import build
+from layerleap.act.exits.cost import Cost, measure_cost
 from layerleap.act.exits.replay import Exits
 from layerleap.act.exits.rules import Fixed, Never, Oracle, Patience, Similarity, TopProbability
 from layerleap.errors import BadSettings, ModelRefused, WrongModel
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.transformer import Transformer
+from tiny_models import tiny
 
 COST = Cost((10.0, 20.0, 30.0), 100.0, (1.0, 2.0, 3.0, 0.0), d_model=4, context=8)
 
@@ -65,7 +65,7 @@ def test_blocks_and_head_of_a_llama_are_what_a_count_by_hand_gives():
     d, ffn, kv, tokens, vocabulary = 24, 40, 12, 16, 61
     products = d * d + 2 * d * kv + d * d + 3 * d * ffn  # q, k and v, o, gated feed-forward
     attention = 2 * d * tokens  # scores and weighted sums over the context
-    cost = measure(tiny("llama"), tokens=tokens)
+    cost = measure_cost(tiny("llama"), tokens=tokens)
     assert cost.blocks == (2.0 * (products + attention),) * 3
     assert cost.head == 2 * d * vocabulary
     assert cost.maps == (0.0,) * 4
@@ -75,27 +75,29 @@ def test_blocks_and_head_of_a_llama_are_what_a_count_by_hand_gives():
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "bert", "t5", "vit"])
 def test_the_count_does_not_depend_on_the_kernel_that_attends(name):
     transformer = Transformer.wrap(build(name), name=name)
-    fused = measure(transformer, tokens=16)
+    fused = measure_cost(transformer, tokens=16)
     transformer.model.set_attn_implementation("eager")
-    assert measure(transformer, tokens=16) == fused
+    assert measure_cost(transformer, tokens=16) == fused
 
 
 def test_experts_are_counted_as_often_as_they_are_asked():
     d, ffn, kv, tokens = 24, 40, 12, 16
     attention = 2 * d * d + 2 * d * kv + 2 * d * tokens
     router, experts = 4 * d, 2 * 3 * d * ffn  # two of four experts per token
-    assert measure(tiny("mixtral"), tokens=tokens).blocks[0] == 2 * (attention + router + experts)
+    assert measure_cost(tiny("mixtral"), tokens=tokens).blocks[0] == 2 * (
+        attention + router + experts
+    )
 
 
 def test_a_longer_context_costs_more_in_blocks_and_not_in_the_head():
-    short, long = (measure(tiny("gpt2"), tokens=n) for n in (4, 32))
+    short, long = (measure_cost(tiny("gpt2"), tokens=n) for n in (4, 32))
     assert long.blocks[0] - short.blocks[0] == 4 * 24 * 28
     assert long.head == short.head
 
 
 def test_counting_leaves_no_hook_behind():
     transformer = tiny("llama")
-    measure(transformer, tokens=4)
+    measure_cost(transformer, tokens=4)
     modules = transformer.model.modules()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in modules)
 
@@ -110,20 +112,22 @@ def bank_of(transformer: Transformer, rank: int | None) -> ShortcutBank:
 
 def test_maps_cost_two_flops_per_entry_and_less_at_low_rank():
     transformer = tiny("llama")
-    whole, low = (measure(transformer, tokens=9, bank=bank_of(transformer, r)) for r in (None, 5))
+    whole, low = (
+        measure_cost(transformer, tokens=9, bank=bank_of(transformer, r)) for r in (None, 5)
+    )
     assert whole.maps == (2.0 * 24 * 24,) * 3 + (0.0,)
     assert low.maps == (4.0 * 24 * 5,) * 3 + (0.0,)
 
 
 def test_a_bank_of_another_model_is_refused():
     with pytest.raises(WrongModel):
-        measure(tiny("llama"), tokens=9, bank=bank_of(tiny("gpt2"), None))
+        measure_cost(tiny("llama"), tokens=9, bank=bank_of(tiny("gpt2"), None))
 
 
 @pytest.mark.parametrize("tokens", [0, 65])
 def test_a_context_that_the_model_cannot_take_is_refused(tokens):
     with pytest.raises(BadSettings, match="expected 1 to 64"):
-        measure(tiny("llama"), tokens=tokens)
+        measure_cost(tiny("llama"), tokens=tokens)
 
 
 def test_with_a_large_vocabulary_the_head_costs_eight_blocks():
@@ -133,7 +137,7 @@ def test_with_a_large_vocabulary_the_head_costs_eight_blocks():
         "num_key_value_heads": 3, "vocab_size": 49152, "num_hidden_layers": 2, "head_dim": 64,
         "tie_word_embeddings": True,
     }  # fmt: skip
-    cost = measure(Transformer.wrap(build("llama", **sizes), name="smollm2-like"), tokens=1)
+    cost = measure_cost(Transformer.wrap(build("llama", **sizes), name="smollm2-like"), tokens=1)
     assert cost.head_in_blocks == pytest.approx(8.0, abs=0.05)
     whole = Cost(cost.blocks[:1] * 30, cost.head, (2.0 * 576**2,) * 30 + (0.0,), 576, 1)
     per_layer = {
@@ -145,14 +149,14 @@ def test_with_a_large_vocabulary_the_head_costs_eight_blocks():
 
 def test_a_users_hook_on_the_head_is_checked_and_not_counted():
     transformer = tiny("llama")
-    plain = measure(transformer, tokens=4)
+    plain = measure_cost(transformer, tokens=4)
     with transformer.model.lm_head.register_forward_hook(lambda *_: None):
-        assert measure(transformer, tokens=4) == plain
+        assert measure_cost(transformer, tokens=4) == plain
     with (
         transformer.model.register_forward_hook(_doubled),
         pytest.raises(ModelRefused, match="forward hook on the model"),
     ):
-        measure(transformer, tokens=4)
+        measure_cost(transformer, tokens=4)
 
 
 def _doubled(module, args, output):

@@ -9,20 +9,20 @@ from functools import cache
 
 import pytest
 import torch
-from contract_bank import bank_of
-from families import build
-from tiny_models import tiny, tokenizer
 
 import layerleap as ll
+from contract_bank import bank_of
+from families import build
 from layerleap.act.debug import debugger as module
 from layerleap.act.debug.cells import CellReader
 from layerleap.act.debug.debugger import Debugger, Stopped
 from layerleap.act.edits import AddNeuron, PatchState, SetNeuron
 from layerleap.errors import BadSettings, BadText, LayerleapError
+from layerleap.lens.lens import Lens
+from layerleap.lens.vocabulary.neurons import Neurons
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forwards, unembedding
-from layerleap.read.lens import Lens
-from layerleap.read.vocabulary.neurons import Neurons
+from tiny_models import tiny, tokenizer
 
 TEXT = "the cat sat on the mat and then"
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "bert")

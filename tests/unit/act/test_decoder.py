@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import DynamicCache
+
 from contract_bank import bank_of
 from decoders import wrapped
 from families import build
-from transformers import DynamicCache
-
 from layerleap.act.decode import kept_costs, prepared
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.pass_cost import PassCost
@@ -31,13 +31,13 @@ from layerleap.act.exits.rules import (
     rule_from_dict,
 )
 from layerleap.errors import BadSettings, BadText, WrongModel
+from layerleap.lens.lens import Lens
+from layerleap.lens.probes.softmax import Softmax
+from layerleap.lens.probes.task import TaskProbe
+from layerleap.lens.scores import score
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.verify import find_axes
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
-from layerleap.read.probes.softmax import Softmax
-from layerleap.read.probes.task import TaskProbe
-from layerleap.read.scores import score
 from layerleap.show.html.generation import generation_html
 from layerleap.stream.examples import Example, collate
 

@@ -1,8 +1,8 @@
 """Divergence: the first token that differs, and how close to a tie it was."""
 
 import torch
-from families import build
 
+from families import build
 from layerleap.act.decode.divergence import divergence
 from layerleap.models.transformer import Transformer
 

@@ -2,18 +2,18 @@
 
 import pytest
 import torch
+
 from contract_bank import bank_of
 from families import build
-
 from layerleap.act.decode import pass_cost
 from layerleap.act.decode.draft_table import DraftTable
 from layerleap.act.decode.draft_tree import MOST, AcceptanceRates, Draft, Drafter, Lookup
 from layerleap.act.decode.pass_cost import PassCost, measure_passes
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.errors import BadSettings
+from layerleap.lens.lens import Lens
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
 
 FREE = PassCost((1, MOST), (1.0, 1.0001))
 EXPENSIVE = PassCost((1, 2), (1.0, 2.0))

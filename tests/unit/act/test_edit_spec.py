@@ -1,9 +1,7 @@
 """Edits as strings and sentences."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tiny_models import sentences, tiny
+from hypothesis import given, strategies as st
 
 import layerleap as ll
 from layerleap.act.edits import (
@@ -17,6 +15,7 @@ from layerleap.act.edits import (
     parse_edit,
 )
 from layerleap.errors import BadSettings
+from tiny_models import sentences, tiny
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 POSITIONS = st.one_of(

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from made_evidence import made, partial_evidence
 
 from layerleap.act.exits.evidence import Evidence, split
 from layerleap.errors import BadSettings
+from made_evidence import made, partial_evidence
 
 
 def tops(*rows: list[int], layers: tuple[int, ...] | None = None) -> Evidence:

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tiny_models import sentences, tiny
 
 import layerleap as ll
 from layerleap.act.exits.rules import RULES
 from layerleap.errors import BadText
-from layerleap.read.scores import score
+from layerleap.lens.scores import score
 from layerleap.stream.examples import iter_batches, iter_examples
+from tiny_models import sentences, tiny
 
 TEXTS = sentences(60)
 

@@ -7,16 +7,15 @@ from collections import Counter
 
 import pytest
 import torch
+
 from contract_bank import bank_of
 from families import build
-
 from layerleap.act.decode import draft_table, kept_costs, prepared
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.kept_costs import cost_of_passes
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.exits.rules import Fixed
-from layerleap.models.cursor import packed as packing
-from layerleap.models.cursor import verify
+from layerleap.models.cursor import packed as packing, verify
 from layerleap.models.cursor.packed import Packed
 from layerleap.models.discovery import laws
 from layerleap.models.transformer import Transformer

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_models import WORDS, tiny
 
-from layerleap.act.learn.accuracy import in_context
-from layerleap.act.learn.answers import right_answers
+from layerleap.act.learning.accuracy import in_context
+from layerleap.act.learning.answers import right_answers
 from layerleap.errors import BadSettings, BadText, ModelRefused
 from layerleap.stream.tasks import draw, encode, load
+from tiny_models import WORDS, tiny
 
 CLASSES = [(f"{a} {b}", "big" if n % 2 else "small") for n, (a, b) in enumerate(
     (a, b) for a in WORDS[:6] for b in WORDS[6:14]

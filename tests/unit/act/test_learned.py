@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from made_evidence import made, upto
 
 from layerleap.act.exits.evidence import Evidence, split
 from layerleap.act.exits.families import family
@@ -15,6 +14,7 @@ from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import TopProbability, rule_from_dict
 from layerleap.act.exits.savings import saved_at
 from layerleap.errors import BadSettings, BadText, NotFinite
+from made_evidence import made, upto
 
 
 def with_extra(evidence: Evidence, **extra: torch.Tensor) -> Evidence:

@@ -7,11 +7,15 @@ from functools import cache
 
 import pytest
 import torch
-from tiny_models import sentences, tiny
 
 from layerleap.act.edits.replace import PartMaps
 from layerleap.act.edits.scores import PartScores
 from layerleap.errors import BadSettings, BadText, NotFinite
+from layerleap.lens.intervals import POSITIVE, SHARE, mean_interval
+from layerleap.lens.lens import Lens
+from layerleap.lens.metrics import Reference
+from layerleap.lens.reader import MEASURES
+from layerleap.lens.scores import CHECK_EVERY, score
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import solve_bank
 from layerleap.maps.linear import LinearMap
@@ -19,13 +23,9 @@ from layerleap.models.discovery.parts import KINDS
 from layerleap.models.hooks.forward import Tap, tapped
 from layerleap.models.hooks.recording import record
 from layerleap.models.transformer import Transformer
-from layerleap.read.intervals import POSITIVE, SHARE, mean_interval
-from layerleap.read.lens import Lens
-from layerleap.read.metrics import Reference
-from layerleap.read.reader import MEASURES
-from layerleap.read.scores import CHECK_EVERY, score
 from layerleap.stats.collect import collect
 from layerleap.stream.examples import Batch, Sampling, iter_batches, iter_examples
+from tiny_models import sentences, tiny
 
 FIT, READ = sentences(80), sentences(14, seed=9)
 SAMPLING = Sampling(unit="document", positions="every:7", held_out=0.0)

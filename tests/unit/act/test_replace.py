@@ -4,11 +4,10 @@ from functools import cache
 
 import pytest
 import torch
-from edit_cases import cascade
-from families import build
-from tiny_models import sentences, tiny, tokenizer
 from torch import nn
 
+from edit_cases import cascade
+from families import build
 from layerleap.act.edits.replace import PartMaps, ReplaceParts
 from layerleap.errors import BadSettings, ModelRefused, WrongModel
 from layerleap.maps.fit import solve_bank
@@ -18,6 +17,7 @@ from layerleap.models.hooks.recording import record
 from layerleap.models.transformer import Transformer
 from layerleap.stats.collect import collect
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
+from tiny_models import sentences, tiny, tokenizer
 
 TEXTS = sentences(80)
 SAMPLING = Sampling(unit="document", held_out=0.0)

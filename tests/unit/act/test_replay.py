@@ -4,7 +4,6 @@ import time
 
 import pytest
 import torch
-from made_evidence import made, upto
 
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import Evidence
@@ -23,6 +22,7 @@ from layerleap.act.exits.rules import (
 )
 from layerleap.act.exits.savings import interpolated, saved_at
 from layerleap.errors import BadSettings
+from made_evidence import made, upto
 
 FAMILIES = [
     family(Fixed), family(Gap, length=12.0), family(TopProbability), family(Entropy),
@@ -117,7 +117,7 @@ def test_the_exact_saving_is_the_best_of_all_knobs(chosen, coarse):
 
 
 def test_the_interval_of_a_saving_is_that_of_resampled_documents():
-    from layerleap.read.intervals import resample, resampled
+    from layerleap.lens.intervals import resample, resampled
 
     evidence, chosen = made(60, documents=12, seed=3), family(TopProbability)
     found = saved_at(chosen, evidence, [0.85], resamples=30, seed=4)[0]

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from made_evidence import partial_evidence
 
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import family
@@ -18,6 +17,7 @@ from layerleap.act.exits.rules import (
     rule_from_dict,
 )
 from layerleap.errors import BadSettings, NotFinite
+from made_evidence import partial_evidence
 
 
 def one_row(layers: tuple[int, ...] | None = None, position: int = 0, **columns) -> Evidence:

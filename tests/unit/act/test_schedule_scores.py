@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from tiny_models import sentences, tiny
 
 from layerleap.act.edits.schedule import Schedule, Segment, round_robin, single_jump
 from layerleap.act.edits.scores import ScheduleScores, run_schedule
 from layerleap.errors import BadSettings, BadText
+from layerleap.lens.lens import Lens
+from layerleap.lens.scores import score
 from layerleap.maps.fit import fit
 from layerleap.models.hooks.recording import record
-from layerleap.read.lens import Lens
-from layerleap.read.scores import score
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
+from tiny_models import sentences, tiny
 
 DOCUMENTS = sentences(50)
 

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from families import build
-from rotated import plain_llama, rotated, rotation
-from tiny_models import sentences, tiny, tokenizer
 
 import layerleap as ll
-from layerleap.act.stitch.translate import translate
+from families import build
+from layerleap.act.stitch.translation import translate
 from layerleap.errors import BadSettings, BadText, ModelRefused
+from layerleap.lens.lens import Lens
 from layerleap.maps.kernel import (
     embedding_kernel,
     fit_kernels,
@@ -17,9 +16,10 @@ from layerleap.maps.kernel import (
     vocabulary_matrix,
 )
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
+from rotated import plain_llama, rotated, rotation
+from tiny_models import sentences, tiny, tokenizer
 
 TEXT = "the cat sat on the mat and then it went under the old tree"
 

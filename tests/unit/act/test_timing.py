@@ -5,15 +5,15 @@ import math
 
 import pytest
 import torch
-from families import build
-from tiny_models import tiny
 
+from families import build
 from layerleap.act.exits import timing as clock_module
 from layerleap.act.exits.timing import Timing, measure_timing
 from layerleap.errors import BadSettings, WrongModel
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.linear import LinearMap
 from layerleap.models.transformer import Transformer
+from tiny_models import tiny
 
 CLOCK = Timing((10.0, 20.0, 30.0), 100.0, 5.0, (1.0, 2.0, 3.0, 0.0), context=8)
 

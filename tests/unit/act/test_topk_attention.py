@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from dense_topk import causal, dense_topk
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
+from dense_topk import causal, dense_topk
 from layerleap.act.topk import blocks, products
 from layerleap.act.topk.attention import topk_attend
 from layerleap.act.topk.masks import Visible, visible_from

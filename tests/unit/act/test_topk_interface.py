@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from edit_cases import inputs, wrapped
-from families import build
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -14,6 +12,8 @@ from transformers import (
 )
 
 import layerleap as ll
+from edit_cases import inputs, wrapped
+from families import build
 from layerleap.act.edits import Pages, TopKAttention
 from layerleap.act.topk.interface import HARMLESS, _without_interface, attention_function
 from layerleap.act.topk.pages import PagedKeys

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from families import build
 from transformers import DynamicCache, StaticCache
 
 import layerleap as ll
+from families import build
 from layerleap.act.edits import Pages, TopKAttention
 from layerleap.act.topk.pages import PagedKeys, _bounds
 from layerleap.errors import BadSettings

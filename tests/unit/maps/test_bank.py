@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from families import build
 from safetensors import SafetensorError
-from tiny_models import sentences, tiny
 
+from families import build
 from layerleap.errors import (
     BadArtifact,
     BadSettings,
@@ -29,6 +28,7 @@ from layerleap.maps.bank import CONFIG, WEIGHTS, ShortcutBank
 from layerleap.maps.fit import fit
 from layerleap.maps.linear import FitReport, IdentityMap, LinearMap
 from layerleap.models.transformer import Transformer
+from tiny_models import sentences, tiny
 
 
 @pytest.fixture(scope="module")

@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings, CannotWrite, FewRowsWarning, WeakBankWarning, WrongModel
-from layerleap.maps import fit as maps_fit
-from layerleap.maps import ridge as ridges
+from layerleap.lens.evaluate import sampling_of
+from layerleap.maps import fit as maps_fit, ridge as ridges
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import FEW_ROWS_RIDGE, SCORED_TEXTS, default_bank, fit, solve_bank
 from layerleap.maps.linear import solve
 from layerleap.maps.ridge import RidgeChooser, without_rows
-from layerleap.read.evaluate import sampling_of
 from layerleap.stats.collect import collect
 from layerleap.stats.moments import Moments
 from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Sampling
+from tiny_models import sentences, tiny
 
 COLLECT = sys.modules[collect.__module__]  # `layerleap.stats.collect` itself is the function
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from families import build
-from tiny_models import sentences, tiny
 
+from families import build
 from layerleap.errors import BadArtifact
 from layerleap.maps.fit import fit
 from layerleap.maps.imports import import_mat, import_tuned_lens
 from layerleap.models.transformer import Transformer
+from tiny_models import sentences, tiny
 
 WIDTH = 24
 

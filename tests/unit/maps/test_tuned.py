@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from families import build
-from tiny_models import sentences, tiny, tokenizer
 
+from families import build
 from layerleap.errors import BadArtifact, BadSettings, BadText, NotFinite, WrongModel
+from layerleap.lens.lens import Lens
+from layerleap.lens.metrics import Reference
 from layerleap.maps import tuned
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import solve_bank
@@ -18,11 +19,10 @@ from layerleap.maps.settings import Tuning
 from layerleap.maps.translator import Translator, kl_gradient, translators
 from layerleap.maps.tuned import batch, summary, tune_maps
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
-from layerleap.read.metrics import Reference
 from layerleap.stats.collect import collect, finish
 from layerleap.stats.saved_states import SavedStates, StateFile
 from layerleap.stream.examples import Sampling
+from tiny_models import sentences, tiny, tokenizer
 
 FAST = Tuning(max_rows=1920, rows_per_step=64, lr=1e-2, check_every=10)
 SAMPLING = Sampling(positions="all")

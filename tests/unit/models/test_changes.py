@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from families import build
-from tiny_models import sentences, tiny, tokenizer
 
 import layerleap as ll
+from families import build
 from layerleap.act.debug.debugger import Debugger
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.errors import WrongModel
+from layerleap.lens.lens import Lens
 from layerleap.models.changes import mark
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward, unembedding
-from layerleap.read.lens import Lens
+from tiny_models import sentences, tiny, tokenizer
 
 TEXT = "the cat sat on the mat and"
 

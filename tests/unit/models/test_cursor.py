@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from families import NEXT_TOKEN, build
 
+from families import NEXT_TOKEN, build
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.tree import Tree

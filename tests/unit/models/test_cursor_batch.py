@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
 from contract_bank import bank_of
 from decoders import wrapped
 from families import build
-from transformers import StoppingCriteria, StoppingCriteriaList
-
 from layerleap.act.decode import speculative as share_file
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.draft_tree import Drafter, SharedPass

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+
 from edit_cases import wrapped
 from families import build
-
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import dual, embedding, gram, known_tokens, unembedding

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from families import build
-from tiny_models import tiny
 from torch import nn
 
+from families import build
 from layerleap.models.hooks.attention import attention_chosen_by
 from layerleap.models.hooks.forward import Tap, hooks_of, once, tapped
 from layerleap.models.transformer import Transformer
+from tiny_models import tiny
 
 X = torch.ones(1, 3)
 

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import build
-from tiny_models import tiny, tokenizer
 
+from families import build
 from layerleap.errors import BadSettings, BadText, ModelRefused, UnknownModel
+from layerleap.lens.lens import Lens
 from layerleap.maps.fit import fit
-from layerleap.models.discovery.laws import check_model
+from layerleap.models.discovery.laws import check
 from layerleap.models.identity import fingerprint, identify
 from layerleap.models.load import load, load_bare
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
 from layerleap.zoo.catalog import MODEL_NAMES
+from tiny_models import tiny, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -409,6 +409,6 @@ def test_a_tokenizer_that_cannot_be_loaded_is_reported_and_the_model_still_loads
 
 
 def test_a_wrapped_model_can_be_checked_again():
-    verdicts = check_model(tiny("llama"))
+    verdicts = check(tiny("llama"))
     assert {verdict.status for verdict in verdicts} == {"holds"}
-    assert verdicts == check_model(tiny("llama").model)
+    assert verdicts == check(tiny("llama").model)

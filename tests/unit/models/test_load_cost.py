@@ -7,12 +7,12 @@ import sys
 
 import pytest
 import torch
-from families import build
-from tiny_models import tiny, tokenizer
 
 import layerleap as ll
+from families import build
 from layerleap.models import identity
 from layerleap.models.transformer import Transformer
+from tiny_models import tiny, tokenizer
 
 SPARE = ("pandas", "scipy", "sklearn", "matplotlib", "datasets", "fastapi")
 

@@ -5,14 +5,14 @@ import warnings
 
 import pytest
 import torch
-from families import build
-from tiny_models import sentences, tokenizer
 
 import layerleap as ll
+from families import build
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.maps.bank import ShortcutBank
-from layerleap.models.discovery.laws import check_model
+from layerleap.models.discovery.laws import check
 from layerleap.models.load import load
+from tiny_models import sentences, tokenizer
 
 TEXT = "the cat sat on the mat and"
 
@@ -41,7 +41,7 @@ def test_rows_that_depend_on_their_neighbours_are_refused_with_the_way_to_read_t
 
 
 def test_a_head_whose_logits_depend_on_other_rows_breaks_a_law_of_its_own():
-    results = {one.law: one.status for one in check_model(int8("lm_head"))}
+    results = {one.law: one.status for one in check(int8("lm_head"))}
     assert results["rows"] == "fails"
     assert results["padding"] == "holds"
 

@@ -5,8 +5,8 @@ from threading import Thread
 
 import pytest
 import torch
-from families import build
 
+from families import build
 from layerleap.act.edits import AddNeuron
 from layerleap.models.cursor import packed as packing
 from layerleap.models.cursor.cursor import Cursor

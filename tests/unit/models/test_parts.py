@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import sentences, tiny
 
 from layerleap.errors import BadArtifact, BadSettings, ModelRefused, NotFinite, WrongModel
 from layerleap.files import read_json
@@ -19,6 +18,7 @@ from layerleap.models.transformer import Transformer
 from layerleap.stats.collect import collect, merge
 from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Sampling, iter_batches, iter_examples
+from tiny_models import sentences, tiny
 
 TEXTS = sentences(60)
 SAMPLING = Sampling(unit="document", held_out=0.0)

@@ -1,8 +1,8 @@
 """Random inputs for discovery."""
 
 import torch
-from families import build
 
+from families import build
 from layerleap.models.discovery.probe import probe_ids
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import kinds, refusals, vectors

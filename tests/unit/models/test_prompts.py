@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from contract_bank import bank_of
-from families import build
-from tiny_models import spelling, tiny, tokenizer
 
 import layerleap as ll
+from contract_bank import bank_of
+from families import build
 from layerleap.act.debug.debugger import Debugger
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.prompts import encode, several
 from layerleap.models.transformer import Transformer
+from tiny_models import spelling, tiny, tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<bos> {{ m['role'] }} {{ m['content'] }} <eos> {% endfor %}"
@@ -97,7 +97,7 @@ def test_a_tokenizer_without_a_template_and_bad_messages_are_refused_in_words(ch
 def test_readings_of_several_prompts_are_those_of_each_alone(side, monkeypatch):
     model = tiny("gpt2", side=side)  # counts positions from the first column
     bank = bank_of(model)
-    monkeypatch.setattr("layerleap.read.lens.PASS_TOKENS", 14)  # two passes
+    monkeypatch.setattr("layerleap.lens.lens.PASS_TOKENS", 14)  # two passes
     together = ll.read(model, PROMPTS, bank=bank)
     assert len(together) == 3
     for prompt, readings in zip(PROMPTS, together, strict=True):

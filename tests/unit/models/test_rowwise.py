@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from families import build
 from torch import nn
 
+from families import build
 from layerleap.act.edits import ReplaceAttention
 from layerleap.models.cursor import verify
 from layerleap.models.cursor.cursor import Cursor

@@ -5,15 +5,15 @@ from itertools import cycle
 
 import pytest
 import torch
-from contract_bank import bank_of
-from tiny_models import tiny
 
+from contract_bank import bank_of
 from layerleap.act.decode.decoder import decoder
 from layerleap.act.decode.generate import generate
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.edits import AddNeuron, PatchState, ReplaceAttention
+from layerleap.lens.lens import Lens
 from layerleap.models.hooks.recording import record
-from layerleap.read.lens import Lens
+from tiny_models import tiny
 
 THREADS, CALLS = 4, 240
 IDS = [torch.randint(5, 60, (2, n), generator=torch.Generator().manual_seed(n)) for n in (4, 7, 9)]

@@ -5,15 +5,15 @@ from functools import partial
 
 import pytest
 import torch
-from families import build
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from tiny_models import sentences, tiny, tokenizer
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import layerleap as ll
+from families import build
 from layerleap.errors import BadSettings, ModelRefused, OtherModelWarning, UnknownModel, WrongModel
 from layerleap.models.load import load
+from tiny_models import sentences, tiny, tokenizer
 
 IDS = torch.tensor([[7, 8, 9, 10]])
 TEXT = "the cat sat on the mat and"

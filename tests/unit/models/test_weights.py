@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from edit_cases import EXPERTS, inputs, wrapped
-from families import ALL, build
-from tiny_models import tiny
 from torch import nn
 
+from edit_cases import EXPERTS, inputs, wrapped
+from families import ALL, build
 from layerleap.act.edits import ZeroNeuron
 from layerleap.errors import BadSettings, ModelRefused
 from layerleap.models.discovery.trace import state_taken
 from layerleap.models.hooks.forward import Tap, tapped
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward
+from tiny_models import tiny
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in EXPERTS])

@@ -4,12 +4,12 @@ import io
 from dataclasses import replace
 
 import pytest
-from pages import HOSTILE
 from rich.console import Console
-from tiny_models import sentences, tiny
 
 import layerleap as ll
 from layerleap.show.cli.tables import evaluation_table
+from pages import HOSTILE
+from tiny_models import sentences, tiny
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,15 @@ from dataclasses import replace
 from functools import cache
 
 import torch
+
+from layerleap.lens.compare.align import align
+from layerleap.lens.compare.alignment import Alignment
+from layerleap.lens.compare.diff import diff
+from layerleap.lens.compare.difference import Difference
+from layerleap.models.transformer import Transformer
+from layerleap.show.html.compare import write_alignment, write_difference
 from pages import Page
 from tiny_models import tiny
-
-from layerleap.models.transformer import Transformer
-from layerleap.read.compare.align import align
-from layerleap.read.compare.alignment import Alignment
-from layerleap.read.compare.diff import diff
-from layerleap.read.compare.difference import Difference
-from layerleap.show.html.compare import write_alignment, write_difference
 
 
 @cache

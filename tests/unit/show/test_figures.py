@@ -6,13 +6,13 @@ from functools import cache
 from xml.etree import ElementTree
 
 import pytest
-from studies import make_study
 
 from layerleap.errors import CannotFetch
 from layerleap.show.figures.draw import draw, draw_picture, in_words, sample_of
 from layerleap.study.engine import Picture
 from layerleap.study.figures import Axis, Figure, Line, short
-from layerleap.study.shortcuts import STUDY
+from layerleap_papers.jump_to_conclusions import STUDY
+from studies import make_study
 
 FIGURES = {figure.key: figure for section in STUDY.sections for figure in section.figures}
 each_figure = pytest.mark.parametrize("key", FIGURES)

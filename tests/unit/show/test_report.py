@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from markupsafe import escape
-from pages import HOSTILE, Page
-from studies import make_study
 
 from layerleap.errors import BadArtifact, BadSettings, CannotFetch, CannotWrite
 from layerleap.show.report.report import csv_files, report_html, result_html, write_report
 from layerleap.study.result import StudyResult
+from pages import HOSTILE, Page
+from studies import make_study
 
 
 @cache  # drawing the figures takes most of the time of these tests

@@ -4,17 +4,17 @@ import re
 
 import pytest
 import torch
-from pages import Page
-from studies import make_study
 
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.generate import Generation
-from layerleap.read.readings import Readings, Track
+from layerleap.lens.readings import Readings, Track
 from layerleap.show.figures.draw import draw, figure_rows, sample_of
 from layerleap.show.html.generation import generation_html, write_generation
 from layerleap.show.html.readings import readings_html
 from layerleap.show.report.report import report_html
-from layerleap.study.shortcuts import STUDY
+from layerleap_papers.jump_to_conclusions import STUDY
+from pages import Page
+from studies import make_study
 
 FIGURES = {figure.key: figure for section in STUDY.sections for figure in section.figures}
 

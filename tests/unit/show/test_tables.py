@@ -6,7 +6,6 @@ import re
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from studies import make_study
 
 from layerleap.show.cli.tables import (
     claims_table,
@@ -16,7 +15,8 @@ from layerleap.show.cli.tables import (
     terminal_table,
     token_text,
 )
-from layerleap.study.shortcuts import STUDY
+from layerleap_papers.jump_to_conclusions import STUDY
+from studies import make_study
 
 TABLES = {table.key: table for section in STUDY.sections for table in section.tables}
 

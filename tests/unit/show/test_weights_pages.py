@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from pages import HOSTILE, Page
-from tiny_models import tiny
 
 import layerleap as ll
-from layerleap.read.vocabulary.pairs import Pairs
-from layerleap.read.vocabulary.tokens import TokenLabel
+from layerleap.lens.vocabulary.pairs import Pairs
+from layerleap.lens.vocabulary.tokens import TokenLabel
 from layerleap.show.html.weights import heads_html, pairs_html, reading_html
+from pages import HOSTILE, Page
+from tiny_models import tiny
 
 
 @pytest.fixture(scope="module")

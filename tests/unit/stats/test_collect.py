@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from tiny_models import sentences, tiny
 
 from layerleap.errors import BadSettings
 from layerleap.stats.collect import collect
 from layerleap.stream import source
 from layerleap.stream.examples import Sampling
+from tiny_models import sentences, tiny
 
 
 @pytest.fixture(scope="module")

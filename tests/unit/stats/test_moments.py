@@ -3,8 +3,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file, save_file
 
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel

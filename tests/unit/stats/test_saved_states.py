@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny_models import sentences, tiny
 
 from layerleap.errors import BadArtifact, BadSettings, NotFinite, WrongModel
 from layerleap.stats import tally as tally_module
 from layerleap.stats.collect import collect
 from layerleap.stats.saved_states import SavedStates, StateFile, StateWriter, _places
 from layerleap.stream.examples import Sampling
+from tiny_models import sentences, tiny
 
 TEXTS = sentences(80)
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import build
 from safetensors.torch import load_file
-from tiny_models import sentences, tiny, tokenizer
 
+from families import build
 from layerleap.errors import BadArtifact, BadSettings, BadText, WrongModel
 from layerleap.maps.fit import solve_bank
 from layerleap.models.load import load
@@ -20,6 +19,7 @@ from layerleap.stats.collect import collect, finish, merge
 from layerleap.stats.moments import Moments, save_moments
 from layerleap.stats.tally import Tally
 from layerleap.stream.examples import Sampling
+from tiny_models import sentences, tiny, tokenizer
 
 TEXTS = sentences(80)
 SETTINGS = {"choose_ridge": True, "tokens_per_batch": 64}

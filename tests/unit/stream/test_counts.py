@@ -1,11 +1,11 @@
 """Counting the tokens of a text."""
 
 import pytest
-from tiny_models import tiny
 
 from layerleap.errors import BadSettings, BadText
 from layerleap.stream import counts
 from layerleap.stream.counts import frequent_tokens
+from tiny_models import tiny
 
 TEXTS = ["cat dog cat", "dog cat river", "moon"]
 

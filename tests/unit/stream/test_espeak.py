@@ -3,11 +3,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from media import write_wav
 
 from layerleap.errors import BadMedia
 from layerleap.stream import espeak as espeak_module
 from layerleap.stream.espeak import LONGEST, PER_DOCUMENT, RATE, iter_spoken, resampled, speak
+from media import write_wav
 
 TEXTS = [
     f"The old man number {n} went home. Then the red bird sang a song. It was a long day by then. "

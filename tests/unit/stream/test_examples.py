@@ -2,9 +2,8 @@ from functools import cache
 
 import pytest
 import torch
-from families import build
-from tiny_models import WORDS, sentences, tiny, tokenizer
 
+from families import build
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.transformer import Transformer
 from layerleap.stream.batches import batches_of
@@ -19,6 +18,7 @@ from layerleap.stream.examples import (
     iter_examples,
 )
 from layerleap.stream.split import is_held_out
+from tiny_models import WORDS, sentences, tiny, tokenizer
 
 PAD, BOS, EOS, UNK, MASK = range(5)
 TEXTS = sentences(60)

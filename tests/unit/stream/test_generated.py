@@ -3,14 +3,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from families import build
-from tiny_models import WORDS, sentences, tiny, tokenizer
 
+from families import build
 from layerleap.errors import BadSettings, BadText
 from layerleap.models.load import load
 from layerleap.models.transformer import Transformer
 from layerleap.stream.examples import Sampling, iter_examples
 from layerleap.stream.generated import TextGeneration, generated_texts
+from tiny_models import WORDS, sentences, tiny, tokenizer
 
 NAMES = (
     *("model", "identity", "blocks", "tail", "anatomy", "kind", "d_model", "d_vocab", "tokenizer"),

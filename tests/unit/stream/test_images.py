@@ -3,19 +3,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from media import images, seeing, sets
 from PIL import Image
-from tiny_models import tiny
 
 from layerleap.errors import BadMedia, BadSettings
+from layerleap.lens.lens import Lens
+from layerleap.lens.scores import score
 from layerleap.maps.fit import fit
-from layerleap.read.lens import Lens
-from layerleap.read.scores import score
 from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.images import LabelledImage, image_batches, iter_images
 from layerleap.zoo.catalog import CATALOG
 from layerleap.zoo.images import is_held_out
+from media import images, seeing, sets
+from tiny_models import tiny
 
 
 @pytest.fixture(scope="module")

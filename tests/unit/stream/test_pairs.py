@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import build
-from tiny_models import sentences, tokenizer
 
 import layerleap as ll
+from families import build
 from layerleap.errors import BadSettings, BadText
+from layerleap.lens.lens import Lens
 from layerleap.models.inputs import encode_pair
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
 from layerleap.stream import pairs
 from layerleap.stream.examples import Sampling, iter_examples
 from layerleap.stream.pairs import iter_pairs
+from tiny_models import sentences, tokenizer
 
 PAIRS = [(text, " ".join(reversed(text.split()))) for text in sentences(40)]
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import datasets
 import pandas
 import pytest
-from tiny_models import sentences, tiny
 
 import layerleap as ll
 from layerleap.errors import BadText, WrongModel
 from layerleap.stream.documents import iter_documents
 from layerleap.stream.pairs import iter_pairs
+from tiny_models import sentences, tiny
 
 TEXTS = sentences(24)
 RECORDS = [{"title": f"T{n}", "body": text, "label": n} for n, text in enumerate(TEXTS)]

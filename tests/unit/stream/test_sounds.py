@@ -4,18 +4,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from media import RATE, clip, hearing, seeing, write_wav
-from tiny_models import WORDS, tiny
 
 from layerleap.errors import BadMedia, BadSettings, CannotFetch
-from layerleap.read.lens import Lens
-from layerleap.read.scores import score
+from layerleap.lens.lens import Lens
+from layerleap.lens.scores import score
 from layerleap.stats.collect import collect
 from layerleap.stream.batches import batches_of, modality
 from layerleap.stream.documents import Document
 from layerleap.stream.examples import Census, Sampling
 from layerleap.stream.sounds import iter_clips, read_wav, sound_batches
 from layerleap.zoo.catalog import CATALOG
+from media import RATE, clip, hearing, seeing, write_wav
+from tiny_models import WORDS, tiny
 
 
 @pytest.fixture(scope="module")

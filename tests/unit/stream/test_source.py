@@ -1,12 +1,12 @@
 """Which text a model gets, and what is streamed for it."""
 
 import pytest
-from tiny_models import tiny
 
 from layerleap.errors import BadSettings
 from layerleap.stream import source as source_module
 from layerleap.stream.examples import Sampling
 from layerleap.stream.source import default_text, resolve_text
+from tiny_models import tiny
 
 
 @pytest.fixture(scope="module")

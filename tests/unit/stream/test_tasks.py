@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tiny_models import WORDS, tiny
 
 import layerleap as ll
 from layerleap.errors import BadSettings, BadText, ModelRefused
@@ -14,6 +13,7 @@ from layerleap.stream.tasks.draw import shuffled, still_right
 from layerleap.stream.tasks.prompts import Piece
 from layerleap.stream.tasks.task import Task, make_task
 from layerleap.zoo.reviews import is_held_out
+from tiny_models import WORDS, tiny
 
 PAIRS = [(f"{a} {b}", "big" if n % 3 else "small") for n, (a, b) in enumerate(
     (a, b) for a in WORDS[:6] for b in WORDS[6:14]

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from made_evidence import made
 
 from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.evidence import Evidence
@@ -28,6 +27,7 @@ from layerleap.study.suitability.candidates import (
     outcome,
 )
 from layerleap.study.suitability.result import answer_of
+from made_evidence import made
 
 LAST = 6
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import pytest
-from tiny_models import tiny
 
 from layerleap.errors import BadSettings, BadText, CannotFetch, CannotWrite
 from layerleap.study.claims import Claim, Verdict, at_every, opposite
 from layerleap.study.engine import Context, Section, Settings, Study, option
 from layerleap.study.result import Finding
+from tiny_models import tiny
 
 RAN = []
 

@@ -1,12 +1,12 @@
 """Choices in studies: a wrong one is refused with the list of right ones."""
 
 import pytest
-from tiny_models import tiny
 
 from layerleap.errors import BadSettings
 from layerleap.study.figures import Axis, Figure, Line, Mark
 from layerleap.study.fits import FitContext, FitSettings
-from layerleap.study.saturation import SaturationSettings
+from layerleap_papers.beyond_the_top1 import SaturationSettings
+from tiny_models import tiny
 
 
 @pytest.mark.parametrize(

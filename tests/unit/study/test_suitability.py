@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from families import build
-from intervals import require_inside
-from pages import Page
 from rich.console import Console
-from tiny_models import sentences, tiny, tokenizer
 
 import layerleap as ll
-from layerleap.act.exits.cost import measure
+from families import build
+from intervals import require_inside
+from layerleap.act.exits.cost import measure_cost
 from layerleap.errors import BadSettings, CannotFetch, WrongModel
 from layerleap.models.transformer import Transformer
 from layerleap.show.cli.suitability_table import suitability_table
@@ -22,6 +20,8 @@ from layerleap.show.html.suitability import suitability_html
 from layerleap.study.suitability import study as module
 from layerleap.study.suitability.settings import SuitabilitySettings
 from layerleap.study.suitability.study import suitability
+from pages import Page
+from tiny_models import sentences, tiny, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_last_layer_agrees_and_no_ceiling_is_above_all_layers_but_one(found)
 
 def test_a_text_run_whole_pays_its_blocks_for_every_token(found):
     transformer, result = found
-    per_token = measure(transformer, tokens=8).blocks[0]
+    per_token = measure_cost(transformer, tokens=8).blocks[0]
     times = 8 if transformer.kind == "masked-token" else 1
     assert result.costs["id"].blocks[0] == pytest.approx(times * per_token)
     assert result.timing.mode == ("whole" if times == 8 else "cached")

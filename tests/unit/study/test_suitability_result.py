@@ -9,7 +9,7 @@ from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.rules import Fixed
 from layerleap.act.exits.timing import Timing
 from layerleap.errors import BadSettings
-from layerleap.read.intervals import Estimate
+from layerleap.lens.intervals import Estimate
 from layerleap.study.suitability.candidates import BreakEven, Candidate, Ceiling, DryRun, Outcome
 from layerleap.study.suitability.result import Suitability, answer_of
 

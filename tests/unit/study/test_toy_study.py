@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 
 import pytest
-from tiny_models import sentences, tiny
 from typer.testing import CliRunner
 
 from layerleap.errors import BadText
 from layerleap.show.cli.app import app
-from layerleap.study import registry
+from layerleap.study import studies
 from layerleap.study.claims import Claim, Verdict, above
 from layerleap.study.engine import Section, Study, option
 from layerleap.study.figures import Axis, Figure
 from layerleap.study.result import Finding, StudyResult
 from layerleap.study.tables import Column, Table, estimate
 from layerleap.study.texts import TextContext, TextSettings
+from tiny_models import sentences, tiny
 
 RAN = []  # sections, as they run
 
@@ -71,9 +71,9 @@ STUDY = Study(
 @pytest.fixture(autouse=True)
 def registered():
     RAN.clear()
-    registry.register(STUDY)
+    studies.register(STUDY)
     yield
-    registry._ADDED.pop(STUDY.name)
+    studies._ADDED.pop(STUDY.name)
 
 
 @pytest.fixture

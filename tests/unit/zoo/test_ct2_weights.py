@@ -3,8 +3,8 @@ import struct
 import numpy as np
 import pytest
 import torch
-from families import build
 
+from families import build
 from layerleap.zoo.ct2_weights import read_ct2
 from layerleap.zoo.whisper_weights import n_layers, whisper_state
 

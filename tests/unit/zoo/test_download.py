@@ -484,10 +484,10 @@ def test_the_text_to_text_model_translates_and_its_head_is_not_its_embedding():
     import torch
 
     import layerleap
-    from layerleap.models.discovery.laws import check
+    from layerleap.models.discovery.laws import verdicts
 
     t5 = layerleap.load("flan-t5-small")
-    assert {v.status for v in check(t5)} <= {"holds", "not applicable"}
+    assert {v.status for v in verdicts(t5)} <= {"holds", "not applicable"}
     assert not torch.equal(t5.model.lm_head.weight, t5.model.shared.weight)
     inputs = t5.tokenizer(
         "translate English to German: The house is wonderful.", return_tensors="pt"
@@ -503,11 +503,11 @@ def test_the_speech_model_transcribes_the_bundled_recording_word_for_word():
     import re
 
     import layerleap
-    from layerleap.models.discovery.laws import check
+    from layerleap.models.discovery.laws import verdicts
     from layerleap.stream.sounds import iter_clips
 
     whisper = layerleap.load("whisper-tiny")
-    assert {v.status for v in check(whisper)} <= {"holds", "not applicable"}
+    assert {v.status for v in verdicts(whisper)} <= {"holds", "not applicable"}
     (clip,) = iter_clips("beckett")
     sound = whisper.processor(audio=clip.samples, sampling_rate=clip.rate, return_tensors="pt")
     written = whisper.model.generate(**sound, max_new_tokens=40)

@@ -2,7 +2,6 @@ import gzip
 
 import numpy as np
 import pytest
-from media import image_processor, images, sets
 from PIL import Image
 
 from layerleap.errors import BadMedia
@@ -13,6 +12,7 @@ from layerleap.zoo.images import (
     read_csv,
     read_npz,
 )
+from media import image_processor, images, sets
 
 
 def test_the_side_of_an_image_depends_only_on_its_pixels():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import layerleap as ll
-from layerleap.read.lens import Lens
+from layerleap.lens.lens import Lens
 from layerleap.stream import split
 from layerleap.stream.documents import Document
 from layerleap.zoo.reviews import bert_reviews, is_held_out, iter_reviews

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import build
-from tiny_models import WORDS, tokenizer
 
+from families import build
 from layerleap.models.load import load
 from layerleap.models.weights import feed_forward, ffn_keys
 from layerleap.zoo.catalog import CATALOG, result_words
@@ -27,6 +26,7 @@ from layerleap.zoo.small_lm import (
     train_lm,
 )
 from layerleap.zoo.train import RECIPES, train
+from tiny_models import WORDS, tokenizer
 
 TINY = LMSettings(
     layers=2, d_model=16, heads=2, context=16, least_count=2, epochs=4, batch=8, rate=1e-2,

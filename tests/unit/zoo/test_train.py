@@ -4,10 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from families import build
-from media import sets
 from transformers import AutoImageProcessor, Dinov2Config, Dinov2Model
 
+from families import build
 from layerleap.errors import CannotWrite
 from layerleap.models.load import load
 from layerleap.stream.images import image_batches
@@ -16,6 +15,7 @@ from layerleap.zoo.catalog import CATALOG
 from layerleap.zoo.linear_head import at_size, fit_head, with_head
 from layerleap.zoo.small_vit import VitSettings, train_vit
 from layerleap.zoo.train import RECIPES, accuracy, dinov2_mnist, train, vit_mnist
+from media import sets
 
 QUICK = VitSettings(layers=2, d_model=16, heads=2, epochs=2, batch=16)
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerleap.read.lens import Lens
-from layerleap.read.metrics import Reference
-from layerleap.read.top import top_k
+from layerleap.lens.lens import Lens
+from layerleap.lens.metrics import Reference
+from layerleap.lens.top import top_k
 
 
 @dataclass(frozen=True)

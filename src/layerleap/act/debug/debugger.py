@@ -16,6 +16,9 @@ from layerleap.act.debug.trace import Frame, Prompt, Trace
 from layerleap.act.decode.generate import generate, why_it_cannot_generate
 from layerleap.act.edits.spec import Edits, as_edits, describe
 from layerleap.errors import BadSettings, check_choice
+from layerleap.lens.lens import Lens
+from layerleap.lens.vocabulary.neurons import BlockReading, Neurons
+from layerleap.lens.vocabulary.tokens import TokenLabel, output_label, token_label
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.hooks.capture import check_block
 from layerleap.models.hooks.edit import Edit, unedited
@@ -26,9 +29,6 @@ from layerleap.models.inputs import padded
 from layerleap.models.prompts import OnePrompt as Text
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, feed_forwards
-from layerleap.read.lens import Lens
-from layerleap.read.vocabulary.neurons import BlockReading, Neurons
-from layerleap.read.vocabulary.tokens import TokenLabel, output_label, token_label
 from layerleap.stream.examples import longest_input, require_text
 from layerleap.stream.generated import bundled_reactions
 from layerleap.stream.source import NOT_ENGLISH

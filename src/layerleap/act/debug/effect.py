@@ -12,11 +12,11 @@ from layerleap.act.debug.debugger import Debugger
 from layerleap.act.edits.spec import Edits, as_edits, describe
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings
+from layerleap.lens.vocabulary.tokens import output_label
 from layerleap.maps.bank import ShortcutBank
 from layerleap.maps.fit import find_bank
 from layerleap.models.prompts import OnePrompt
 from layerleap.models.transformer import Transformer
-from layerleap.read.vocabulary.tokens import output_label
 
 
 @dataclass(frozen=True, eq=False)

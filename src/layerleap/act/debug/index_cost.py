@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from layerleap.errors import ModelRefused
+from layerleap.lens.vocabulary.clusters import EPOCHS, default_number
+from layerleap.lens.vocabulary.ends import both_ends
+from layerleap.lens.vocabulary.settings import IndexSettings, default_path, reference_text
+from layerleap.lens.vocabulary.store import finished_steps
 from layerleap.models.hooks.capture import capture
 from layerleap.models.inputs import padded
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import FeedForward, feed_forwards, unembedding
-from layerleap.read.vocabulary.clusters import EPOCHS, default_number
-from layerleap.read.vocabulary.ends import both_ends
-from layerleap.read.vocabulary.settings import IndexSettings, default_path, reference_text
-from layerleap.read.vocabulary.store import finished_steps
 from layerleap.stream.examples import longest_input
 
 # By phase, as progress names it, the step that `build` keeps when it is over.

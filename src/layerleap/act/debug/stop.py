@@ -14,8 +14,8 @@ import torch
 from layerleap.act.debug.cells import Cell
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.rules import TopProbability
+from layerleap.lens.vocabulary.tokens import output_label
 from layerleap.models.transformer import Transformer
-from layerleap.read.vocabulary.tokens import output_label
 
 EXIT = TopProbability(0.9)  # shown as an example of early exit
 

@@ -24,10 +24,10 @@ from layerleap.act.debug.cells import Answers, Cell, CellReader
 from layerleap.act.debug.rerun import Rerun
 from layerleap.act.debug.stop import first_stop
 from layerleap.act.edits.spec import describe
+from layerleap.lens import lens as budget
+from layerleap.lens.lens import Lens
+from layerleap.lens.vocabulary.tokens import output_label, token_label
 from layerleap.models.hooks.recording import Recording
-from layerleap.read import lens as budget
-from layerleap.read.lens import Lens
-from layerleap.read.vocabulary.tokens import output_label, token_label
 
 Side = Literal["before", "after"]
 Frame = dict[str, Any]

@@ -1,1 +1,6 @@
-"""Decode: exact speculative decoding and early exit for `generate`."""
+"""Decoding: exact or with early exit, plugged into `generate` of transformers."""
+
+import lazy_loader
+
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.errors import BadSettings, ModelRefused
+from layerleap.lens.lens import Lens
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.cursor.packed import LAYOUTS
 from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
 
 ONEDNN = LAYOUTS["onednn"]
 PLACE = 8  # the position that tokens are read at if positions matter

@@ -24,9 +24,9 @@ from layerleap.act.decode.shortlist import Shortlist
 from layerleap.act.exits.evidence import COLUMNS, Evidence, LiveEvidence
 from layerleap.act.exits.rules import Rule
 from layerleap.act.spelling import Policy
+from layerleap.lens.lens import Lens, chunks
+from layerleap.lens.metrics import Distribution
 from layerleap.models.cursor.cursor import Carry, Cursor
-from layerleap.read.lens import Lens, chunks
-from layerleap.read.metrics import Distribution
 
 Extra = Callable[[Tensor, int], Tensor]  # h[layer] and the layer: one number per row
 

@@ -24,6 +24,8 @@ from layerleap.act.decode.kept_costs import cost_of_passes
 from layerleap.act.decode.pass_cost import PassCost
 from layerleap.act.decode.shortlist import Shortlist
 from layerleap.errors import BadSettings
+from layerleap.lens.lens import Lens
+from layerleap.lens.probes.task import TaskProbe
 from layerleap.models.cursor.cursor import Cursor
 from layerleap.models.cursor.packed import Packed
 from layerleap.models.cursor.verify import find_axes, keeps_bits
@@ -31,8 +33,6 @@ from layerleap.models.discovery.probe import vocabulary_size
 from layerleap.models.hooks.edit import unedited
 from layerleap.models.hooks.forward import hooks_of, once
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
-from layerleap.read.probes.task import TaskProbe
 
 if TYPE_CHECKING:
     from layerleap.act.decode.decoder import Decoder

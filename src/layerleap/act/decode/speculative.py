@@ -22,11 +22,11 @@ from torch import Tensor
 from layerleap.act.decode.decoding_stats import DecodingStats
 from layerleap.act.decode.draft_tree import Draft, Drafter, SharedPass
 from layerleap.act.decode.sampling import TokenChooser
+from layerleap.lens.lens import Lens
 from layerleap.models.cursor.batch import BatchCursor
 from layerleap.models.cursor.cursor import Cursor, PassEnd
 from layerleap.models.cursor.tree import Tree
 from layerleap.models.discovery.probe import vocabulary_size
-from layerleap.read.lens import Lens
 
 TEXTS = 8  # at most, per pass
 KEYS = 2048  # at most, in one cache: skipping over the keys of other texts takes time

@@ -17,19 +17,7 @@ ApplyDelta                          parameters, by what was learned
 `parse_edit("L12.N34=5@last")` reads an edit of a neuron from a string.
 """
 
-from layerleap.act.edits.attention import ReplaceAttention
-from layerleap.act.edits.delta import ApplyDelta
-from layerleap.act.edits.neurons import AddNeuron, ScaleNeuron, SetNeuron, ZeroNeuron
-from layerleap.act.edits.patch import PatchState
-from layerleap.act.edits.replace import ReplaceParts
-from layerleap.act.edits.spec import edit_sentence, edit_spec, parse_edit
-from layerleap.act.edits.top_neurons import TopKNeurons
-from layerleap.act.edits.topk import TopKAttention
-from layerleap.act.topk.pages import Pages
-from layerleap.models.hooks.edit import Applied, Edit, EditReport
+import lazy_loader
 
-__all__ = [
-    "AddNeuron", "Applied", "ApplyDelta", "Edit", "EditReport", "Pages", "PatchState",
-    "ReplaceAttention", "ReplaceParts", "ScaleNeuron", "SetNeuron", "TopKAttention", "TopKNeurons",
-    "ZeroNeuron", "edit_sentence", "edit_spec", "parse_edit",
-]  # fmt: skip
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

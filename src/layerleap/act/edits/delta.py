@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from layerleap.act.learn.delta import Delta, changed
+from layerleap.act.learning.delta import Delta, changed
 from layerleap.errors import BadSettings
 from layerleap.models.hooks.edit import Change, Edit
 from layerleap.models.hooks.forward import Parameters

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from layerleap.errors import BadSettings
+from layerleap.lens.vocabulary.index import known_range
+from layerleap.lens.vocabulary.ranges import Range
 from layerleap.models.facts import check_number
 from layerleap.models.hooks.edit import Change, Edit
 from layerleap.models.hooks.rows import Positions, Rows, check_positions
 from layerleap.models.transformer import Transformer
 from layerleap.models.weights import feed_forward
-from layerleap.read.vocabulary.index import known_range
-from layerleap.read.vocabulary.ranges import Range
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from torch import Tensor
 from layerleap.act.edits.replace import PartMaps, cascades
 from layerleap.act.edits.schedule import Schedule
 from layerleap.errors import BadSettings, BadText
+from layerleap.lens.reader import Predictor, Reader, StateRows, score_table
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.discovery.parts import check_kinds
 from layerleap.models.hooks.recording import Recording
 from layerleap.models.transformer import Transformer
-from layerleap.read.reader import Predictor, Reader, StateRows, score_table
 from layerleap.stream.examples import Batch
 
 

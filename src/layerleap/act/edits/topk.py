@@ -11,7 +11,10 @@ from typing import Any
 
 from layerleap.act.edits.attention import ReplaceAttention
 from layerleap.act.topk.interface import attention_function, check_cache
-from layerleap.act.topk.pages import PagedKeys, Pages
+from layerleap.act.topk.pages import (
+    PagedKeys,
+    Pages as Pages,  # `edits.Pages`
+)
 from layerleap.act.topk.settings import K, TopKSettings
 from layerleap.arguments import check_fields
 from layerleap.errors import BadSettings

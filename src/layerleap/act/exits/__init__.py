@@ -10,34 +10,7 @@ and `verify` tests it on fresh rows. `measure_cost` counts FLOPs and `measure_ti
 same rule objects drive `ll.generate(..., rule=...)`.
 """
 
-from layerleap.act.exits.calibration import Calibrated, Verified, calibrate, rows_needed, verify
-from layerleap.act.exits.cost import Cost
-from layerleap.act.exits.cost import measure as measure_cost
-from layerleap.act.exits.evidence import Evidence, evidence, split
-from layerleap.act.exits.families import Family, family
-from layerleap.act.exits.learned import Learned
-from layerleap.act.exits.plan import ExitPlan
-from layerleap.act.exits.replay import Exits, Sweep, curve, replay, sweep
-from layerleap.act.exits.rules import (
-    Entropy,
-    Fixed,
-    Gap,
-    Never,
-    Oracle,
-    Patience,
-    Rule,
-    Similarity,
-    Task,
-    TopProbability,
-    rule_from_dict,
-)
-from layerleap.act.exits.savings import Saving, saved_at
-from layerleap.act.exits.timing import Timing, measure_timing
+import lazy_loader
 
-__all__ = [
-    "Calibrated", "Cost", "Entropy", "Evidence", "ExitPlan", "Exits", "Family", "Fixed", "Gap",
-    "Learned", "Never", "Oracle", "Patience", "Rule", "Saving", "Similarity", "Sweep", "Task",
-    "Timing", "TopProbability", "Verified", "calibrate", "curve", "evidence", "family",
-    "measure_cost", "measure_timing", "replay", "rows_needed", "rule_from_dict", "saved_at",
-    "split", "sweep", "verify",
-]  # fmt: skip
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -29,7 +29,7 @@ from layerleap.act.exits.replay import replay, sweep
 from layerleap.act.exits.rules import Never, Rule, rule_from_dict
 from layerleap.errors import BadSettings, TooFewRows, check_choice
 from layerleap.extras import learn_library
-from layerleap.read.intervals import SHARE, mean_interval
+from layerleap.lens.intervals import SHARE, mean_interval
 
 Method = Literal["ltt", "crc"]
 

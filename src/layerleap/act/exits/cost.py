@@ -132,7 +132,7 @@ class Cost(LayerPrices):
         return self._paid(one_check, answer, checked)
 
 
-def measure(
+def measure_cost(
     transformer: Transformer, *, tokens: int = 128, bank: ShortcutBank | None = None
 ) -> Cost:
     """Count the FLOPs of a token that attends to `tokens` tokens, itself included.

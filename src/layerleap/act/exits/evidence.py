@@ -18,12 +18,12 @@ from torch import Tensor
 
 from layerleap.arguments import checked
 from layerleap.errors import BadSettings, TooFewRows, check_choice
+from layerleap.lens.lens import Lens
+from layerleap.lens.probes.task import EVIDENCE, States, TaskProbe
+from layerleap.lens.scores import Scores, score
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.read.lens import Lens
-from layerleap.read.probes.task import EVIDENCE, States, TaskProbe
-from layerleap.read.scores import Scores, score
 from layerleap.stream.batches import batches_of
 from layerleap.stream.examples import Sampling
 from layerleap.stream.source import n_to_generate, resolve_text

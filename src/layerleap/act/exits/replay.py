@@ -18,7 +18,7 @@ from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import Family
 from layerleap.act.exits.rules import Never, Oracle, Rule
 from layerleap.errors import BadSettings
-from layerleap.read.intervals import SHARE, Documents, Estimate, finite
+from layerleap.lens.intervals import SHARE, Documents, Estimate, finite
 
 if TYPE_CHECKING:
     from layerleap.act.exits.cost import Cost

@@ -22,7 +22,7 @@ from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.families import Family
 from layerleap.act.exits.replay import require_finished, sweep
 from layerleap.errors import BadSettings, check_choice
-from layerleap.read.intervals import finite, resample_in_parts, resampled
+from layerleap.lens.intervals import finite, resample_in_parts, resampled
 
 TARGETS = (0.9, 0.95, 0.98, 0.99)
 CHUNK = 2**20  # (resample, event) entries held at a time, a few copies of 8 MB in float64

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from layerleap.act.exits.cost import LayerPrices, metered_blocks
 from layerleap.errors import BadSettings
+from layerleap.lens.lens import Lens
+from layerleap.lens.metrics import Distribution
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.discovery.probe import accepts, prepare, probe, probe_ids
 from layerleap.models.transformer import Transformer
-from layerleap.read.lens import Lens
-from layerleap.read.metrics import Distribution
 from layerleap.stream.examples import longest_input, require_text
 
 

@@ -10,3 +10,8 @@ settings    k for a model, a block or a head, and the other options, checked
 
 `ll.edits.TopKAttention` is the edit that puts it in force on a wrapped model.
 """
+
+import lazy_loader
+
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -102,7 +102,7 @@ def _read(transformer: Transformer, h: Tensor) -> tuple[Tensor, Tensor]:
     return rows, transformer.logits(rows)
 
 
-def check(transformer: Transformer) -> list[LawResult]:
+def verdicts(transformer: Transformer) -> list[LawResult]:
     """The result of every law, in the order of the module docstring."""
     hooks_before = _count_hooks(transformer.model)
     case = _Case.of(transformer)
@@ -119,7 +119,7 @@ def check(transformer: Transformer) -> list[LawResult]:
 
 def require(transformer: Transformer, laws: Laws = "strict") -> None:
     """Raise `ModelRefused` if any law fails; those that may be loosened are noted if asked for."""
-    failed = [result for result in check(transformer) if result.status == "fails"]
+    failed = [result for result in verdicts(transformer) if result.status == "fails"]
     names = {result.law for result in failed}
     if failed and laws == "loose" and names <= LOOSENED:
         found = tuple((result.law, result.detail) for result in failed)
@@ -134,9 +134,7 @@ def require(transformer: Transformer, laws: Laws = "strict") -> None:
 
 
 @checked
-def check_model(
-    model: nn.Module | Transformer, *, laws: Laws = "strict", **paths: Any
-) -> LawResults:
+def check(model: nn.Module | Transformer, *, laws: Laws = "strict", **paths: Any) -> LawResults:
     """The result of every law; a model that cannot be wrapped gives one failed result.
 
     Args:
@@ -145,9 +143,9 @@ def check_model(
         paths: `blocks` and `tail` for `Transformer.wrap`.
     """
     if isinstance(model, Transformer):
-        return LawResults(check(model))
+        return LawResults(verdicts(model))
     try:
-        found = check(Transformer.wrap(model, check=False, **paths))
+        found = verdicts(Transformer.wrap(model, check=False, **paths))
         return LawResults(
             replace(one, status="loosened")
             if laws == "loose" and one.status == "fails" and one.law in LOOSENED

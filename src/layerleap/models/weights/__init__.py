@@ -7,21 +7,7 @@ Nothing is taken from names or classes: matrices are those whose recorded inputs
 the equations of an FFN or of attention, on a probe, when they are first asked for.
 """
 
-from layerleap.models.facts import KINDS, READS
-from layerleap.models.weights.embeddings import (
-    dual,
-    embedding,
-    gram,
-    known_tokens,
-    unembedding,
-)
-from layerleap.models.weights.heads import Heads, all_heads, heads
-from layerleap.models.weights.keys import Keys, ffn_keys
-from layerleap.models.weights.neurons import FeedForward, feed_forward, feed_forwards
-from layerleap.models.weights.vectors import kinds, refusals, vectors
+import lazy_loader
 
-__all__ = [
-    "KINDS", "READS", "FeedForward", "Heads", "Keys", "all_heads", "dual", "embedding",
-    "feed_forward", "feed_forwards", "ffn_keys", "gram", "heads", "kinds",
-    "known_tokens", "refusals", "unembedding", "vectors",
-]  # fmt: skip
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,13 +16,12 @@ from layerleap.show.cli.debug import debug
 from layerleap.show.cli.evaluate import evaluate
 from layerleap.show.cli.generate import generate
 from layerleap.show.cli.options import grouped
-from layerleap.show.cli.study import StudyCommand, StudyGroup
+from layerleap.show.cli.study import StudyGroup
 from layerleap.show.cli.suitability import suitability
 from layerleap.show.cli.terminal import out
 from layerleap.show.cli.training.finetune import finetune_command
 from layerleap.show.cli.training.tune import tune_command
 from layerleap.show.cli.weights import weights
-from layerleap.study import registry
 
 app = typer.Typer(
     name="layerleap",
@@ -41,7 +40,6 @@ app = typer.Typer(
       layerleap study shortcuts smollm2 --quick -o report  a report on shortcuts
       layerleap study saturation smollm2 --quick -o report a report on saturation
       layerleap suitability smollm2                        is early exit worth it?
-      layerleap sparsity smollm2 --quick -o report         how sparse is it?
       layerleap generate smollm2 "Once upon a time"        decode exactly, faster
       layerleap search smollm2 "guitar music band"         neurons by their words
       layerleap diff smollm2 smollm2-reviews               what training changed
@@ -79,8 +77,6 @@ app.command()(grouped(debug))
 app.command()(grouped(weights))
 app.command("tune")(grouped(tune_command))
 app.command("finetune")(grouped(finetune_command))
-# The same as `layerleap study sparsity`.
-app.command("sparsity", cls=StudyCommand, help=registry.summary("sparsity"))(lambda: None)
 import_app.command("mat")(grouped(fit.import_mat))
 import_app.command("tuned-lens")(grouped(fit.import_tuned_lens))
 

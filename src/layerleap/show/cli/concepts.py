@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 import layerleap
-from layerleap.read.vocabulary.settings import IndexSettings, SearchSide, Space, index_folder
-from layerleap.read.vocabulary.store import check_none_building
+from layerleap.lens.vocabulary.settings import IndexSettings, SearchSide, Space, index_folder
+from layerleap.lens.vocabulary.store import check_none_building
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Json, Loading, Model, Text
 from layerleap.show.cli.preflight import Check
@@ -99,7 +99,7 @@ def search(
     with clean_errors():
         if index is None and model in MODEL_NAMES:
             check_none_building(index_folder(), model, asdict(IndexSettings()))
-        from layerleap.read.vocabulary.index import ConceptIndex
+        from layerleap.lens.vocabulary.index import ConceptIndex
 
         transformer = loading.load(model)
         found: Any

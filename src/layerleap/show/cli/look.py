@@ -92,7 +92,7 @@ def tasks(
         else:
             many = f"{len(chosen)} tasks, {seeds} draws of {queries} queries"
             tell(f"measures {model} on {many} for each number of demonstrations")
-            from layerleap.act.learn.accuracy import in_context
+            from layerleap.act.learning.accuracy import in_context
 
             transformer = loading.load(model)
             with TerminalProgress() as progress:
@@ -127,11 +127,11 @@ def check(
     Example: layerleap check ./my-model --blocks transformer.h --tail transformer.ln_f,lm_head
     """
     with clean_errors():
-        from layerleap.models.discovery.laws import check_model
+        from layerleap.models.discovery.laws import check
         from layerleap.models.load import load_bare
 
         bare = load_bare(model, tell=tell, revision=loading.revision, dtype=loading.dtype)
-        found = check_model(
+        found = check(
             bare,
             laws=loading.laws,  # type: ignore[arg-type]  # checked there
             blocks=loading.blocks,

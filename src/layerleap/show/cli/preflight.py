@@ -100,7 +100,7 @@ def edit(spec: str, arguments: Arguments) -> None:
 
 def address(name: str, arguments: Arguments) -> None:
     """The parameter's name can be read, and its block, neuron or head exists."""
-    from layerleap.read.vocabulary.addresses import parse_address
+    from layerleap.lens.vocabulary.addresses import parse_address
 
     place = parse_address(name)
     arguments.model.check_part(place.block, neuron=place.neuron, head=place.head)
@@ -130,14 +130,14 @@ def checked_layers(text: str, arguments: Arguments) -> None:
 
 def index(file: Path, arguments: Arguments) -> None:
     """The file is a finished concept index."""
-    from layerleap.read.vocabulary.store import read_about
+    from layerleap.lens.vocabulary.store import read_about
 
     read_about(file)
 
 
 def index_target(file: Path, arguments: Arguments) -> None:
     """The file can be written, and no other process is building it."""
-    from layerleap.read.vocabulary.store import check_not_building
+    from layerleap.lens.vocabulary.store import check_not_building
 
     check_writable(file)
     check_not_building(file)
@@ -145,7 +145,7 @@ def index_target(file: Path, arguments: Arguments) -> None:
 
 def query(words: str, arguments: Arguments) -> None:
     """There are words, and not too many."""
-    from layerleap.read.vocabulary.settings import split_query
+    from layerleap.lens.vocabulary.settings import split_query
 
     split_query(words)
 

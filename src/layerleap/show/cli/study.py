@@ -28,7 +28,7 @@ from layerleap.show.cli.options import (
 )  # fmt: skip
 from layerleap.show.cli.preflight import Check, run_checks
 from layerleap.show.cli.terminal import TerminalProgress, clean_errors, out, print_json, tell
-from layerleap.study import registry
+from layerleap.study import studies
 
 if TYPE_CHECKING:
     from layerleap.study.engine import Study
@@ -55,29 +55,32 @@ class StudyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all studies."""
-        return registry.names()
+        return studies.names()
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
         """A placeholder that knows its help line; the study is imported when it is parsed."""
-        return _Lazy(cmd_name) if cmd_name in registry.names() else None
+        known = cmd_name in studies.names() or cmd_name in studies.PAPERS
+        return _StudyCommand(cmd_name) if known else None
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Say how to get studies if there are none."""
+        super().format_epilog(ctx, formatter)
+        if not studies.names():
+            out.print(f"No study is installed; {studies.INSTALL}", markup=False)
 
 
-class StudyCommand(TyperCommand):
+class _StudyCommand(TyperCommand):
     """A command with the name of a study, which is imported when its arguments are parsed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, short_help=studies.summary(name), help=studies.summary(name))
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         """Parse with the real command; what all studies share is checked before one is imported."""
         with clean_errors():
             run_checks(SHARED, _shared(args))
-        command = command_of(registry.find(str(self.name)))
+            command = command_of(studies.find(str(self.name)))
         return command.make_context(info_name, args, parent, **extra)
-
-
-class _Lazy(StudyCommand):
-    """Stands in for a study's command until its arguments are parsed."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, short_help=registry.summary(name), help=registry.summary(name))
 
 
 def _shared(args: list[str]) -> dict[str, Any]:

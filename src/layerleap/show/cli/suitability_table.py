@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from layerleap.read.intervals import Estimate
+from layerleap.lens.intervals import Estimate
 from layerleap.show.cli.tables import new_table
 from layerleap.show.samples import sample_size
 from layerleap.study.suitability.candidates import Outcome

@@ -13,15 +13,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from layerleap.read.evaluate import Evaluation
-from layerleap.read.strip import Strip
-from layerleap.read.vocabulary.tokens import visible
+from layerleap.lens.evaluate import Evaluation
+from layerleap.lens.strip import Strip
+from layerleap.lens.vocabulary.tokens import visible
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
 from layerleap.show.html.page import lens_title
 from layerleap.show.report.cells import cells_of
 from layerleap.study.result import Row, StudyResult
-from layerleap.study.tables import GOOD_OR_BAD
-from layerleap.study.tables import Table as TableSpec
+from layerleap.study.tables import GOOD_OR_BAD, Table as TableSpec
 
 COLOURS = {"good": "green", "bad": "red", "partly": "yellow", "open": "dim"}
 VERDICTS = {"holds": "green", "fails": "bold red", "not applicable": "dim", "loosened": "yellow"}

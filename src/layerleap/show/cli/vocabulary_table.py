@@ -7,13 +7,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from layerleap.read.vocabulary.copying import HeadScores, HeadTable, Role, Share
-from layerleap.read.vocabulary.index import ConceptIndex
-from layerleap.read.vocabulary.neurons import Scored
-from layerleap.read.vocabulary.pairs import Pairs, TokenPair
-from layerleap.read.vocabulary.search import Match, Matches
-from layerleap.read.vocabulary.tokens import TokenLabel
-from layerleap.read.vocabulary.weights import ParameterReading
+from layerleap.lens.vocabulary.copying import HeadScores, HeadTable, Role, Share
+from layerleap.lens.vocabulary.index import ConceptIndex
+from layerleap.lens.vocabulary.neurons import Scored
+from layerleap.lens.vocabulary.pairs import Pairs, TokenPair
+from layerleap.lens.vocabulary.search import Match, Matches
+from layerleap.lens.vocabulary.tokens import TokenLabel
+from layerleap.lens.vocabulary.weights import ParameterReading
 from layerleap.show.cli.tables import new_table
 
 

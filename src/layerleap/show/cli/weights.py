@@ -6,7 +6,7 @@ import typer
 
 import layerleap
 from layerleap.errors import BadSettings, ModelRefused
-from layerleap.read.vocabulary.settings import Inverse, Largest, Norms
+from layerleap.lens.vocabulary.settings import Inverse, Largest, Norms
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Html, Json, Loading, Model, Text
 from layerleap.show.cli.preflight import Check
@@ -120,7 +120,7 @@ def weights(
 
 
 def _is_head(name: str) -> bool:
-    from layerleap.read.vocabulary.addresses import parse_address
+    from layerleap.lens.vocabulary.addresses import parse_address
 
     return parse_address(name).is_head
 
@@ -142,8 +142,8 @@ def _pairs(
 
 
 def _table(result: Any) -> Any:
-    from layerleap.read.vocabulary.copying import HeadTable
-    from layerleap.read.vocabulary.pairs import Pairs
+    from layerleap.lens.vocabulary.copying import HeadTable
+    from layerleap.lens.vocabulary.pairs import Pairs
     from layerleap.show.cli.vocabulary_table import heads_table, pairs_table, reading_table
 
     if isinstance(result, Pairs):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from layerleap.read.compare.alignment import MEASURES, Alignment
-from layerleap.read.compare.difference import Difference, HeadChange, NeuronChange, Words
-from layerleap.read.compare.matching import Matching
+from layerleap.lens.compare.alignment import MEASURES, Alignment
+from layerleap.lens.compare.difference import Difference, HeadChange, NeuronChange, Words
+from layerleap.lens.compare.matching import Matching
 from layerleap.show.html.colours import saturation_colour
 from layerleap.show.html.page import notes_html, styled, table, write_page
 

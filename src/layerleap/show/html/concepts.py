@@ -3,8 +3,8 @@
 import html
 from collections.abc import Iterable
 
-from layerleap.read.vocabulary.search import Match, Matches
-from layerleap.read.vocabulary.tokens import TokenLabel
+from layerleap.lens.vocabulary.search import Match, Matches
+from layerleap.lens.vocabulary.tokens import TokenLabel
 from layerleap.show.html.page import notes_html, styled
 
 HEADS = ("neuron", "score", "matches", "promotes", "suppresses")

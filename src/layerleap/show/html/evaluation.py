@@ -8,7 +8,7 @@ from typing import Any
 
 from layerleap.errors import CannotFetch
 from layerleap.files import whole_file, write_json
-from layerleap.read.evaluate import METRICS, Evaluation
+from layerleap.lens.evaluate import METRICS, Evaluation
 from layerleap.show.html.page import lens_title, notes_html, styled, write_page
 from layerleap.study.figures import LENSES, Axis, Figure, Line, short
 

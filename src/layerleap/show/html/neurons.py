@@ -2,7 +2,7 @@
 
 import html
 
-from layerleap.read.vocabulary.neurons import BlockReading, DominantNeurons, Stage, SubUpdate
+from layerleap.lens.vocabulary.neurons import BlockReading, DominantNeurons, Stage, SubUpdate
 from layerleap.show.html.page import notes_html, styled
 
 STAGES = {"before": "before the block", "attention": "after attention", "ffn": "after the FFN"}

@@ -3,7 +3,7 @@
 import html
 from pathlib import Path
 
-from layerleap.read.readings import Readings, Track
+from layerleap.lens.readings import Readings, Track
 from layerleap.show.html.page import lens_title, notes_html, styled, visible, write_page
 
 LEGEND = (

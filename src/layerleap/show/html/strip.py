@@ -4,7 +4,7 @@ import html
 from pathlib import Path
 from typing import Any
 
-from layerleap.read.strip import Strip
+from layerleap.lens.strip import Strip
 from layerleap.show.html.colours import legend_layers, saturation_colour, text_colour
 from layerleap.show.html.page import lens_title, notes_html, styled, visible, write_page
 

@@ -2,7 +2,7 @@
 
 import html
 
-from layerleap.read.intervals import Estimate
+from layerleap.lens.intervals import Estimate
 from layerleap.show.html.page import notes_html, styled
 from layerleap.study.suitability.candidates import Outcome
 from layerleap.study.suitability.result import Suitability

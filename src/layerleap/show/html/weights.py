@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from layerleap.read.vocabulary.copying import HeadScores, HeadTable, Mapped, Role, Share
-from layerleap.read.vocabulary.neurons import Scored
-from layerleap.read.vocabulary.pairs import Pairs
-from layerleap.read.vocabulary.tokens import TokenLabel
-from layerleap.read.vocabulary.weights import ParameterReading
+from layerleap.lens.vocabulary.copying import HeadScores, HeadTable, Mapped, Role, Share
+from layerleap.lens.vocabulary.neurons import Scored
+from layerleap.lens.vocabulary.pairs import Pairs
+from layerleap.lens.vocabulary.tokens import TokenLabel
+from layerleap.lens.vocabulary.weights import ParameterReading
 from layerleap.show.html.page import notes_html, styled, write_page
 
 ROLES: dict[Role, str] = {"copies": "Heads that copy", "suppresses": "Heads that suppress"}

@@ -22,14 +22,14 @@ from layerleap.files import whole_file
 from layerleap.show.figures.draw import draw, draw_picture, figure_rows, sample_of
 from layerleap.show.html.generation import generation_html
 from layerleap.show.report.cells import CLAIMS, DATA, UNTESTED, cells_of
-from layerleap.study import registry
+from layerleap.study import studies
 from layerleap.study.engine import Section, Study
 from layerleap.study.result import Row, StudyResult
 
 
 def write_report(result: StudyResult, folder: Path) -> Path:
     """Write the page and the data into `folder`; returns the path of the page."""
-    study = registry.find(result.study)
+    study = studies.find(result.study)
     numbers = json.dumps(result.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
     contents: dict[str, str | bytes] = {
         "study.json": f"{numbers}\n",
@@ -70,7 +70,7 @@ def csv_text(rows: list[Row]) -> str:
 
 def report_html(result: StudyResult, study: Study[Any] | None = None) -> str:
     """The page alone, as text: style, script and figures are inside it."""
-    study = study or registry.find(result.study)
+    study = study or studies.find(result.study)
     jinja2, markup = report_library("jinja2"), report_library("markupsafe").Markup
     script = _asset("report.js")
     environment = jinja2.Environment(

@@ -169,7 +169,7 @@ class ModelEngine:
         should_stop: ShouldStop,
     ) -> None:  # fmt: skip
         """Continue a prompt."""
-        from layerleap.read.vocabulary.tokens import output_label
+        from layerleap.lens.vocabulary.tokens import output_label
 
         def report(token: int, piece: str) -> None:
             on_token(output_label(self.debugger.transformer, token).to_dict(), piece)
@@ -188,7 +188,7 @@ class ModelEngine:
         index = self.debugger.index
         if index is not None:
             return dict(index.vector(block, neuron).to_dict())
-        from layerleap.read.vocabulary.neurons import Neurons
+        from layerleap.lens.vocabulary.neurons import Neurons
 
         vector = Neurons(self.debugger.transformer).read(block, neuron).to_dict()
         kept = ("block", "neuron", "norm", "promotes", "suppresses")
@@ -196,8 +196,8 @@ class ModelEngine:
 
     def check_neuron(self, block: int, neuron: int) -> None:
         """Raise an error if there is no such neuron."""
+        from layerleap.lens.vocabulary.neurons import check_neuron
         from layerleap.models.weights import feed_forward
-        from layerleap.read.vocabulary.neurons import check_neuron
 
         check_neuron(feed_forward(self.debugger.transformer, block), neuron)
 
@@ -235,7 +235,7 @@ class ModelEngine:
 
     @cached_property
     def _weights(self) -> Any:
-        from layerleap.read.vocabulary.weights import weights
+        from layerleap.lens.vocabulary.weights import weights
 
         return weights(self.debugger.transformer)
 
@@ -270,9 +270,9 @@ class ModelEngine:
 
     def build_index(self, progress: Progress | bool) -> None:
         """Build the index, or go on with it, and use it from then on."""
-        from layerleap.read.vocabulary.build import build_index
+        from layerleap.lens.vocabulary.build import index
 
-        self.debugger.index = build_index(self.debugger.transformer, progress=progress)
+        self.debugger.index = index(self.debugger.transformer, progress=progress)
         self._described = self._describe()
 
     def _index(self) -> Any:

@@ -9,8 +9,7 @@ from starlette.responses import Response
 
 import layerleap
 from layerleap.errors import BadSettings, BadText
-from layerleap.show.web import requests as ask
-from layerleap.show.web import schemas
+from layerleap.show.web import requests as ask, schemas
 from layerleap.show.web.answers import answer, stream
 from layerleap.show.web.schemas import shape
 from layerleap.show.web.snippet import exported

@@ -204,8 +204,8 @@ def _find_index(
     progress: Progress | bool,
 ) -> tuple[Any, str | None]:
     """The concept index, or why there is none."""
-    from layerleap.read.vocabulary.build import build_index
-    from layerleap.read.vocabulary.index import ConceptIndex
+    from layerleap.lens.vocabulary import build
+    from layerleap.lens.vocabulary.index import ConceptIndex
 
     if index is False:
         return (
@@ -216,7 +216,7 @@ def _find_index(
         return ConceptIndex.open(model, index), None
     if index:
         tell("building the concept index, unless it is there")
-        return build_index(model, progress=progress), None
+        return build.index(model, progress=progress), None
     try:
         return ConceptIndex.open(model), None
     except LayerleapError as error:

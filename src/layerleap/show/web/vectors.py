@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from layerleap.show.web import limits, schemas
-from layerleap.show.web import requests as ask
+from layerleap.show.web import limits, requests as ask, schemas
 from layerleap.show.web.answers import answer
 from layerleap.show.web.schemas import shape
 

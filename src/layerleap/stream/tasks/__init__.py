@@ -6,9 +6,7 @@ encode     a task in the tokens of a model: prompts, answers, and what fits its 
 draw       demonstrations and queries, chosen by a seed
 """
 
-from layerleap.stream.tasks.draw import Draw, draw
-from layerleap.stream.tasks.load import load, names
-from layerleap.stream.tasks.prompts import EncodedTask, Piece, encode
-from layerleap.stream.tasks.task import Example, Task
+import lazy_loader
 
-__all__ = ["Draw", "EncodedTask", "Example", "Piece", "Task", "draw", "encode", "load", "names"]
+# The public names are those of the stub beside this file, each loaded when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -22,8 +22,8 @@ from layerleap.act.exits.replay import replay
 from layerleap.act.exits.rules import Entropy, Gap, Oracle
 from layerleap.act.exits.timing import Timing
 from layerleap.errors import BadSettings, check_choice
+from layerleap.lens.intervals import POSITIVE, Documents, Estimate, mean_interval
 from layerleap.progress import Progress, silent
-from layerleap.read.intervals import POSITIVE, Documents, Estimate, mean_interval
 
 RULES = (("id", "gap"), ("mat", "gap"), ("mat", "entropy"), ("mat", "learned"))
 RULE_NAMES = {"gap": "the paper's gap rule", "entropy": "the entropy rule",

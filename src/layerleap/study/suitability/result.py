@@ -10,9 +10,9 @@ from layerleap.act.exits.cost import Cost
 from layerleap.act.exits.plan import ExitPlan
 from layerleap.act.exits.timing import Timing
 from layerleap.errors import BadSettings, check_choice
+from layerleap.lens.intervals import Estimate
+from layerleap.lens.metrics import lasting
 from layerleap.maps.bank import ShortcutBank
-from layerleap.read.intervals import Estimate
-from layerleap.study.shortcuts.curves import lasting
 from layerleap.study.suitability.candidates import Ceiling, DryRun, Outcome
 from layerleap.study.tables import percent
 

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import layerleap
-from layerleap.act.exits.cost import measure
+from layerleap.act.exits.cost import measure_cost
 from layerleap.act.exits.evidence import Evidence
 from layerleap.act.exits.timing import measure_timing
 from layerleap.arguments import check_names, checked
 from layerleap.errors import BadSettings
 from layerleap.extras import learn_library
+from layerleap.lens.intervals import SHARE, Documents, Estimate
+from layerleap.lens.scores import Scores
 from layerleap.maps.bank import ShortcutBank
 from layerleap.models.transformer import Transformer
 from layerleap.progress import Progress, silent
-from layerleap.read.intervals import SHARE, Documents, Estimate
-from layerleap.read.scores import Scores
 from layerleap.stream.examples import longest_input, require_text
 from layerleap.stream.source import default_text
 from layerleap.study.engine import describe, now, work_folder
@@ -88,7 +88,7 @@ def _measured(
     run.progress("timing", 0, s.repeats, "passes")
     timing = measure_timing(model, tokens=s.context, bank=bank, repeats=s.repeats)
     costs = {
-        name: measure(model, tokens=s.context, bank=maps)
+        name: measure_cost(model, tokens=s.context, bank=maps)
         for name, maps in (("id", None), ("mat", bank))
     }
     if timing.mode == "whole":

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 import layerleap
+from layerleap.lens.vocabulary.settings import Inverse
 from layerleap.models.facts import KINDS
-from layerleap.read.vocabulary.settings import Inverse
 from layerleap.show.cli import preflight
 from layerleap.show.cli.options import Html, Json, Loading, Model
 from layerleap.show.cli.preflight import Check

@@ -6,9 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from layerleap.read.compare.alignment import Alignment
-from layerleap.read.compare.difference import Difference, Words
-from layerleap.read.compare.matching import Matching
+from layerleap.lens.compare.alignment import Alignment
+from layerleap.lens.compare.difference import Difference, Words
+from layerleap.lens.compare.matching import Matching
 from layerleap.show.cli.tables import new_table
 
 

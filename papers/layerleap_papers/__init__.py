@@ -1,0 +1,1 @@
+"""Reproductions of papers with layerleap, one package per paper, each with a `STUDY`."""

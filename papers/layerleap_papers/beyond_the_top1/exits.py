@@ -1,0 +1,399 @@
+"""Exiting by task beside other rules: replayed, calibrated, timed, and in generated texts.
+
+In: the pass over the text, and costs. Out: curves with agreement and accuracy, layers saved at
+wanted agreements, calibrated rules on fresh rows, speeds, texts; and the section that shows them.
+
+A third of the documents trains the probe and the learned rule. All rules are then judged on the
+rows of all other documents; for calibration these are divided at random into two halves.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from layerleap import ShortcutBank, StudyResult
+from layerleap.act.exits import (
+    Cost,
+    Family,
+    Fixed,
+    Learned,
+    Never,
+    Oracle,
+    Patience,
+    Rule,
+    Similarity,
+    Task,
+    family,
+    measure_cost,
+    replay,
+    split,
+)
+from layerleap.errors import TooFewRows
+from layerleap.lens import SHARE, CellSampling, TaskProbe, finite, mean_interval
+from layerleap.study import (
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Mark,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    all_of,
+    difference,
+    exits as replayed,
+    untested,
+)
+from layerleap_papers.beyond_the_top1.context import SaturationContext
+from layerleap_papers.beyond_the_top1.live_exits import live_exits, prompts_of
+from layerleap_papers.beyond_the_top1.order import interval
+from layerleap_papers.beyond_the_top1.rows import SaturationData, SomeStates, numbers
+
+TARGET = 0.95  # the agreement at which rules are compared in words, and timed
+RULES = ("task", "gap", "similarity", "patience", "learned")
+PROMPT = 8  # tokens of a prompt
+Rules = dict[tuple[str, str], Rule]  # by lens and name
+Marks = Callable[[StudyResult], Iterable[Mark]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One lens: its rows, the right answers of those not trained on, and the probe."""
+
+    rows: replayed.Lensed
+    gold: Tensor
+    probe: TaskProbe
+
+    def accuracy(self, rules: list[Rule]) -> list[Row]:
+        """How often rows exit with the right answer, over those whose answer is known."""
+        evidence, known = self.rows.rest, self.gold >= 0
+        if not known.any():
+            return [{"accuracy": None, "accuracy_low": None, "accuracy_high": None}] * len(rules)
+        right = []
+        for rule in rules:
+            column = replay(rule, evidence).layer.long()[:, None]  # evidence has every layer
+            right.append(evidence.top.gather(1, column)[:, 0].long() == self.gold.long())
+        return [
+            {
+                "accuracy": one.value, "accuracy_low": finite(one.low),
+                "accuracy_high": finite(one.high), "accuracy_rows": one.rows,
+            }
+            for one in mean_interval(
+                torch.stack(right, 1)[known], evidence.document[known], SHARE
+            )
+        ]  # fmt: skip
+
+
+def task_exits(
+    data: SaturationData, costs: Mapping[str, Cost], *, cells: int = 3000, seed: int = 0
+) -> tuple[Tables, dict[str, Judged], Rules]:
+    """Every rule through every lens that has a cost; `BadSettings` or `BadText` with too few rows.
+
+    The probe is trained on up to `cells` (row, layer). Returns the tables, what they were made
+    from, and by lens and name the rules that save most at an agreement of `TARGET`.
+    """
+    judged = {lens: _judged(data, lens, cost, cells, seed) for lens, cost in costs.items()}
+    made = replayed.exit_tables({lens: one.rows for lens, one in judged.items()})
+    rules: Rules = {}
+    for lens, one in judged.items():
+        curves = [row for row in made["curves"] if row["map"] == lens]
+        members = [_member(row, one.rows.families) for row in curves]
+        for row, accuracy in zip(curves, one.accuracy(members), strict=True):
+            row |= accuracy
+        for row in made["saved"]:
+            if row["map"] == lens and row["target"] == TARGET and row["knob"] is not None:
+                rules[lens, row["rule"]] = rule = one.rows.families[row["rule"]].at(row["knob"])
+                row["accuracy"] = one.accuracy([rule])[0]["accuracy"]
+    first = next(iter(judged.values()))
+    probes = [
+        {"lens": lens, **one.probe.data, "layers": list(one.probe.layers)}
+        for lens, one in judged.items()
+    ]
+    about = {**made["cost"], **first.accuracy([Never()])[0]}
+    tables = {"exits": made["curves"], "exits_saved": made["saved"], "exits_about": [about]}
+    return {**tables, "exits_probes": probes}, judged, rules
+
+
+def _judged(data: SaturationData, lens: str, cost: Cost, cells: int, seed: int) -> Judged:
+    """The rows of one lens, divided, and what is trained on some of them."""
+    whole = data.evidence[lens]
+    train, _ = split(whole, (1 / 3, 2 / 3), seed=seed)
+    is_train = torch.isin(whole.document, train.document.unique())
+    learning, others = numbers(is_train), numbers(~is_train)
+    probe = TaskProbe.fit(
+        data.saturation[lens].rows(learning), SomeStates(data.states, learning),
+        sampling=CellSampling(tasks=2, limit=cells, seed=seed),
+    )  # fmt: skip
+    rest = whole.rows(others).with_probe(probe, SomeStates(data.states, others))
+    if len(rest) < 2:
+        raise TooFewRows(f"{len(rest)} rows are left to judge rules by; read more texts")
+    families = {
+        "task": family(Task, probe=probe), "gap": replayed.gap_family(whole),
+        "similarity": family(Similarity), "patience": family(Patience),
+        "learned": Learned.train(train),
+    }  # fmt: skip
+    return Judged(
+        replayed.Lensed(rest, cost, train, rest, families, seed=seed), data.gold[others], probe
+    )
+
+
+def _member(row: Row, families: Mapping[str, Family]) -> Rule:
+    if row["rule"] == "oracle":
+        return Oracle()
+    if row["rule"] == "fixed":
+        return Fixed(int(row["knob"]))
+    return families[row["rule"]].at(row["knob"])
+
+
+def costs_of(data: SaturationData, bank: ShortcutBank | None, tokens: int) -> dict[str, Cost]:
+    """By lens, what blocks, maps and heads cost in a text of so many tokens."""
+    costs = {}
+    for lens in data.lenses:
+        cost = measure_cost(data.transformer, tokens=tokens, bank=bank if lens == "mat" else None)
+        if data.transformer.kind != "next-token":  # one answer takes the whole input
+            cost = replace(cost, blocks=tuple(cost.context * block for block in cost.blocks))
+        costs[lens] = cost
+    return costs
+
+
+def _run(context: SaturationContext) -> Tables:
+    s, data = context.settings, context.observed
+    tables, judged, rules = task_exits(
+        data, costs_of(data, context.bank, context.tokens), cells=s.cells, seed=s.seed
+    )
+    lenses = {lens: one.rows for lens, one in judged.items()}
+    promises = context.attempt(
+        "Calibrated exits",
+        lambda: replayed.calibrated_rows(lenses, context.text, s.tolerance, s.delta, RULES),
+    )
+    tables |= {"calibrated": promises or [], "live": [], "texts": []}
+    if not replayed.generates_text(context.model):
+        name = context.model.identity.name
+        context.note(f"Timed exits: left out. {name} does not generate text token by token.")
+    elif not s.prompts:
+        context.note("Timed exits: left out, because no prompts were asked for.")
+    elif prompts := context.attempt("Timed exits", lambda: _prompts(context, judged)):
+        progress = context.progress
+        tables["live"] = live_exits(context.model, context.bank, rules, prompts, progress=progress)
+        tables["texts"] = _texts(context, rules, prompts)
+    return tables
+
+
+def _prompts(context: SaturationContext, judged: Mapping[str, Judged]) -> list[Tensor]:
+    """Beginnings of texts that nothing was trained on."""
+    train = next(iter(judged.values())).rows.train
+    assert train is not None
+    s, known = context.settings, set(train.document.tolist())
+    return prompts_of(context.observed.batches(), s.prompts, PROMPT, without=known, seed=s.seed)
+
+
+def _texts(context: SaturationContext, rules: Rules, prompts: list[Tensor]) -> list[Row]:
+    """What the rules write that look at states only."""
+    shown = {key: rule for key, rule in rules.items() if key[1] in ("task", "similarity")}
+    banks = {"id": None, "mat": context.bank}
+    return replayed.early_texts(context.model, banks, shown, prompts[0][0].tolist())
+
+
+# In words.
+
+
+def saved_by_rule(result: StudyResult, lens: str) -> dict[str, Row]:
+    """Layers saved at an agreement of `TARGET`, by rule, as estimates."""
+    rows = result.rows("exits_saved", map=lens, target=TARGET)
+    return {row["rule"]: {**row, "value": row["saved"]} for row in rows}
+
+
+def flops_words(row: Row) -> str:
+    """What the layers saved come to once checks are paid for."""
+    share = row["flops"]
+    if round(100 * share) == 0:
+        return "as many FLOPs"
+    return f"{abs(share):.0%} {'fewer' if share > 0 else 'more'} FLOPs"
+
+
+def compared(task: Row, others: list[Row]) -> str:
+    """How exiting by task compares with the best of the other rules, best first."""
+    best = others[0]
+    if best["value"] >= task["value"]:
+        return f"{best['rule']} saves {best['value']:.1f}" if best["value"] else "no rule saves any"
+    if above(difference(task, best)) == "yes":
+        return "clearly more than any other rule tried"
+    return f"more than any other rule tried, but not clearly ({best['rule']} {best['value']:.1f})"
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    n_layers = result.model["n_layers"]
+    for lens in ("id", "mat"):
+        saved = saved_by_rule(result, lens)
+        if not saved:
+            continue
+        ranked = sorted(saved.values(), key=lambda row: -row["value"])
+        listed = "; ".join(
+            f"{row['rule']} {row['value']:.2f}{interval(row, '{:.2f}')}, {flops_words(row)}"
+            for row in ranked
+        )
+        yield Finding(
+            f"At {TARGET:.0%} agreement through {lens}, rules save on average, of {n_layers} "
+            f"layers: {listed}.",
+            under="exits",
+        )
+        task = saved["task"]
+        rest = compared(task, [row for row in ranked if row is not task])
+        yield Finding(
+            f"At {TARGET:.0%} agreement, exiting by task through {lens} saves {task['value']:.1f} "
+            f"of {n_layers} layers; {rest}.",
+            headline=True,
+        )
+    (about,) = result.rows("exits_about")
+    if about["accuracy"] is not None:
+        yield Finding(
+            f"The full model is right in {about['accuracy']:.1%} of {about['accuracy_rows']:,} "
+            "positions with a known answer.",
+            under="exits",
+        )
+    yield from _promises(result.rows("calibrated"))
+    yield from _speeds([row for row in result.rows("live") if row["rule"] != "never"])
+
+
+def _promises(rows: list[Row]) -> Iterator[Finding]:
+    if not rows:
+        return
+    broken = [f"{row['rule']} through {row['map']}" for row in rows if not row["holds"]]
+    never = sum(row["knob"] is None for row in rows)
+    text = (
+        f"On fresh rows, {len(rows) - never - len(broken)} of {len(rows)} calibrated thresholds "
+        "keep their promise, as far as can be told"
+    )
+    text += f"; {never} keep it by never exiting" if never else ""
+    text += f"; broken by {', '.join(broken)}" if broken else ""
+    yield Finding(f"{text}.", under="calibrated")
+
+
+def _speeds(rows: list[Row]) -> Iterator[Finding]:
+    if not rows:
+        return
+    best = max(rows, key=lambda row: row["speed"])
+    text = (
+        f"Timed with thresholds that agree in {TARGET:.0%} of replayed positions, the fastest of "
+        f"{len(rows)} rules ({best['rule']} through {best['map']}) decodes {best['speed']:.2f}"
+        f"{interval(best, '{:.2f}')} times as fast as the model that never exits"
+    )
+    if not best["is_faster"]:
+        text += ", which is not clearly faster"
+    for row in (row for row in rows if row["rule"] == "task"):
+        text += f"; task through {row['map']} {row['speed']:.2f}{interval(row, '{:.2f}')} times"
+    yield Finding(f"{text}.")
+
+
+def _claim(result: StudyResult) -> Verdict:
+    saved = saved_by_rule(result, "id")
+    if not saved:
+        return untested("early exit could not be studied; see the notes")
+    rows = [saved[rule] for rule in ("task", "gap", "similarity")]
+    return Verdict(
+        all_of(above(difference(rows[0], row)) for row in rows[1:]),
+        f"layers saved at {TARGET:.0%} agreement through id: "
+        + ", ".join(f"{row['rule']} {row['value']:.2f} ({flops_words(row)})" for row in rows),
+        "Yes if the interval of the task rule is above those of both other rules.",
+    )
+
+
+# Figures and tables.
+
+MAPS = ("id", "mat")
+MEASURES = {"agreement": "agreement", "accuracy": "right answers"}
+
+
+def _full_model(result: StudyResult) -> Iterator[Mark]:
+    """The accuracy of the full model, in the panels that show accuracy."""
+    for about in result.rows("exits_about"):
+        if about["accuracy"] is not None:
+            for lens in MAPS:
+                panel = f"Through {lens}: {MEASURES['accuracy']}"
+                yield Mark("y", about["accuracy"], "full model", panel=panel)
+
+
+SAMPLE = (
+    "none of which trained the probe or the learned rule; 95 % bands, over documents; "
+    "thresholds for a wanted agreement are chosen on these positions"
+)
+# The gap rule is that of another paper.
+LINES = {**replayed.RULE_LINES, "gap": replace(replayed.RULE_LINES["gap"], label="gap")}
+
+
+def _figure(key: str, title: str, how: str, x: Axis, marks: Marks) -> Figure:
+    column = "flops" if x.scale == "times" else "layers"
+    return Figure(
+        key, title, how,
+        lambda result: replayed.exit_rows(result, column, maps=MAPS, measures=MEASURES), x=x,
+        y=Axis("positions", "share", 0), share_y=False, lines=LINES, marks=marks, columns=2,
+        size=(5.0, 3.6), unit="positions", sample=SAMPLE,
+    )  # fmt: skip
+
+
+FIGURES = (
+    _figure(
+        "exits",
+        "Exits against layers",
+        "Agreement with the full model, and right answers where they are known.",
+        Axis("mean layers run per token", "layer"),
+        _full_model,
+    ),
+    _figure(
+        "flops",
+        "Exits against FLOPs",
+        "Right of 1, exiting costs more than it saves: a rule that reads pays for the head at "
+        "every layer, one that looks at states pays for it once.",
+        Axis("FLOPs, relative to the full model", "times"),
+        lambda result: [*replayed.FLOPS_MARKS, *_full_model(result)],
+    ),
+    replayed.calibrated_figure(),
+)
+
+
+def _live_rows(result: StudyResult) -> Iterator[Row]:
+    """Generated texts have no right answers; those shown are the same rule's, replayed."""
+    for row in result.rows("live"):
+        if row["rule"] == "never":
+            replayed = result.row("exits_about") or {}
+        else:
+            replayed = saved_by_rule(result, row["map"]).get(row["rule"], {})
+        yield {**row, "accuracy": replayed.get("accuracy")}
+
+
+TABLES = (
+    replayed.saved_table("saved-table"),
+    replayed.calibrated_table(),
+    Table(
+        "live-table",
+        "The same rules timed (one text at a time, on this machine; 95 % t intervals over texts)",
+        _live_rows,
+        (
+            Column("map", "read through"), Column("rule"),
+            Column("speed", "speed (never exiting = 1)", "{:.2f}", low="low", high="high"),
+            Column("tokens_per_second", "tokens a second", "{:.1f}"),
+            Column("layers", "mean exit layer", "{:.1f}"),
+            Column("agreement", "agreement (%)", "{:.1f}", 100),
+            Column("accuracy", "right, replayed (%)", "{:.1f}", 100),
+            Column("tokens", form="{:,.0f}"),
+        ),
+    ),
+)  # fmt: skip
+SECTION = Section(
+    "exits", "Exiting by task", _run,
+    "If the probe says that rank 2 or later is being decided, the top token has saturated and the "
+    "model may stop. All rules are replayed on the same positions; blocks, heads, maps and checks "
+    "are counted. The oracle knows the answer.",
+    short="Exits", help="exiting by task, beside other rules", findings=_findings,
+    claims=(
+        Claim("Exiting where the probe says that rank 2 is being decided beats softmax response "
+              "and state similarity.", _claim),
+    ),
+    figures=FIGURES, tables=TABLES, texts="texts",
+)  # fmt: skip

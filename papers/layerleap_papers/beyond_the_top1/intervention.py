@@ -1,0 +1,311 @@
+"""Does a saturated state stay saturated in another text? The paper's intervention, with controls.
+
+In: a model, a lens, the batches that saturation was read from, and the states of their rows.
+Out: how often a recipient saturates at the very layer at which a donor's state was patched in, by
+the distance from the donor's saturation layer; the same for every control of `donors`; the donor
+beside the control that shares everything it has by definition; and the section that shows them.
+
+From "Looking Beyond the Top-1" (arXiv 2410.20210). Success: the recipient ends with its own top
+token, and its new saturation layer is the layer of the patch.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from layerleap import Lens, StudyResult, Transformer
+from layerleap.act.exits import Evidence
+from layerleap.errors import BadSettings, BadText
+from layerleap.extras import learn_library
+from layerleap.lens import (
+    DIFFERENCE,
+    Saturation,
+    States,
+    mean_interval,
+    require_aligned,
+    saturation_layers,
+    wilson,
+)
+from layerleap.progress import Progress, silent
+from layerleap.stream import Batch
+from layerleap.study import (
+    LEVEL,
+    P_VALUE,
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    Mark,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    all_of,
+    below,
+    bounded,
+    confirmed,
+    difference,
+    p_words,
+    untested,
+)
+from layerleap_papers.beyond_the_top1.context import SaturationContext
+from layerleap_papers.beyond_the_top1.donors import KINDS, PairSettings, find_pairs, make_trials
+from layerleap_papers.beyond_the_top1.rows import SaturationData
+from layerleap_papers.beyond_the_top1.trial_runs import Runner
+
+BY_DEFINITION = (
+    "At offset -1 a donor cannot succeed: one layer before its saturation layer its state reads as "
+    "another token. From offset 0 on it reads as the right token, so it succeeds unless later "
+    "blocks change that, or the recipient already read so one layer before. The step at 0 is "
+    "therefore not a finding. How much more often the donor succeeds than the control "
+    "'unsaturated', which reads as the same token with the same margin, is one."
+)
+THIS, TWIN = "this model", "untrained twin"
+
+
+def intervene(
+    transformer: Transformer,
+    lens: Lens,
+    batches: Iterable[Batch],
+    saturation: Saturation,
+    evidence: Evidence,
+    states: States,
+    plan: PairSettings | None = None,
+    *,
+    tokens_per_batch: int = 1024,
+    progress: Progress = silent,
+) -> Tables:
+    """Patch donors' states into recipients, and see where these then saturate.
+
+    Saturation, evidence and states are those of all rows of the batches, through the same lens and
+    in the same order. Without a plan, pairs and offsets follow from the depth of the model.
+    Recipients run side by side, several times each, up to `tokens_per_batch`.
+
+    Returns "intervention" by kind of state and offset, "contrasts" of donor and unsaturated state
+    on the same pairs by offset, and "intervention_runs", one row about the whole.
+    """
+    plan = plan or PairSettings.of(transformer.n_layers)
+    _require_same(saturation, evidence, states)
+    pairs = find_pairs(saturation, plan)
+    trials = make_trials(saturation, evidence, pairs, plan)
+    runner = Runner(
+        transformer, lens, pairs, trials, states, tokens=tokens_per_batch, seed=plan.seed
+    )
+    done, row = 0, 0
+    for batch in batches:
+        here = (pairs.recipient >= row) & (pairs.recipient < row + len(batch.documents))
+        if here.any():
+            runner.run(batch, here.nonzero()[:, 0], row)
+            done += int(here.sum())
+            progress("patching states in", done, len(pairs.donor), "pairs")
+        row += len(batch.documents)
+    if row != len(saturation.documents):
+        raise BadText(
+            f"the batches have {row} rows and the saturation layers {len(saturation.documents)}; "
+            "give the batches that they were read from"
+        )
+    documents = saturation.documents[pairs.recipient]
+    about = {
+        "lens": saturation.lens, "pairs": len(pairs.donor), "donors": len(pairs.donor.unique()),
+        "documents": len(documents.unique()), "identical": runner.identical,
+        "moved": runner.moved, **{f"plan_{key}": value for key, value in asdict(plan).items()},
+    }  # fmt: skip
+    return {
+        "intervention": list(_shares(runner, evidence)),
+        "contrasts": list(_contrasts(runner, evidence, documents)),
+        "intervention_runs": [about],
+    }
+
+
+def _require_same(saturation: Saturation, evidence: Evidence, states: States) -> None:
+    require_aligned(saturation, states)
+    expected = tuple(range(saturation.n_layers + 1))
+    same = evidence.layers == expected and torch.equal(evidence.document, saturation.documents)
+    if same:
+        again = saturation_layers(evidence.top[:, :, None])[:, 0]
+        same = torch.equal(again.long(), saturation.layer[:, 0].long())
+    if not same:
+        raise BadSettings(
+            "the evidence does not saturate where the saturation layers say; give evidence of "
+            "every layer, through the same lens and for the same rows"
+        )
+
+
+def _shares(runner: Runner, evidence: Evidence) -> Iterator[Row]:
+    """Shares of pairs that succeed, with Wilson's intervals."""
+    trials, success = runner.trials, runner.success(evidence)
+    for number, kind in enumerate(KINDS):
+        for offset in trials.offset[trials.kind == number].unique().tolist():
+            here = (trials.kind == number) & (trials.offset == offset)
+            n, successes = int(here.sum()), int(success[here].sum())
+            low, high = wilson(successes, n)
+            yield {
+                "kind": kind, "offset": offset, "pairs": n, "successes": successes,
+                "share": successes / n, "low": low, "high": high,
+                "reads": int(runner.reads[here].sum()), "stays": int(runner.stays[here].sum()),
+            }  # fmt: skip
+
+
+def _contrasts(runner: Runner, evidence: Evidence, documents: Tensor) -> Iterator[Row]:
+    """Donor against unsaturated on the same pairs: both read as the same token, as surely.
+
+    What is counted is whether the token stays: that the recipient did not read so one layer
+    before is the same for both.
+    """
+    trials = runner.trials
+    binomtest = learn_library("scipy.stats").binomtest
+    other = KINDS.index("unsaturated")
+    for offset in trials.offset[trials.kind == other].unique().tolist():
+        control = ((trials.kind == other) & (trials.offset == offset)).nonzero()[:, 0]
+        donors = ((trials.kind == 0) & (trials.offset == offset)).nonzero()[:, 0]
+        which = trials.pair[control]
+        donor = donors[torch.searchsorted(trials.pair[donors], which)]
+        a, b = runner.stays[donor], runner.stays[control]
+        gap = (a.double() - b.double())[:, None]
+        estimate = mean_interval(gap, documents[which], DIFFERENCE)[0]
+        more, less = int((a & ~b).sum()), int((b & ~a).sum())
+        layer = trials.layer[control]
+        yield {
+            "offset": offset, "pairs": len(which), "donor": a.double().mean().item(),
+            "control": b.double().mean().item(), "difference": estimate.value,
+            "low": estimate.low, "high": estimate.high, "only_donor": more, "only_control": less,
+            "p": bounded(float(binomtest(more, more + less).pvalue)) if more + less else 1.0,
+            "donor_margin": evidence.gap[trials.source[donor], layer].mean().item(),
+            "control_margin": evidence.gap[trials.source[control], layer].mean().item(),
+        }  # fmt: skip
+
+
+def tables_of(context: SaturationContext, data: SaturationData, model: str) -> Tables:
+    """The intervention through the logit lens, every row with the name of the model."""
+    s = context.settings
+    plan = PairSettings.of(data.transformer.n_layers, reach=s.reach, limit=s.pairs, seed=s.seed)
+    tables = intervene(
+        data.transformer, data.lenses["id"], data.batches(), data.saturation["id"],
+        data.evidence["id"], data.states, plan, progress=context.progress,
+    )  # fmt: skip
+    return {name: [{"model": model, **row} for row in rows] for name, rows in tables.items()}
+
+
+def words(contrast: Row | None, pairs: int) -> str:
+    """What was found beyond what is true by definition."""
+    if contrast is None:
+        return f"no state to compare donors with was found among {pairs} pairs"
+    more = "more often than" if above(contrast) == "yes" else "not clearly more often than"
+    verdict = "less often than" if below(contrast) == "yes" else more
+    return (
+        f"at its saturation layer, a donor's token stays {verdict} that of a state which reads the "
+        f"same with the same margin and is not saturated: {contrast['donor']:.0%} against "
+        f"{contrast['control']:.0%} of {contrast['pairs']} pairs, {p_words(contrast['p'])}"
+    )
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    (about,) = result.rows("intervention_runs")
+    text = words(result.row("contrasts", offset=0), about["pairs"])
+    yield Finding(f"{text[:1].upper()}{text[1:]}.", under="intervention")
+    yield Finding(BY_DEFINITION, under="intervention")
+    outcome = "changes nothing" if about["identical"] else "CHANGED THE RUN: do not trust this"
+    yield Finding(f"Patching in a row's own state {outcome}.", under="intervention")
+    for twin in result.rows("twin_intervention_runs"):
+        text = words(result.row("twin_contrasts", offset=0), twin["pairs"])
+        yield Finding(f"In the untrained twin, {text}.", under="intervention")
+
+
+def _step(result: StudyResult) -> Verdict:
+    before, at = (result.row("intervention", kind="donor", offset=offset) for offset in (-1, 0))
+    if before is None or at is None:
+        return untested("no pair has both offsets")
+    shares = [
+        {"value": row["share"], "low": row["low"], "high": row["high"]} for row in (at, before)
+    ]
+    return Verdict(
+        above(difference(*shares)),
+        f"{before['share']:.0%} one layer before, {at['share']:.0%} at it, {at['pairs']} pairs",
+        "Yes if the difference is clearly above 0. Mostly true by definition: see the next claim.",
+    )
+
+
+def _saturated(result: StudyResult) -> Verdict:
+    at, twin = result.row("contrasts", offset=0), result.row("twin_contrasts", offset=0)
+    if at is None or at["low"] is None:
+        return untested("no states to compare donors with, or too few documents")
+    seen = (
+        f"stays in {at['donor']:.0%} of {at['pairs']} pairs, and in {at['control']:.0%} with a "
+        f"state that reads the same with the same margin and is not saturated ({p_words(at['p'])})"
+    )
+    answers = [confirmed(above(at), at["p"] <= LEVEL)]  # intervals of few documents are narrow
+    if twin is not None:
+        seen += f"; in the untrained twin {twin['donor']:.0%} and {twin['control']:.0%}"
+        values = [{**row, "value": row["difference"]} for row in (at, twin)]
+        answers.append(above(difference(*values)))
+    return Verdict(
+        all_of(answers),
+        seen,
+        "Yes if the difference is clearly above 0, with p at most 0.05, and, where there is an "
+        "untrained twin, clearly larger than its difference; partly if only some of these hold.",
+    )
+
+
+def _rows(result: StudyResult) -> Iterator[Row]:
+    for name in ("", "twin_"):
+        for about in result.rows(f"{name}intervention_runs"):
+            for row in result.rows(f"{name}intervention"):
+                yield {
+                    **row, "x": row["offset"], "y": row["share"], "line": row["kind"],
+                    "panel": f"{about['model']}, {about['pairs']} pairs".capitalize(),
+                    "rows": row["pairs"], "documents": about["documents"],
+                }  # fmt: skip
+
+
+FIGURES = (
+    Figure(
+        "intervention", "A saturated state in another text",
+        "The state of a donor is patched into a recipient that ends with the same token. At offset "
+        "-1, shaded, a donor cannot succeed.",
+        _rows, x=Axis("layers after the donor's saturation layer"),
+        y=Axis("pairs that saturate at the patch", "share"), columns=2, size=(5.0, 4.0),
+        lines={
+            "donor": Line("donor: saturated", "blue", band=0.12),
+            "unsaturated": Line("reads the same, not saturated", "orange", "s", "dashed", 0.12),
+            "copy": Line("another row's state", "olive", "^", "dashed", 0.12),
+            "random": Line("random direction", "pink", "v", "dashed", 0.12),
+            "no-op": Line("its own state", "black", "D", "dashed", 0.12),
+        },
+        marks=lambda _: [Mark("x", -1.25, to=-0.75)], unit="pairs",
+        sample="95 % intervals (Wilson)",
+    ),
+)  # fmt: skip
+TABLES = (
+    Table(
+        "contrasts-table",
+        "How often the token stays: the donor beside the control that reads the same, on the same "
+        "pairs",
+        lambda result: [*result.rows("contrasts"), *result.rows("twin_contrasts")],
+        (
+            Column("model"), Column("offset", form="{:.0f}"),
+            Column("donor", "donor (%)", "{:.0f}", 100),
+            Column("control", "unsaturated (%)", "{:.0f}", 100),
+            Column("difference", "difference (points)", "{:+.0f}", 100, "low", "high"),
+            P_VALUE, Column("donor_margin", "margin of the donor", "{:.2f}"),
+            Column("control_margin", "of the control", "{:.2f}"), Column("pairs", form="{:.0f}"),
+        ),
+    ),
+)  # fmt: skip
+SECTION = Section(
+    "intervention", "Does a saturated state stay saturated elsewhere?",
+    lambda context: tables_of(context, context.observed, THIS),
+    "Success means that the recipient ends with its own top token and saturates at the patch.",
+    short="Intervention", help="states patched into other texts", findings=_findings,
+    claims=(
+        Claim("A state patched into another text makes it saturate there, from the donor's "
+              "saturation layer on and not before.", _step),
+        Claim("What makes it stay is that the donor's state is saturated.", _saturated),
+    ),
+    figures=FIGURES, tables=TABLES,
+)  # fmt: skip

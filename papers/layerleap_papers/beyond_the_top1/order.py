@@ -1,0 +1,534 @@
+"""Do the ranks of a prediction saturate in order? The paper's statistics, with nulls that hold.
+
+In: saturation layers of many rows through one lens, and of random walks made for some of them.
+Out: tables of mean saturation ranks, steps between ranks, layers, and strict tau against two nulls;
+and the section of the study that shows them.
+
+Statistics follow "Looking Beyond the Top-1" (arXiv 2410.20210), section 4. All are given with and
+without the paper's filter, s_1 <= floor(0.85 n_layers); tau also for ranks 2 to k alone, which do
+not benefit from the top token having a single neighbour.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from layerleap import StudyResult
+from layerleap.errors import BadSettings, BadText
+from layerleap.lens import RandomWalk, Saturation, mean_interval
+from layerleap.study import (
+    GOOD_OR_BAD,
+    LEVEL,
+    Answer,
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    Mark,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    all_of,
+    confirmed,
+    estimate,
+    opposite,
+    untested,
+)
+from layerleap_papers.beyond_the_top1.context import SaturationContext
+from layerleap_papers.beyond_the_top1.rows import SaturationData
+from layerleap_papers.beyond_the_top1.tau import (
+    FEWEST_RANKS,
+    Cell,
+    against_walk,
+    exchangeable,
+    taus,
+)
+
+FEWEST_DOCUMENTS = 5  # with fewer, swapping whole documents cannot give p <= 0.05
+FILTER_DEPTH = 0.85  # the paper's filter keeps rows with s_1 up to this share of the depth
+NEEDED = 30  # rows with a tau, for a test to be made
+LENSES = {"id": "the logit lens (id)", "mat": "the linear shortcuts (mat)"}
+
+
+def described(saturation: Saturation, walk: RandomWalk | None = None) -> Tables:
+    """Where ranks saturate and in which place; any number of rows will do."""
+    limit = math.floor(FILTER_DEPTH * saturation.n_layers)
+    filtered = saturation.layer[:, 0] <= limit
+    parts = [(False, saturation), *([(True, saturation.rows(filtered))] if filtered.any() else [])]
+    lens = {"lens": saturation.lens}
+    about = {
+        **lens, "k": saturation.k, "rows": len(saturation),
+        "documents": len(saturation.documents.unique()), "filter_limit": limit,
+        "filter_rows": int(filtered.sum()), "filter_share": float(filtered.double().mean()),
+    }  # fmt: skip
+    return {
+        "order": [about],
+        "places": [{**lens, "filtered": f, **row} for f, part in parts for row in _places(part)],
+        "walk_places": [] if walk is None else [{**lens, **r} for r in _places(walk.saturation)],
+        "steps": [{**lens, "filtered": f, **row} for f, part in parts for row in _steps(part)],
+        "ranks": [{**lens, **row} for row in _ranks(saturation)],
+        "histogram": [{**lens, **row} for row in _histogram(saturation)],
+    }  # fmt: skip
+
+
+def tau_tests(
+    saturation: Saturation, walk: RandomWalk | None = None, *, draws: int = 999, seed: int = 0
+) -> list[Row]:
+    """Strict tau against both nulls, one row per selection; `BadText` with too few rows.
+
+    Without random walks, order is compared with exchangeable ranks only. P-values are at least
+    1 / (draws + 1).
+    """
+    limit = math.floor(FILTER_DEPTH * saturation.n_layers)
+    _require_rows(saturation)
+    return [
+        _tau(saturation, walk, Cell(first, limit if is_filtered else None), draws, seed)
+        for first in ((0, 1) if saturation.k > FEWEST_RANKS else (0,))
+        for is_filtered in (False, True)
+    ]
+
+
+def saturation_places(layers: Tensor, n_layers: int) -> Tensor:
+    """Which rank of a row saturated first, second, ...: (row, k) -> (row, k), from 1.
+
+    Equal layers share the lowest place; NaN for a rank that did not saturate.
+    """
+    earlier = (layers[:, None, :] < layers[:, :, None]).sum(-1)  # (row, k)
+    return (earlier + 1.0).where(layers != n_layers, torch.nan)
+
+
+def _require_rows(saturation: Saturation) -> None:
+    if saturation.k < FEWEST_RANKS:
+        raise BadSettings(
+            f"an order of {saturation.k} ranks cannot be tested; expected {FEWEST_RANKS} or more"
+        )
+    n = int((~taus(saturation.layer, saturation.n_layers, Cell()).isnan()).sum())
+    if n < NEEDED:
+        more = NEEDED * len(saturation) / n if n else math.inf
+        hint = f"about {math.ceil(more)} positions would do" if n else "read more text"
+        raise BadText(
+            f"rank {FEWEST_RANKS} or a later one saturates before the last layer in {n} of "
+            f"{len(saturation)} positions; a test of order needs {NEEDED}: {hint}"
+        )
+
+
+def _places(saturation: Saturation) -> Iterator[Row]:
+    """Mean place of every rank, over the rows in which it saturates."""
+    places = saturation_places(saturation.layer, saturation.n_layers)
+    for rank in range(saturation.k):
+        yield {"rank": rank + 1, **_mean(places[:, rank], saturation.documents)}
+
+
+def _steps(saturation: Saturation) -> Iterator[Row]:
+    """By how many places a rank comes after the one before, where both saturate."""
+    places = saturation_places(saturation.layer, saturation.n_layers)
+    for rank in range(1, saturation.k):
+        later = _mean(places[:, rank] - places[:, rank - 1], saturation.documents)
+        yield {"ranks": f"{rank} to {rank + 1}", "rank": rank + 1, **later}
+
+
+def _mean(values: Tensor, documents: Tensor) -> Row:
+    """Over the rows that have a value, with an interval over their documents."""
+    known = ~values.isnan()
+    if not known.any():
+        return {"value": None, "low": None, "high": None, "rows": 0, "documents": 0}
+    return asdict(mean_interval(values[known, None], documents[known])[0])
+
+
+def _ranks(saturation: Saturation) -> Iterator[Row]:
+    """How often each rank never saturates, and its mean saturation layer where it does."""
+    for rank, column in enumerate(saturation.layer.T.double(), 1):
+        settled = column[column < saturation.n_layers]
+        yield {
+            "rank": rank, "mean_layer": float(settled.mean()) if len(settled) else None,
+            "never": (len(column) - len(settled)) / len(column), "rows": len(column),
+            "documents": len(saturation.documents.unique()),
+        }  # fmt: skip
+
+
+def _histogram(saturation: Saturation) -> Iterator[Row]:
+    """How many rows saturate at each layer, by rank; at the last layer are those that never do."""
+    for rank, column in enumerate(saturation.layer.T, 1):
+        counts = torch.bincount(column.long(), minlength=saturation.n_layers + 1).tolist()
+        for layer, rows in enumerate(counts):
+            yield {"rank": rank, "layer": layer, "rows": rows}
+
+
+def _tau(saturation: Saturation, walk: RandomWalk | None, cell: Cell, draws: int, seed: int) -> Row:
+    """One selection: tau, and against both nulls; with too few rows just how many there are."""
+    tau, last = taus(saturation.layer, saturation.n_layers, cell), saturation.n_layers
+    row: Row = {
+        "lens": saturation.lens, "ranks": f"{cell.first + 1} to {saturation.k}",
+        "filtered": cell.limit is not None, "limit": cell.limit,
+        **_mean(tau, saturation.documents), "needed": NEEDED,
+    }  # fmt: skip
+    row |= {"beats_exchangeable": "cannot tell", "beats_walk": "cannot tell"}
+    if row["rows"] < NEEDED:
+        return row | {"value": None, "low": None, "high": None}
+    null = exchangeable(saturation.layer, last, cell, draws=draws, seed=seed)
+    if row["documents"] >= FEWEST_DOCUMENTS:
+        answer = above(row, null["mean"])
+        row["beats_exchangeable"] = confirmed(answer, null["p"] <= LEVEL)
+    row |= {f"exchangeable_{key}": value for key, value in null.items()}
+    if walk is not None:
+        real = saturation.rows(walk.rows)
+        other = against_walk(
+            real.layer, walk.saturation.layer, real.documents, last, cell, draws=draws, seed=seed
+        )
+        enough = min(other["rows"], other["doubles"]) >= NEEDED
+        if enough and other["documents"] >= FEWEST_DOCUMENTS:
+            lead = {end: other[f"difference_{end}"] for end in ("low", "high")}
+            row["beats_walk"] = confirmed(above(lead), other["p"] <= LEVEL)
+        row |= {f"walk_{key}": value for key, value in other.items()}
+    return row
+
+
+# In words.
+
+
+def tau_words(tau: Row) -> str:
+    """One selection, its numbers, and what they mean."""
+    what = _selection(tau)
+    if tau["value"] is None:
+        counts = f"{tau['rows']} positions can be compared and {tau['needed']} are needed"
+        return f"{what}: not tested, {counts}."
+    sample = f"{tau['rows']:,} positions of {tau['documents']:,} documents"
+    null = f"exchangeable ranks give {tau['exchangeable_mean']:+.3f}"
+    parts = [f"{null} (p = {tau['exchangeable_p']:.3g})"]
+    if "walk_mean" not in tau:
+        parts.append("random walks were not made")
+    elif tau["walk_difference"] is None:
+        parts.append("too few random walks can be compared")
+    else:
+        parts.append(
+            f"random walks with the model's step sizes give {tau['walk_mean']:+.3f} where the "
+            f"model has {tau['walk_value']:+.3f} ({tau['walk_rows']:,} positions, "
+            f"{tau['walk_doubles']:,} walks, p = {tau['walk_p']:.3g})"
+        )
+    value = f"strict tau {tau['value']:+.3f}{interval(tau, '{:+.3f}')}, {sample}"
+    return f"{what}: {value}; {', '.join(parts)}: {_answer(tau)}."
+
+
+def _selection(tau: Row) -> str:
+    early = f" where the top token saturated by layer {tau['limit']}" if tau["filtered"] else ""
+    return f"Ranks {tau['ranks']}{early}"
+
+
+def _answer(tau: Row) -> str:
+    if tau["value"] is None:
+        return "too few positions"
+    if tau["documents"] < FEWEST_DOCUMENTS:
+        return f"{tau['documents']} documents cannot tell, {FEWEST_DOCUMENTS} or more are needed"
+    match tau["beats_exchangeable"], tau["beats_walk"]:
+        case "no", _:
+            return "no more order than chance gives"
+        case "cannot tell", _:
+            return "not clearly more order than chance gives"
+        case _, "yes":
+            return "more order than chance or random walks give"
+        case _, "no":
+            return "more order than chance gives, but no more than random walks"
+    few = tau.get("walk_doubles", 0) < tau["needed"]
+    return "more order than chance gives, " + (
+        f"with too few random walks to compare ({tau.get('walk_doubles', 0)})"
+        if few
+        else "but not clearly more than random walks"
+    )
+
+
+def interval(row: Row, form: str) -> str:
+    """The interval of a row in brackets; nothing where it is not known."""
+    low, high = row["low"], row["high"]
+    return "" if low is None else f" ({form.format(low)} to {form.format(high)})"
+
+
+def clear_ranks(steps: Iterable[Row]) -> int:
+    """Up to which rank each one saturates clearly later than the one before; 1 if none does."""
+    clear = 1
+    for step in (row for row in steps if not row["filtered"]):
+        if above(step) != "yes":
+            break
+        clear = step["rank"]
+    return clear
+
+
+def steps_words(steps: Sequence[Row]) -> str:
+    """How far up the ranks the order goes."""
+    clear = clear_ranks(steps)
+    if clear == 1:
+        return "Rank 2 does not clearly saturate after rank 1."
+    return (
+        f"Up to rank {clear}, each rank saturates later on average than the one before, with "
+        "intervals above 0; a random walk may do the same."
+    )
+
+
+def in_order(tau: Row | None) -> Answer:
+    """Whether tau beats both nulls; "partly" if only one of them."""
+    if tau is None or tau["value"] is None:
+        return "cannot tell"
+    return all_of([tau["beats_exchangeable"], tau["beats_walk"]])
+
+
+def headline(selections: Sequence[Row]) -> str:
+    """One clause on order that counts every selection of ranks and positions."""
+    known = [tau for tau in selections if tau["value"] is not None]
+    if not known:
+        return "too few positions saturate to say whether ranks do so in order"
+    chance, walks = (
+        sum(tau[f"beats_{null}"] == "yes" for tau in known) for null in ("exchangeable", "walk")
+    )
+    text = (
+        f"ranks saturate in more order than chance gives in {chance} of {len(known)} selections, "
+        f"and in clearly more order than random walks in {walks}"
+    )
+    few = len(selections) - len(known)
+    return text + (f" ({few} more had too few positions)" if few else "")
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    for about in result.rows("order"):
+        lens = about["lens"]
+        top = result.rows("ranks", lens=lens)[0]
+        text = (
+            f"Through {lens}, the top token of {1 - top['never']:.0%} of {about['rows']:,} "
+            "positions saturates before the last block"
+        )
+        if top["mean_layer"] is not None:
+            text += f", on average at layer {top['mean_layer']:.1f} of {result.model['n_layers']}"
+        yield Finding(f"{text}.", under="histogram")
+        yield Finding(
+            f"Through {lens}: {steps_words(result.rows('steps', lens=lens))}", under="places"
+        )
+        selections = result.rows("tau", lens=lens)
+        for tau in selections:
+            yield Finding(f"Through {lens}: {tau_words(tau)}", under="tau")
+        yield Finding(f"Through {LENSES[lens]}, {headline(selections)}.", headline=True)
+
+
+# Claims.
+
+TOO_FEW = "too few positions have a rank that saturates; see the notes"
+
+
+def _ordered(result: StudyResult) -> Verdict:
+    selections = [tau for tau in result.rows("tau", lens="id") if tau["value"] is not None]
+    if not selections:
+        return untested(TOO_FEW)
+    return Verdict(
+        all_of(map(in_order, selections)),
+        headline(selections),
+        "Yes if tau is above both nulls in every selection: its interval, and p at most 0.05. "
+        "Partly if it is so in some of them, or only above exchangeable ranks, which the paper "
+        "compares with.",
+    )
+
+
+def _growing(result: StudyResult) -> Verdict:
+    steps = result.rows("steps", lens="id", filtered=False)
+    places = [row["value"] for row in result.rows("places", lens="id", filtered=False)]
+    if None in places or not places:
+        return untested(TOO_FEW)
+    grows = all_of(above(step) for step in steps)
+    if grows == "yes" and places != sorted(places):
+        grows = "partly"
+    return Verdict(
+        grows,
+        "steps " + ", ".join(f"{step['value']:+.2f}" for step in steps) + " where both ranks "
+        "saturate; means over all positions where a rank does, "
+        + ", ".join(f"{place:.2f}" for place in places),
+        f"Steps are clearly above 0 up to rank {clear_ranks(steps)}. Yes if the interval of every "
+        "step is above 0 and the means grow as well; partly if only the steps do: the positions "
+        "behind two means are not the same.",
+    )
+
+
+def only_first_three(steps: Sequence[Row]) -> Verdict:
+    """Whether ranks 1 to 3 saturate in order, and later ones do not."""
+    steps = [row for row in steps if not row["filtered"]]
+    first = all_of(above(step) for step in steps[:2])
+    later = all_of(above(step) for step in steps[2:])
+    answer = first if first != "yes" else all_of([first, opposite(later)])
+    return Verdict(
+        answer,
+        steps_words(steps),
+        "Yes if the steps from rank 1 to 2 to 3 have their intervals above 0, and later steps have "
+        "theirs at or below 0; partly if later steps are above 0 too.",
+    )
+
+
+CLAIMS = (
+    Claim("The five best tokens saturate in the order of their ranks, beyond chance.", _ordered),
+    Claim("The mean saturation rank grows with every rank from 1 to 5.", _growing),
+    Claim(
+        "In speech, only the first three ranks saturate in order.",
+        lambda result: only_first_three(result.rows("steps", lens="id")),
+        when=lambda result: bool(result.model["reads"] == "sound"),
+    ),
+)
+
+
+# Figures and tables.
+
+
+def _place_rows(result: StudyResult) -> Iterator[Row]:
+    sources = (
+        ("all positions", result.rows("places", filtered=False)),
+        ("top token saturated early", result.rows("places", filtered=True)),
+        ("random walks", result.rows("walk_places")),
+    )
+    for line, rows in sources:
+        for row in rows:
+            panel = f"Through {LENSES[row['lens']]}"
+            yield {**row, "x": row["rank"], "y": row["value"], "line": line, "panel": panel}
+
+
+def _histogram_rows(result: StudyResult) -> Iterator[Row]:
+    """Rank after rank, the lenses side by side."""
+    last = result.model["n_layers"]
+    for rank in sorted({row["rank"] for row in result.rows("ranks")}):
+        for about in result.rows("ranks", rank=rank):
+            for row in result.rows("histogram", rank=rank, lens=about["lens"]):
+                yield {
+                    "x": row["layer"], "y": row["rows"] / about["rows"],
+                    "panel": f"Rank {rank}, {about['lens']}", "muted": row["layer"] == last,
+                    "note": f"{about['never']:.0%} never", "rows": about["rows"],
+                    "documents": about["documents"],
+                }  # fmt: skip
+
+
+def tau_rows(result: StudyResult) -> list[tuple[str, Row]]:
+    """Every selection that was tested, with what to call it; the twin's come last."""
+    named = [(row["lens"], row) for row in result.rows("tau")]
+    named += [(f"untrained twin, {row['lens']}", row) for row in result.rows("twin_tau")]
+    return [
+        (f"{name}, ranks {row['ranks']}{', filtered' if row['filtered'] else ''}", row)
+        for name, row in named
+        if row["value"] is not None
+    ]
+
+
+def _tau_dots(result: StudyResult) -> Iterator[Row]:
+    for name, tau in tau_rows(result):
+        sample = {"y": name, "rows": tau["rows"], "documents": tau["documents"]}
+        null = {end: tau[f"exchangeable_{end}"] for end in ("low", "high")}
+        yield {**sample, "line": "exchangeable", "x": tau["exchangeable_mean"], **null}
+        yield {**sample, "line": "walk", "x": tau.get("walk_mean")}
+        yield {**sample, "line": "model", "x": tau["value"], "low": tau["low"], "high": tau["high"]}
+
+
+FIGURES = (
+    Figure(
+        "places", "Mean saturation rank",
+        "The place of each rank among all ranks of its position, over the positions in which it "
+        "saturates. 'Saturated early' is the paper's filter.",
+        _place_rows, "bars", x=Axis("rank of the token in the final prediction", "category"),
+        y=Axis("mean saturation rank"), unit="positions", columns=2, size=(5.0, 3.7),
+        lines={
+            "all positions": Line(colour="blue"),
+            "top token saturated early": Line(colour="grey"),
+            "random walks": Line(colour="sand"),
+        },
+        sample="95 % intervals, over documents",
+    ),
+    Figure(
+        "histogram", "Where ranks saturate",
+        "Share of positions that saturate at each layer. Those at the last layer, in grey and cut "
+        "off where they are too many, never do.",
+        _histogram_rows, "bars", x=Axis("saturation layer", "layer"), y=Axis("positions", "share"),
+        unit="positions", columns=2, size=(5.0, 1.5), share_y=False, sample="",
+    ),
+    Figure(
+        "tau", "Order against two nulls",
+        "Mean over positions of the share of pairs of ranks that are in order, minus the share "
+        "that are not. Ties count as not in order, so chance is below 0.",
+        _tau_dots, "dots", x=Axis("strict Kendall tau (1: always in order)"),
+        y=Axis("", "category"), unit="positions", size=(9.2, 4.0),
+        lines={
+            "exchangeable": Line("exchangeable ranks (95 %)", "pale", style="range"),
+            "walk": Line("random walks (mean)", "amber", "D"),
+            "model": Line("this model (95 %)", "blue"),
+        },
+        marks=lambda _: [Mark("x", 0.0)], sample="95 % intervals, over documents",
+    ),
+)  # fmt: skip
+
+
+def rank_table(key: str, caption: str, prefix: str = "") -> Table:
+    """Where each rank saturates; `prefix` of the tables it is taken from."""
+
+    def rows(result: StudyResult) -> Iterator[Row]:
+        for row in result.rows(f"{prefix}ranks"):
+            where = {"lens": row["lens"], "rank": row["rank"]}
+            place = result.row(f"{prefix}places", filtered=False, **where) or {}
+            walk = result.row(f"{prefix}walk_places", **where) or {}
+            yield {**row, **place, **{f"walk_{key}": value for key, value in walk.items()}}
+
+    columns = (
+        Column("lens", "map"), Column("rank", form="{:.0f}"),
+        Column("mean_layer", "mean layer", "{:.1f}"), Column("never", form="{:.0f} %", scale=100),
+        estimate("value", "mean place"),
+        Column("walk_value", "in a random walk", "{:.2f}", low="walk_low", high="walk_high"),
+        Column("rows", "positions", "{:,.0f}"),
+    )  # fmt: skip
+    return Table(key, caption, rows, columns, terminal=not prefix)
+
+
+BEATEN = {**GOOD_OR_BAD, "cannot tell": "open"}
+TABLES = (
+    rank_table("ranks-table", "Where each rank of the prediction saturates (place 1 is the first)"),
+    Table(
+        "tau-table",
+        "Strict tau and its two nulls. A null is beaten if p is at most 0.05 and the 95 % interval "
+        "over documents is above it",
+        lambda result: [{**row, "selection": name} for name, row in tau_rows(result)],
+        (
+            Column("selection"), estimate("value", "tau", "{:.3f}"),
+            Column("exchangeable_mean", "exchangeable", "{:.3f}", low="exchangeable_low",
+                   high="exchangeable_high"),
+            Column("exchangeable_p", "p", "{:.3g}"),
+            Column("beats_exchangeable", "beaten?", colours=BEATEN),
+            Column("walk_value", "same rows", "{:.3f}"),
+            Column("walk_mean", "random walks", "{:.3f}"), Column("walk_p", "p", "{:.3g}"),
+            Column("beats_walk", "beaten?", colours=BEATEN),
+            Column("rows", "positions", "{:,.0f}"),
+        ),
+        dense=True,
+    ),
+)  # fmt: skip
+
+
+def tables_of(context: SaturationContext, data: SaturationData, where: str = "") -> Tables:
+    """Order through every lens; tau is left out with a note where too few rows saturate."""
+    draws, seed, tables = context.settings.draws, context.settings.seed, Tables()
+    for lens, saturation in data.saturation.items():
+        walk = data.walks[lens]
+        made = described(saturation, walk)
+        made["tau"] = context.attempt(
+            f"Order of saturation through {lens}{where}",
+            partial(tau_tests, saturation, walk, draws=draws, seed=seed),
+        ) or []  # fmt: skip
+        for name, rows in made.items():
+            tables.setdefault(name, []).extend(rows)
+    return tables
+
+
+SECTION = Section(
+    "order", "Do ranks saturate in order?", lambda context: tables_of(context, context.observed),
+    "If the ranks of a prediction are decided one after the other, rank 1 should saturate first, "
+    "then rank 2, and so on. Two things make ranks look ordered without that: selecting positions "
+    "by their first rank, and gaps between logits that shrink from rank to rank. So order has to "
+    "beat two nulls: ranks exchanged before anything is selected, and random walks of logits with "
+    "the model's own step sizes.",
+    short="Order", required=True, findings=_findings, claims=CLAIMS, figures=FIGURES,
+    tables=TABLES,
+)  # fmt: skip

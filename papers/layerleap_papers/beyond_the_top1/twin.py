@@ -1,0 +1,57 @@
+"""The same model with random weights: what it shows too was not learned.
+
+In: the text, read by the untrained twin. Out: its order of saturation, and the intervention if that
+was made in the model itself.
+"""
+
+from collections.abc import Iterator
+
+from layerleap import StudyResult
+from layerleap.study import Claim, Finding, Section, Tables, Verdict, untested
+from layerleap_papers.beyond_the_top1 import intervention, order
+from layerleap_papers.beyond_the_top1.context import SaturationContext
+
+
+def _run(context: SaturationContext) -> Tables:
+    data, where = context.twin(), " in the untrained twin"
+    tables = order.tables_of(context, data, where)
+    if "intervention" in context.sections:
+        tables |= context.attempt(
+            f"The intervention{where}",
+            lambda: intervention.tables_of(context, data, intervention.TWIN),
+        ) or {}  # fmt: skip
+    return {f"twin_{name}": rows for name, rows in tables.items()}
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    first = result.rows("twin_ranks")[0]
+    yield Finding(
+        f"In the same model with random weights, {1 - first['never']:.0%} of top tokens saturate "
+        "before the last block."
+    )
+    yield Finding(f"In the untrained twin: {order.steps_words(result.rows('twin_steps'))}")
+    selections = result.rows("twin_tau")
+    for tau in selections:
+        yield Finding(f"In the untrained twin: {order.tau_words(tau)}")
+    if selections:
+        yield Finding(f"In the untrained twin, {order.headline(selections)}.", headline=True)
+
+
+def _claim(result: StudyResult) -> Verdict:
+    if not result.rows("twin_tau"):
+        return untested("too few ranks saturate in the untrained twin")
+    return order.only_first_three(result.rows("twin_steps"))
+
+
+SECTION = Section(
+    "twin", "The same model, untrained", _run,
+    "What shows in a model of the same architecture with random weights does not come from "
+    "training. Its order is compared with the nulls in the figure above, and its states are "
+    "patched into other texts as the model's are.",
+    short="Untrained", help="the same model with random weights", findings=_findings,
+    after=("intervention",), quick=False,
+    claims=(Claim("In untrained models, only the first three ranks saturate in order.", _claim),),
+    tables=(
+        order.rank_table("twin-table", "Where each rank saturates in the untrained twin", "twin_"),
+    ),
+)  # fmt: skip

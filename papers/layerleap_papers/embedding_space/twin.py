@@ -1,0 +1,122 @@
+"""The same model with random weights: overlaps that it shows too were not learned.
+
+In: the untrained twin. Out: the overlaps of its keys and values and of its columns.
+"""
+
+from collections.abc import Iterator
+
+from layerleap import LayerleapError, StudyResult, untrained
+from layerleap.models.weights import unembedding
+from layerleap.study import (
+    Answer,
+    Claim,
+    Column,
+    Finding,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    all_of,
+    between,
+    estimate,
+    untested,
+)
+from layerleap_papers.embedding_space import columns, neurons
+from layerleap_papers.embedding_space.context import EmbeddingContext
+from layerleap_papers.embedding_space.pairs import interval, lead_over
+
+SHARE = 0.1  # of the trained model's lead: a smaller one counts as none
+LEADS = {"neurons": neurons.LEAD, "columns": lead_over(columns.LAYER)}
+
+
+def _run(context: EmbeddingContext) -> Tables:
+    twin = untrained(context.model, seed=context.settings.seed)
+    matrix, limit = unembedding(twin).float(), context.settings.twin_vectors
+    tables: Tables = {}
+    errors: list[LayerleapError] = []
+    for part in (neurons, columns):
+        try:
+            tables |= part.tables_of(context, twin, matrix, limit, ("plain",))
+        except LayerleapError as error:
+            errors.append(error)
+    if not tables:
+        raise errors[0]
+    for reason in errors:
+        context.leave_out("Part of the untrained twin", reason)
+    return {f"twin_{name}": rows for name, rows in tables.items()}
+
+
+def _compared(result: StudyResult) -> Iterator[tuple[Row, Row]]:
+    """Mean leads over layers: of the twin, and of the model itself."""
+    for table, measure in LEADS.items():
+        where = {"measure": measure, "over": "mean", "reading": "plain"}
+        for row in result.rows(f"twin_{table}_depth", **where):
+            trained = result.row(f"{table}_depth", pair=row["pair"], **where)
+            if trained is not None:
+                yield row, trained
+
+
+def _is_chance(twin: Row, trained: Row) -> Answer:
+    """Is the twin's lead within a tenth of the trained model's, on both sides of 0?"""
+    margin = SHARE * trained["value"]
+    return between(twin, -margin, margin) if trained["low"] > 0 else "cannot tell"
+
+
+def _claim(result: StudyResult) -> Verdict:
+    pairs = list(_compared(result))
+    if not pairs:
+        return untested("the model's own overlaps were not measured in this run")
+    seen = "; ".join(
+        f"{_name(twin)}: {interval(twin, '{:+.5f}')} untrained, {interval(trained, '{:+.5f}')} "
+        "trained"
+        for twin, trained in pairs
+    )
+    return Verdict(
+        all_of(_is_chance(*pair) for pair in pairs),
+        f"mean lead over layers, {seen}",
+        "yes if the intervals of all of the twin's leads are within a tenth of the trained model's "
+        "lead on both sides of 0, partly if those of some; undecided where the trained model has "
+        "no clear lead",
+    )
+
+
+def _name(row: Row) -> str:
+    pair: str = row["pair"]
+    return neurons.NAMES.get(pair, pair)
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    for twin, trained in _compared(result):
+        yield Finding(
+            f"{_name(twin)[0].upper()}{_name(twin)[1:]} in the untrained twin: the mean lead over "
+            f"the control is {interval(twin, '{:+.5f}')}, in the model itself "
+            f"{interval(trained, '{:+.5f}')}."
+        )
+
+
+def _rows(result: StudyResult) -> Iterator[Row]:
+    for twin, trained in _compared(result):
+        for model, row in (("trained", trained), ("untrained", twin)):
+            yield {**row, "name": _name(row), "model": model}
+
+
+SECTION = Section(
+    "twin", "The same model, untrained", _run,
+    "In a model of the same architecture with random weights, vectors that belong together share "
+    "no more tokens than others do. If they did, the overlaps above would come from the method and "
+    "not from training.",
+    short="Untrained", help="the same model with random weights", findings=_findings,
+    after=("neurons", "columns"), quick=False,
+    claims=(Claim("In an untrained model, vectors that belong together overlap no more than "
+                  "others.", _claim),),
+    tables=(
+        Table(
+            "twin-table", "Mean lead over the control, times 1,000", _rows,
+            (
+                Column("name", "pairs"), Column("model"), estimate("value", "lead", "{:.2f}", 1000),
+                Column("rows", "vectors", "{:,.0f}"),
+            ),
+        ),
+    ),
+)  # fmt: skip

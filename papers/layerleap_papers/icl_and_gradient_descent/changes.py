@@ -1,0 +1,308 @@
+"""Do context and training change the same answers?
+
+In: predictions zero-shot, in context and after training. Out: accuracy; of the changed
+predictions, the share that changed in the same way (change-Jaccard); and of the queries that
+training made right, the share that context made right (Rec2FTP), with how few that rests on.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from layerleap import StudyResult
+from layerleap.act.learning import (
+    Ratio,
+    change_jaccard,
+    recall_by_chance,
+    recall_to_fine_tuned,
+    shuffled,
+)
+from layerleap.lens import nested_means, nested_ratios
+from layerleap.study import (
+    Answer,
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    all_of,
+    below,
+    difference,
+    estimate,
+    percent,
+    untested,
+)
+from layerleap_papers.icl_and_gradient_descent.context import IclContext, merged
+from layerleap_papers.icl_and_gradient_descent.judged import (
+    IDLE,
+    interval,
+    judged,
+    learns,
+    not_learned,
+)
+from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
+from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
+from layerleap_papers.icl_and_gradient_descent.similarity import SAMPLE
+from layerleap_papers.icl_and_gradient_descent.works import names, panel, working
+
+FEWEST = 10  # counted queries: fewer say nothing about how sure a share is
+FEW = 0.1  # share of queries: Rec2FTP that rests on fewer says little
+CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
+CONTROLS_HERE = (
+    "Controls: training on shuffled answers, for the paper's two ways alone, because it costs "
+    "another training; and other queries: for change-Jaccard, what training changes for another "
+    "query, for Rec2FTP, the share of all queries wrong zero-shot that context makes right. Noise "
+    "makes no predictions, and those of untrained blocks are random, so neither is a control here."
+)
+TITLES = {"jaccard": "change-Jaccard", "recall": "Rec2FTP"}
+MOST = {"jaccard": 2, "recall": 1}  # what one query can count: two changes that differ
+
+
+def tables(context: IclContext) -> Tables:
+    """Accuracy after training, and both measures of changed predictions."""
+    accuracy: list[Row] = []
+    changes: list[Row] = []
+    for task, cells in context.cells():
+        for case in ("zero-shot", "in-context", *context.settings.ways,
+                     *(f"{way}/labels" for way in context.settings.ways)):  # fmt: skip
+            if groups := merged(cells, f"right/{case}"):
+                one = nested_means([g[:, None].double() for g in groups], bounds=(0, 1))[0]
+                accuracy.append({"task": task, "case": case, **one.to_dict()})
+        for way in context.settings.ways:
+            for control in CONTROLS:
+                place = {"task": task, "way": way, "control": control}
+                changes += _changes(cells, place, context.seeds)
+    return {"trained_accuracy": accuracy, "changes": changes}
+
+
+def _changes(cells: list[dict[str, Tensor]], place: Row, seeds: list[int]) -> Iterator[Row]:
+    """Both measures of one way, or of one of its controls."""
+    way, control = place["way"], place["control"]
+    case = f"{way}/labels" if control == "labels" else way
+    if not merged(cells, f"prediction/{case}"):
+        return
+    jaccards, recalls = [], []
+    for cell, seed in zip(cells, seeds, strict=True):
+        zero, shown, own = (cell[f"prediction/{c}"] for c in ("zero-shot", "in-context", case))
+        is_other = control == "queries"
+        jaccards.append(
+            change_jaccard(zero, shown, own, shuffled(len(zero), seed) if is_other else None)
+        )
+        first, second, third = (
+            cell[f"right/{c}"].bool() for c in ("zero-shot", "in-context", case)
+        )
+        recalls.append(
+            recall_by_chance(first, second)
+            if is_other
+            else recall_to_fine_tuned(first, second, third)
+        )
+    for measure, ratios in (("jaccard", jaccards), ("recall", recalls)):
+        yield {**place, "measure": measure, **_estimate(ratios, MOST[measure])}
+
+
+def _estimate(ratios: list[Ratio], most: int) -> Row:
+    """The share of all seeds, what it is a share of, and how large that is among all queries.
+
+    A share of few queries has no interval.
+    """
+    hits, counted = (
+        [getattr(ratio, side)[:, None].double() for ratio in ratios] for side in ("hits", "counted")
+    )
+    value = nested_ratios(hits, counted, bounds=(0, 1))[0].to_dict()
+    size = nested_means(counted, bounds=(0, most))[0].to_dict()
+    total = sum(ratio.denominator for ratio in ratios)
+    if sum(int((group > 0).sum()) for group in counted) < FEWEST:
+        value |= {"low": None, "high": None}
+    if size["rows"] < FEWEST:
+        size |= {"low": None, "high": None}
+    ends = {f"size_{key}": size[key] for key in ("value", "low", "high")}
+    return {**value, **ends, "counted": total}
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """Per task: what training makes right, and what both change alike."""
+    for task in names(result):
+        rows = {row["case"]: row for row in result.rows("trained_accuracy", task=task)}
+        known = [way for way in LINES if way in rows]
+        if not known:
+            continue
+        after = ", ".join(f"{percent(rows[w]['value'])} after {NAMES[w]}" for w in known)
+        yield Finding(
+            f"{panel(result, task)}: {percent(rows['zero-shot']['value'])} right zero-shot, "
+            f"{percent(rows['in-context']['value'])} in context, {after}.",
+            under="changes",
+        )
+        for way in known[:2]:
+            jaccard, recall = (
+                result.row("changes", task=task, way=way, measure=measure, control="")
+                for measure in ("jaccard", "recall")
+            )
+            if jaccard is not None and recall is not None and recall["value"] is not None:
+                controls = ", ".join(
+                    f"{interval(row, '{:.2f}')} with {CONTROLS[control]}"
+                    for control in ("labels", "queries")
+                    if (row := result.row("changes", task=task, way=way, measure="jaccard",
+                                          control=control)) is not None
+                )  # fmt: skip
+                yield Finding(
+                    f"{panel(result, task)}, {NAMES[way]}: Rec2FTP is {interval(recall, '{:.2f}')}"
+                    f" of {recall['counted']} queries that training made right, change-Jaccard "
+                    f"{interval(jaccard, '{:.2f}')} of {jaccard['counted']} changed predictions "
+                    f"({controls}).",
+                    under="changes",
+                )
+
+
+def _ways(result: StudyResult, measure: str) -> dict[str, Row | None]:
+    """By task that works and way of the paper; None if training diverged."""
+    return {
+        f"{task}, {NAMES[way]}": result.row(
+            "changes", task=task, way=way, measure=measure, control=""
+        )
+        for task in working(result)
+        for way in ("gd", "lcgd-id")
+    }
+
+
+def _few(result: StudyResult) -> Verdict:
+    if not working(result):
+        return not_learned(result)
+    answers: list[Answer] = []
+    seen: list[str] = []
+    rows = _ways(result, "recall")
+    if not any(rows.values()):
+        return untested("it was not measured in this run")
+    for name, row in rows.items():
+        if row is None or not learns(result, row):
+            answers.append("cannot tell")
+            seen.append(f"{name} not measured" if row is None else f"{name} {IDLE}")
+            continue
+        answers.append(below({key: row[f"size_{key}"] for key in ("low", "high")}, FEW))
+        seen.append(f"{name} {row['counted']} of {row['rows']} queries")
+    return Verdict(
+        all_of(answers), "; ".join(seen),
+        "queries that training made right: yes if the interval of their share is below a tenth of "
+        "all queries for both ways, on all tasks that are learned in context",
+    )  # fmt: skip
+
+
+def _exposed(result: StudyResult) -> Verdict:
+    """Rec2FTP above change-Jaccard: intervals that do not meet."""
+    if not working(result):
+        return not_learned(result)
+    answers: list[Answer] = []
+    seen: list[str] = []
+    recalls, jaccards = (_ways(result, measure) for measure in ("recall", "jaccard"))
+    if not any(recalls.values()):
+        return untested("it was not measured in this run")
+    for name, recall in recalls.items():
+        jaccard = jaccards[name]
+        if recall is None or jaccard is None:
+            answers.append("cannot tell")
+            seen.append(f"{name} not measured")
+            continue
+        if not learns(result, recall):
+            answers.append("cannot tell")
+            seen.append(f"{name} {IDLE}")
+            continue
+        if None in (recall["low"], recall["high"], jaccard["low"], jaccard["high"]):
+            answers.append("cannot tell")
+            seen.append(
+                f"{name} rests on {recall['counted']} queries and {jaccard['counted']} changed "
+                "predictions"
+            )
+            continue
+        answers.append(above(difference(recall, jaccard)))
+        seen.append(f"{name} {recall['value']:.2f} against {jaccard['value']:.2f}")
+    return Verdict(
+        all_of(answers), "; ".join(seen),
+        "yes if the interval of Rec2FTP is above that of change-Jaccard for both ways, on all "
+        "tasks that are learned in context",
+    )  # fmt: skip
+
+
+def _closer(result: StudyResult) -> Verdict:
+    rows: list[tuple[str, Row | None]] = []
+    for task in working(result):
+        a, b = (
+            result.row("changes", task=task, way=way, measure="jaccard", control="")
+            for way in ("lcgd-id", "gd")
+        )
+        rows.append((task, None if a is None or b is None else difference(a, b)))
+    return judged(
+        result, rows, lambda _, row: above(row),
+        "yes if the two intervals do not meet on all tasks that are learned in context", "{:+.2f}",
+        ("lcgd-id", "gd"),
+    )  # fmt: skip
+
+
+CLAIMS = (
+    Claim("Rec2FTP says little, because training makes few queries right.", _few),
+    Claim("Rec2FTP is far above the share of predictions that change alike.", _exposed),
+    Claim("Layer-causal training changes more predictions as context does than plain gradient "
+          "descent (change-Jaccard).", _closer),
+)  # fmt: skip
+
+
+def _dots(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("changes", control=""):
+        if row["value"] is not None:
+            note = f"of {row['counted']}"
+            yield {**row, "x": row["value"], "y": TITLES[row["measure"]], "line": row["way"],
+                   "panel": panel(result, row["task"]), "note": note}  # fmt: skip
+
+
+FIGURES = (
+    Figure(
+        "changes", "Predictions changed alike",
+        "Change-Jaccard: of all changes of predictions by context or training, the share that is "
+        "the same. Rec2FTP: of the queries that training made right, the share that context made "
+        "right. Beside each point: of how many; shares of fewer than 10 have no interval.",
+        _dots, kind="dots", x=Axis("share", "share"), y=Axis("", "category"), lines=LINES,
+        dodge=True, unit="queries", sample=SAMPLE,
+    ),
+)  # fmt: skip
+
+TABLES = (
+    Table(
+        "trained-table", "Right answers (%)",
+        lambda result: (
+            {**row, "name": _case(row["case"])} for row in result.rows("trained_accuracy")
+        ),
+        (Column("task"),), across="name", cells=(estimate("value", "", "{:.0f}", 100),),
+        terminal=True,
+    ),
+    Table(
+        "changes-table", "Changed predictions",
+        lambda result: (
+            {**row, "title": TITLES[row["measure"]]} for row in result.rows("changes")
+        ),
+        (
+            Column("task"), Column("way", "trained by", words=NAMES), Column("title", "measure"),
+            Column("control", words=CONTROLS), estimate("value", "share"),
+            Column("counted", "of", "{:,.0f}"), Column("rows", "queries", "{:,.0f}"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def _case(case: str) -> str:
+    way, _, control = case.partition("/")
+    name = NAMES.get(way, way.replace("in-context", "in context"))
+    return f"{name}, shuffled answers" if control else name
+
+
+SECTION = Section(
+    key="changes", title="Does training change the same answers?", run=tables, needs=("learns",),
+    short="Answers", help="changed predictions, Rec2FTP",
+    lead="A prediction is the answer to a query. Context and training each change some of the "
+    "answers that the model gives without either. How many of these changes are the same? "
+    + CONTROLS_HERE,
+    findings=findings, claims=over_seeds(*CLAIMS), figures=FIGURES, tables=TABLES,
+)  # fmt: skip

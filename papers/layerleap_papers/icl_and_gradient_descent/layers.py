@@ -1,0 +1,202 @@
+"""Do layers predict the same after training as in context?
+
+In: the token that every layer would predict, read through lenses, in every condition. Out: how
+often two conditions agree at each layer, and how far apart their saturation layers are.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from layerleap import StudyResult
+from layerleap.act.learning import saturation_layer, shuffled
+from layerleap.lens import nested_means
+from layerleap.study import (
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    estimate,
+)
+from layerleap_papers.icl_and_gradient_descent.conditions import READ_QUERIES
+from layerleap_papers.icl_and_gradient_descent.context import IclContext, merged
+from layerleap_papers.icl_and_gradient_descent.judged import interval, judged
+from layerleap_papers.icl_and_gradient_descent.rates import NAMES
+from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
+from layerleap_papers.icl_and_gradient_descent.similarity import ALL_LINES, SAMPLE
+from layerleap_papers.icl_and_gradient_descent.works import names, panel, working
+
+CONTROLS = {"": "", "labels": "shuffled answers", "queries": "other queries"}
+CONTROLS_HERE = (
+    "Controls: readings after training on shuffled answers, for the paper's two ways alone, "
+    "because it costs another training; and readings of another query. Noise is no state that a "
+    "lens could read, and layers of untrained blocks predict at random, so neither is a control "
+    "here."
+)
+LENSES = {"id": "the logit lens", "mat": "shortcuts", "tuned": "tuned maps"}
+
+
+def tables(context: IclContext) -> Tables:
+    """Agreement with the readings in context, by layer, and saturation layers."""
+    agreement: list[Row] = []
+    saturation: list[Row] = []
+    for task, cells in context.cells():
+        for lens in context.settings.lenses:
+            shown = merged(cells, f"tops/{lens}/in-context")
+            plain = merged(cells, f"tops/{lens}/zero-shot")
+            for case in ("zero-shot", *context.settings.ways):
+                for control in CONTROLS:
+                    own = _case(cells, f"tops/{lens}/{case}", control, context.seeds)
+                    if own:
+                        place = {"task": task, "lens": lens, "case": case, "control": control}
+                        agreement += _agreement(own, shown, plain, place)
+                        saturation.append({**place, **_saturation(own, shown)})
+    return {"readings": agreement, "saturation_gaps": saturation}
+
+
+def _case(cells: list[dict[str, Tensor]], key: str, control: str, seeds: list[int]) -> list[Tensor]:
+    """Readings after one way of training, or of its control; empty if there are none."""
+    own = merged(cells, f"{key}/labels" if control == "labels" else key)
+    if control != "queries":
+        return own
+    return [one[shuffled(len(one), seed)] for one, seed in zip(own, seeds, strict=False)]
+
+
+def _agreement(
+    own: list[Tensor], shown: list[Tensor], plain: list[Tensor], place: Row
+) -> Iterator[Row]:
+    """By layer; the lead is over zero-shot, query by query."""
+    same = [(a == b).double() for a, b in zip(own, shown, strict=True)]
+    before = [(a == b).double() for a, b in zip(plain, shown, strict=True)]
+    columns = [_with_mean(one) for one in same]
+    gaps = [_with_mean(a - b) for a, b in zip(same, before, strict=True)]
+    last = columns[0].shape[1] - 1
+    pairs = zip(
+        nested_means(columns, bounds=(0, 1)), nested_means(gaps, bounds=(-1, 1)), strict=True
+    )
+    for column, (one, gap) in enumerate(pairs):
+        lead = {f"lead_{key}": getattr(gap, key) for key in ("value", "low", "high")}
+        yield {**place, "layer": None if column == last else column, **one.to_dict(), **lead}
+
+
+def _with_mean(values: Tensor) -> Tensor:
+    """The values by layer, and their mean over blocks.
+
+    Layer 0 is the embedding of the query's last token. Without absolute positions it is the same in
+    all conditions, so it agrees whatever was learned.
+    """
+    return torch.cat([values, values[:, 1:].mean(1, keepdim=True)], 1)
+
+
+def _saturation(own: list[Tensor], shown: list[Tensor]) -> Row:
+    """The mean distance of saturation layers, in layers."""
+    gaps = [
+        torch.tensor([
+            [float(abs(saturation_layer(x) - saturation_layer(y)))]
+            for x, y in zip(a, b, strict=True)
+        ])
+        for a, b in zip(own, shown, strict=True)
+    ]  # fmt: skip
+    return nested_means(gaps, bounds=(0, math.inf))[0].to_dict()
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """Per task, through the logit lens."""
+    for task in names(result):
+        rows = {
+            row["case"]: row
+            for row in result.rows("readings", task=task, lens="id", layer=None, control="")
+        }
+        known = [case for case in ("zero-shot", *NAMES) if case in rows]
+        if known:
+            words = ", ".join(
+                f"{interval(rows[case], '{:.2f}')} {NAMES.get(case, 'without training')}"
+                for case in known
+            )
+            yield Finding(
+                f"{panel(result, task)}: share of layers whose prediction is that in context, "
+                f"through the logit lens: {words}.",
+                under="readings",
+            )
+
+
+def _claim(way: str) -> Claim:
+    def test(result: StudyResult) -> Verdict:
+        rows = []
+        for task in working(result):
+            where = {"task": task, "lens": "id", "case": way, "layer": None, "control": ""}
+            row = result.row("readings", **where)
+            lead = None if row is None else {k: row[f"lead_{k}"] for k in ("value", "low", "high")}
+            rows.append((task, lead))
+        return judged(
+            result, rows, lambda _, row: above(row),
+            "mean over layers, minus zero-shot: yes if the interval is above 0 on all tasks that "
+            "are learned in context", "{:+.3f}", (way,),
+        )  # fmt: skip
+
+    return Claim(
+        f"After training by {NAMES[way]}, layers predict more as they do in context than before "
+        "(not in the paper).",
+        test,
+    )
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("readings", lens="id", control=""):
+        if row["layer"] is not None:
+            yield {**row, "x": row["layer"], "y": row["value"], "line": row["case"],
+                   "panel": panel(result, row["task"])}  # fmt: skip
+
+
+FIGURES = (
+    Figure(
+        "readings", "Layers that predict as in context",
+        "The share of queries for which a layer predicts the same token as that layer in context, "
+        f"read through the logit lens, for the first {READ_QUERIES} queries of every seed.",
+        _points, y=Axis("same prediction", "share"), lines=ALL_LINES, unit="queries", sample=SAMPLE,
+    ),
+)  # fmt: skip
+
+
+def _named(rows: list[Row]) -> Iterator[Row]:
+    for row in rows:
+        yield {
+            **row, "name": NAMES.get(row["case"], "without training"),
+            "lens": LENSES[row["lens"]], "control": CONTROLS[row["control"]],
+        }  # fmt: skip
+
+
+TABLES = (
+    Table(
+        "readings-table",
+        "Layers that predict as in context (%), mean over blocks",
+        lambda result: _named(result.rows("readings", layer=None)),
+        (Column("task"), Column("lens", "read through"), Column("control")), across="name",
+        cells=(estimate("value", "", "{:.0f}", 100),),
+    ),
+    Table(
+        "saturation-table",
+        "Distance of saturation layers from those in context, in layers",
+        lambda result: _named(result.rows("saturation_gaps")),
+        (Column("task"), Column("lens", "read through"), Column("control")), across="name",
+        cells=(estimate("value", "", "{:.1f}"),),
+    ),
+)  # fmt: skip
+
+SECTION = Section(
+    key="layers", title="Do layers predict the same?", run=tables, needs=("learns",),
+    short="Layers", help="readings of layers and saturation",
+    lead="A lens reads what every layer would predict. After training, do layers predict what they "
+    "predict in context, and do predictions settle at the same layer? " + CONTROLS_HERE,
+    findings=findings, claims=over_seeds(_claim("gd"), _claim("lcgd-id")), figures=FIGURES,
+    tables=TABLES,
+)  # fmt: skip

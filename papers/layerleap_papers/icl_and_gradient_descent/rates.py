@@ -1,0 +1,276 @@
+"""Learning rates: the same small search for every way of training, on separate queries.
+
+In: the demonstrations of every seed, and queries that are used for nothing else.
+Out: by way and rate, the log-probability of the right answer and the similarities, over all seeds;
+and the rate chosen.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from layerleap import StudyResult
+from layerleap.errors import NotFinite
+from layerleap.lens import finite, nested_means
+from layerleap.study import (
+    Axis,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    Mark,
+    Row,
+    Section,
+    Table,
+    Tables,
+    estimate,
+)
+from layerleap_papers.icl_and_gradient_descent.conditions import (
+    Observed,
+    Trial,
+    lessons,
+    train,
+    truth,
+)
+from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean
+from layerleap_papers.icl_and_gradient_descent.works import names, panel
+
+LINES = {
+    "gd": Line("gradient descent", "orange", marker="s", style="dashed"),
+    "lcgd-id": Line("layer-causal (logit lens)", "blue"),
+    "lcgd-mat": Line("layer-causal (shortcuts)", "purple", marker="^"),
+    "lcgd-tuned": Line("layer-causal (tuned lens)", "green", marker="D"),
+}
+LOSSES = {"answer": "the answers", "all": "all tokens of the demonstrations, as in the paper"}
+VALUE = "log_p"  # of the right answer, by which a rate is chosen
+BOUNDS = {VALUE: (-math.inf, 0.0), "accuracy": (0.0, 1.0)}  # similarities: -1 to 1
+EXTENSIONS = 5  # rates tried beyond the lowest or highest, at most
+NAMES = {way: line.label for way, line in LINES.items()}
+
+Values = dict[str, list[float | None]]  # of one seed: a value per query, by measure
+
+
+def tables(context: IclContext) -> Tables:
+    """All ways and rates of all tasks, saved one by one."""
+    rows: list[Row] = []
+    references: list[Row] = []
+    for task in context.encoded:
+        search = _Search(context, task)
+        for number, way in enumerate(context.settings.ways):
+            context.progress(
+                f"learning rates on {task}", number, len(context.settings.ways), "ways"
+            )
+            own = search.way(way)
+            best = best_of(own)
+            rows += [{**row, "chosen": row is best} for row in own]
+            if best is None:
+                context.note(f"{task}: {NAMES[way]} diverges with every learning rate.")
+        references += search.references()
+    return {"rates": rows, "rate_references": references}
+
+
+def best_of(rows: list[Row]) -> Row | None:
+    """The row whose right answers are most likely; None if every rate diverges.
+
+    Of rates that are equally good it is the highest, in whatever order they were tried: rates too
+    small to change anything are alike, and the search need not go on below them.
+    """
+    known = [row for row in rows if row["value"] is not None]
+    return max(known, key=lambda row: (row["value"], row["rate"]), default=None)
+
+
+def next_rate(rows: list[Row]) -> float | None:
+    """The rate to try next: beyond the edge at which the best one is; None if it is at none.
+
+    The step is that between the edge and its neighbour. If every rate diverges, it is below the
+    lowest.
+    """
+    rates, best = sorted(row["rate"] for row in rows), best_of(rows)
+    if len(rates) < 2:
+        return None
+    if best is None or best["rate"] == rates[0]:
+        wanted = rates[0] ** 2 / rates[1]
+    elif best["rate"] == rates[-1]:
+        wanted = rates[-1] ** 2 / rates[-2]
+    else:
+        return None
+    return float(f"{wanted:.3g}")
+
+
+class _Search:
+    """The search on one task, with the demonstrations of every seed."""
+
+    def __init__(self, context: IclContext, task: str) -> None:
+        self.context, self.task, self.encoded = context, task, context.encoded[task]
+        draws = {seed: context.draw(task, seed) for seed in context.seeds}
+        self.trials = {
+            seed: Trial(context.model, self.encoded, one.demonstrations, one.search)
+            for seed, one in draws.items()
+        }
+
+    def way(self, way: str) -> list[Row]:
+        """All rates of the settings, and a few beyond an edge if the best one is there."""
+        rows = [self._row(way, rate) for rate in self.context.settings.rates]
+        for _ in range(EXTENSIONS):
+            if (rate := next_rate(rows)) is None:
+                break
+            rows.append(self._row(way, rate))
+        return sorted(rows, key=lambda row: row["rate"])
+
+    def _row(self, way: str, rate: float) -> Row:
+        """One rate; its value is None if the training of any seed diverges."""
+        place: Row = {"task": self.task, "way": way, "rate": rate}
+        by_seed: list[Values] = []
+        for seed, trial in self.trials.items():
+            values = self._saved(partial(self._trained, trial, way, rate), way, rate, seed)
+            if not values:
+                return {**place, "value": None}
+            by_seed.append(values)
+        return _estimates(by_seed, place)
+
+    def _saved(self, measure: Callable[[], Values], *key: object) -> Values:
+        """Values of one seed, by query: those of an interrupted run, or measured now."""
+        path = self.context.path("rate", self.task, *key)
+        values: Values | None = self.context.saved_json(path)
+        if values is None:
+            values = measure()
+            self.context.save_json(path, values)
+        return values
+
+    def _trained(self, trial: Trial, way: str, rate: float) -> Values:
+        """After training; empty if it diverges."""
+        try:
+            own = lessons(self.encoded, trial.shown)
+            trained = trial.trained(train(self.context, trial.model, way, rate, own))
+        except NotFinite:
+            return {}
+        values = _answers(trial, trained)
+        if not all(finite(one) is not None for one in values[VALUE]):
+            return {}
+        for measure, by_layer in trial.similarity(trained).items():
+            values[measure] = [finite(one) for one in layer_mean(by_layer)[:, 0].tolist()]
+        return values
+
+    def references(self) -> list[Row]:
+        """Zero-shot and in context."""
+        cases: dict[str, Callable[[Trial], Values]] = {
+            "zero-shot": lambda trial: _answers(trial, trial.zero_shot),
+            "in context": lambda trial: _answers(trial, trial.in_context),
+        }
+        rows = []
+        for name, measure in cases.items():
+            by_seed = [
+                self._saved(partial(measure, trial), name, seed)
+                for seed, trial in self.trials.items()
+            ]
+            rows.append(_estimates(by_seed, {"task": self.task, "case": name}))
+        return rows
+
+
+def _answers(trial: Trial, observed: Observed) -> Values:
+    right = observed.predictions(trial.encoded) == truth(trial.encoded, trial.queries)
+    log_p = observed.log_probs(trial.encoded, trial.queries)
+    return {VALUE: log_p.tolist(), "accuracy": right.double().tolist()}
+
+
+def _estimates(by_seed: list[Values], place: Row) -> Row:
+    """Means over seeds and queries: the log-probability, the accuracy, and any similarities."""
+    row = dict(place)
+    for name in by_seed[0]:
+        columns = [
+            torch.tensor([math.nan if one is None else one for one in values[name]])[:, None]
+            for values in by_seed
+        ]
+        one = nested_means(columns, bounds=BOUNDS.get(name, (-1.0, 1.0)))[0].to_dict()
+        if name == VALUE:
+            row |= one
+        elif name == "accuracy":
+            row["accuracy"] = one["value"]
+        else:
+            row |= {f"{name}_{key}": one[key] for key in ("value", "low", "high")}
+    return row
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """The rates that were chosen, and whether the search ended at an edge."""
+    for task in names(result):
+        rows = [row for row in result.rows("rates", task=task) if row["chosen"]]
+        if not rows:
+            continue
+        chosen = ", ".join(f"{row['rate']:g} for {NAMES[row['way']]}" for row in rows)
+        edge = [
+            NAMES[row["way"]] for row in rows
+            if next_rate(result.rows("rates", task=task, way=row["way"])) is not None
+        ]  # fmt: skip
+        at = (
+            f" Even after {EXTENSIONS} more rates, the best is at the edge of the search for "
+            f"{', '.join(edge)}."
+        )
+        loss = LOSSES[result.settings["tokens"]]
+        yield Finding(
+            f"{task}: trained on {loss}, learning rate {chosen}.{at if edge else ''}", under="rates"
+        )
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("rates"):
+        if row["value"] is not None:
+            yield {**row, "x": row["rate"], "y": row["value"], "line": row["way"],
+                   "panel": panel(result, row["task"])}  # fmt: skip
+
+
+def _similarities(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("rates"):
+        if row.get("aou_value") is not None:
+            yield {"x": row["rate"], "y": row["aou_value"], "low": row["aou_low"],
+                   "high": row["aou_high"], "line": row["way"], "rows": row["rows"],
+                   "panel": panel(result, row["task"])}  # fmt: skip
+
+
+def _marks(result: StudyResult) -> Iterator[Mark]:
+    for row in result.rows("rate_references"):
+        yield Mark("y", row["value"], row["case"], panel=panel(result, row["task"]))
+
+
+FIGURES = (
+    Figure(
+        "rates", "The right answer by learning rate",
+        "The mean log-probability of the right answer, in nats, after one pass of training over "
+        "the demonstrations; among labels for classes, among all tokens for mappings. The best "
+        "rate of each way is used from here on. Rates that diverge are left out.",
+        _points, x=Axis("learning rate", "log"), y=Axis("log-probability"), lines=LINES,
+        marks=_marks, unit="queries", sample="bands: 95 %, over seeds and queries", share_y=False,
+    ),
+    Figure(
+        "rates-aou", "SimAOU by learning rate",
+        "The similarity of what training and what context change in attention outputs, mean over "
+        "layers, on the same queries. It does not decide which rate is used.",
+        _similarities, x=Axis("learning rate", "log"), y=Axis("SimAOU"), lines=LINES,
+        unit="queries", sample="bands: 95 %, over seeds and queries",
+    ),
+)  # fmt: skip
+
+TABLES = (
+    Table(
+        "rates-table", "Search of learning rates", lambda result: result.rows("rates"),
+        (
+            Column("task"), Column("way", words=NAMES), Column("rate", form="{:g}"),
+            estimate("value", "log-probability"), Column("accuracy", "right (%)", "{:.0f}", 100),
+            Column("aou_value", "SimAOU", "{:.3f}", low="aou_low", high="aou_high"),
+            Column("amd_value", "SimAM delta", "{:.3f}", low="amd_low", high="amd_high"),
+            Column("chosen", words={True: "chosen", False: ""}),
+        ),
+    ),
+)  # fmt: skip
+
+SECTION = Section(
+    key="rates", title="Learning rates", run=tables, required=True, short="Rates",
+    lead="Every way of training makes one pass over the demonstrations, one at a time, with plain "
+    "steps. The size of the steps is chosen by the same small search for all of them: the rate "
+    "that makes the right answers of separate queries most likely, on average over the "
+    "demonstrations of all seeds. No seed measures these queries. If the best rate is the lowest "
+    f"or highest that was tried, the search goes on there, at most {EXTENSIONS} times.",
+    findings=findings, figures=FIGURES, tables=TABLES,
+)  # fmt: skip

@@ -1,0 +1,94 @@
+"""Similarity by number of demonstrations: k shown, and the first k trained on.
+
+In: the measurements of all tasks and seeds. Out: SimAOU and SimAM delta, mean over layers, after
+each number of demonstrations.
+"""
+
+from collections.abc import Callable, Iterator
+
+from layerleap import StudyResult
+from layerleap.lens import nested_means
+from layerleap.study import Axis, Column, Figure, Finding, Row, Section, Table, Tables, estimate
+from layerleap_papers.icl_and_gradient_descent.conditions import CURVE_QUERIES
+from layerleap_papers.icl_and_gradient_descent.context import IclContext, layer_mean, merged
+from layerleap_papers.icl_and_gradient_descent.judged import MEASURES
+from layerleap_papers.icl_and_gradient_descent.rates import LINES, NAMES
+from layerleap_papers.icl_and_gradient_descent.similarity import SAMPLE
+from layerleap_papers.icl_and_gradient_descent.works import names, panel
+
+
+def tables(context: IclContext) -> Tables:
+    """Every stop of every training."""
+    rows: list[Row] = []
+    stops = context.settings.stops
+    for task, cells in context.cells():
+        for way in context.settings.ways:
+            for stop in stops:
+                for measure in ("aou", "amd"):
+                    last = [layer_mean(one)[:CURVE_QUERIES]
+                            for one in merged(cells, f"{measure}/{way}/")]  # fmt: skip
+                    own = merged(cells, f"shots/{stop}/{way}/{measure}")
+                    if groups := last if stop == stops[-1] else own:
+                        place = {"task": task, "way": way, "shots": stop, "measure": measure}
+                        rows.append({**place, **nested_means(groups, bounds=(-1, 1))[0].to_dict()})
+    return {"shots": rows}
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """Whether similarity grows with demonstrations."""
+    for task in names(result):
+        rows = [r for r in result.rows("shots", task=task, measure="aou") if r["value"] is not None]
+        words = []
+        for way in NAMES:
+            own = [row for row in rows if row["way"] == way]
+            if len(own) > 1:
+                words.append(f"{own[0]['value']:.3f} to {own[-1]['value']:.3f} ({NAMES[way]})")
+        if words:
+            first, last = rows[0]["shots"], max(row["shots"] for row in rows)
+            yield Finding(
+                f"{panel(result, task)}: from {first} to {last} demonstrations, SimAOU goes from "
+                f"{', '.join(words)}.",
+                under="shots-aou",
+            )
+
+
+def _points(measure: str) -> Callable[[StudyResult], Iterator[Row]]:
+    def rows(result: StudyResult) -> Iterator[Row]:
+        for row in result.rows("shots", measure=measure):
+            if row["value"] is not None:
+                yield {**row, "x": row["shots"], "y": row["value"], "line": row["way"],
+                       "panel": panel(result, row["task"])}  # fmt: skip
+
+    return rows
+
+
+FIGURES = tuple(
+    Figure(
+        f"shots-{measure}", f"{MEASURES[measure]} by number of demonstrations",
+        f"Mean over layers, on the first {CURVE_QUERIES} queries of every seed. The learning rate "
+        "is the one chosen for all demonstrations.",
+        _points(measure), x=Axis("demonstrations"), y=Axis(MEASURES[measure]), lines=LINES,
+        unit="queries", sample=SAMPLE,
+    )
+    for measure in ("aou", "amd")
+)  # fmt: skip
+
+TABLES = (
+    Table(
+        "shots-table", "Similarity by number of demonstrations, mean over layers",
+        lambda result: (
+            {**row, "title": f"{MEASURES[row['measure']]}, {NAMES[row['way']]}"}
+            for row in result.rows("shots")
+        ),
+        (Column("task"), Column("shots", "demonstrations")), across="title",
+        cells=(estimate("value", "", "{:.3f}"),),
+    ),
+)  # fmt: skip
+
+SECTION = Section(
+    key="shots", title="Does it grow with demonstrations?", run=tables, needs=("learns",),
+    short="Demonstrations", help="similarity by number of demonstrations",
+    lead="Training makes one pass over the demonstrations, so what it has learned after the first "
+    "few can be compared with showing the same few.",
+    findings=findings, figures=FIGURES, tables=TABLES,
+)  # fmt: skip

@@ -1,0 +1,228 @@
+"""Does in-context learning work at all? Accuracy by number of demonstrations, with controls.
+
+In: the tasks. Out: accuracies and their leads over zero-shot, the commonest answer, copying, and
+shuffled answers; and by task whether the rest of the study means anything.
+"""
+
+from collections.abc import Iterator
+
+from layerleap import StudyResult
+from layerleap.act.learning import BASELINES
+from layerleap.study import (
+    GOOD_OR_BAD,
+    Answer,
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    Mark,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    all_of,
+    at_every,
+    estimate,
+    percent,
+)
+from layerleap_papers.icl_and_gradient_descent.context import IclContext
+from layerleap_papers.icl_and_gradient_descent.seeds import over_seeds
+
+LINES = {
+    "true": Line("true answers", "blue"),
+    "shuffled": Line("shuffled answers", "orange", marker="s", style="dashed"),
+}
+OVER = (*BASELINES, "shuffled")
+NAMES = {"majority": "commonest answer", "copy": "copying", "shuffled": "shuffled answers"}
+
+
+def tables(context: IclContext) -> Tables:
+    """Accuracy of every task, saved task by task."""
+    found: Tables = {"tasks": [], "accuracy": [], "accuracy_leads": []}
+    for task, encoded in context.encoded.items():
+        path = context.path("works", task)
+        saved = context.saved_json(path) or context.save_json(path, _measured(context, task))
+        tokens = sum(len(piece.prompt) for piece in encoded.pieces) / len(encoded.pieces)
+        about = {**encoded.task.to_dict(), "usable": len(encoded.pieces), "tokens": tokens}
+        found["tasks"].append({**about, "works": saved["works"]})
+        found["accuracy"] += saved["accuracy"]
+        found["accuracy_leads"] += saved["leads"]
+        read = {"texts": len(encoded.pieces), "documents": len(encoded.pieces)}
+        context.account({"role": "task", "text": task, **read, "tokens": None, "rows": None,
+                         "fingerprint": encoded.task.digest, "seconds": None})  # fmt: skip
+    return found
+
+
+def _measured(context: IclContext, task: str) -> Row:
+    result, shots = context.in_context(task), context.settings.demonstrations
+    leads = {over: result.lead(over, shots) for over in OVER}
+    return {
+        "works": result.works(shots),
+        "accuracy": [{"task": task, **row} for row in result.table],
+        "leads": [
+            {"task": task, "over": over, "shots": shots, **lead}
+            for over, lead in leads.items()
+            if lead is not None
+        ],
+    }
+
+
+def names(result: StudyResult) -> list[str]:
+    """The names of all tasks."""
+    return [row["task"] for row in result.rows("tasks")]
+
+
+def working(result: StudyResult) -> list[str]:
+    """The tasks that the model learns in context."""
+    return [row["task"] for row in result.rows("tasks") if row["works"]]
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """Per task: the accuracy without and with demonstrations, and what follows."""
+    shots = result.settings["demonstrations"]
+    for row in result.rows("tasks"):
+        task = row["task"]
+        first, most, shuffled = (
+            result.row("accuracy", task=task, answers=answers, shots=n)
+            for answers, n in (("true", 0), ("true", shots), ("shuffled", shots))
+        )
+        if first is None or most is None:
+            continue
+        one = ", with this one draw of demonstrations" if result.settings["seeds"] == 1 else ""
+        mixed = "" if shuffled is None else f", {percent(shuffled['value'])} with shuffled answers"
+        verdict = (
+            f"In-context learning works here{one}."
+            if row["works"]
+            else "Demonstrations do not clearly help, so the rest is meaningless for this task."
+        )
+        yield Finding(
+            f"{task}: {percent(first['value'])} right zero-shot, {percent(most['value'])}"
+            f"{_ends(most)} with {shots} demonstrations{mixed} ({most['rows']} queries). {verdict}",
+            under="accuracy", headline=True,
+        )  # fmt: skip
+
+
+def _ends(row: Row) -> str:
+    if row["low"] is None:
+        return ""
+    return f" ({percent(row['low'])} to {percent(row['high'])})"
+
+
+def _claim_works(result: StudyResult) -> Verdict:
+    answers: list[Answer] = []
+    for task in names(result):
+        rows = result.rows("accuracy_leads", task=task)
+        own = {above(row) for row in rows if row["over"] in BASELINES}
+        answers.append("yes" if task in working(result) else "no" if "no" in own else "cannot tell")
+    return Verdict(
+        at_every(answers),
+        f"learned: {', '.join(working(result)) or 'none'}; not clearly: "
+        f"{', '.join(task for task in names(result) if task not in working(result)) or 'none'}",
+        "yes for a task if the intervals of its lead over zero-shot, the commonest answer and "
+        "copying are all above 0; partly if more than half of the tasks are learned",
+    )  # fmt: skip
+
+
+def _claim_labels(result: StudyResult) -> Verdict:
+    rows = [
+        r for r in result.rows("accuracy_leads", over="shuffled") if r["task"] in working(result)
+    ]
+    if not rows:
+        return Verdict("not tested", "in-context learning works on none of the tasks")
+    seen = "; ".join(f"{row['task']} {100 * row['value']:+.0f} points" for row in rows)
+    return Verdict(
+        all_of(above(row) for row in rows), seen,
+        "yes if the intervals of true minus shuffled answers are above 0 on all tasks that work",
+    )  # fmt: skip
+
+
+CLAIMS = (
+    Claim("The model learns the tasks in context.", _claim_works),
+    Claim("It is right less often when the answers of demonstrations are shuffled.", _claim_labels),
+)
+
+
+def _curves(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("accuracy"):
+        if row["shots"] is not None:
+            yield {**row, "x": row["shots"], "y": row["value"], "line": row["answers"],
+                   "panel": panel(result, row["task"])}  # fmt: skip
+
+
+def _marks(result: StudyResult) -> Iterator[Mark]:
+    for row in result.rows("accuracy"):
+        if row["answers"] == "majority" or (row["answers"] == "copy" and row["value"]):
+            label = NAMES[row["answers"]]
+            yield Mark("y", row["value"], label, panel=panel(result, row["task"]))
+
+
+def panel(result: StudyResult, task: str) -> str:
+    """The name of a task over its panel, marked if it is not learned in context."""
+    return task if task in working(result) else f"{task} (not learned in context)"
+
+
+FIGURES = (
+    Figure(
+        "accuracy", "Accuracy by number of demonstrations",
+        "The share of queries whose answer is right. Of classes, the best label is the answer; of "
+        "mappings, the best of all tokens. Shuffled: the same demonstrations with the answers of "
+        "others; of mappings none stays right if possible, of classes as many as by chance.",
+        _curves, x=Axis("demonstrations"), y=Axis("right answers", "share"), lines=LINES,
+        marks=_marks, unit="queries", sample="bands: 95 %, over seeds and queries",
+    ),
+)  # fmt: skip
+
+TABLES = (
+    Table(
+        "tasks-table", "The tasks", lambda result: result.rows("tasks"),
+        (
+            Column("task"), Column("says", "what it asks"), Column("kind"), Column("template"),
+            Column("examples", form="{:,.0f}"), Column("usable", form="{:,.0f}"),
+            Column("tokens", "tokens of a query", "{:.1f}"),
+            Column("works", "learned in context", words={True: "yes", False: "not clearly"},
+                   colours=GOOD_OR_BAD),
+        ),
+    ),
+    Table(
+        "accuracy-table", "Right answers (%)", lambda result: _cells(result),
+        (Column("task"), Column("still_right", "still right after shuffling", "{:.0f}", 100)),
+        across="case", cells=(estimate("value", "", "{:.0f}", 100),), terminal=True,
+    ),
+    Table(
+        "leads-table", "Lead of true demonstrations, query by query (points)",
+        lambda result: result.rows("accuracy_leads"),
+        (Column("task"), Column("over", words=NAMES), Column("shots", "demonstrations"),
+         estimate("value", "lead", "{:+.1f}", 100), Column("rows", "queries", "{:,.0f}")),
+    ),
+)  # fmt: skip
+
+
+def _cells(result: StudyResult) -> Iterator[Row]:
+    shots = result.settings["demonstrations"]
+    cases = {
+        ("true", 0): "zero-shot", ("true", shots): f"{shots} demonstrations",
+        ("shuffled", shots): NAMES["shuffled"], ("majority", None): NAMES["majority"],
+        ("copy", None): NAMES["copy"],
+    }  # fmt: skip
+    kept = {
+        row["task"]: row.get("still_right")
+        for row in result.rows("accuracy", answers="shuffled", shots=shots)
+    }
+    for row in result.rows("accuracy"):
+        if case := cases.get((row["answers"], row["shots"])):
+            yield {**row, "case": case, "still_right": kept.get(row["task"])}
+
+
+SECTION = Section(
+    key="works", title="Does in-context learning work here?", run=tables, required=True,
+    short="In context",
+    lead="Before anything is compared: does the model get better at the task when it is shown "
+    "demonstrations? Better than without any, than always giving the commonest answer, and than "
+    "copying the question? If not, there is no learning in context to compare with. Accuracy is "
+    "that of the first queries of each seed; later sections ask all of them.",
+    findings=findings, claims=over_seeds(*CLAIMS), figures=FIGURES, tables=TABLES,
+)  # fmt: skip

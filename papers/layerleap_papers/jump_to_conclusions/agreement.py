@@ -1,0 +1,282 @@
+"""How well each layer predicts the model's output, through mat and through id: "scores", "lead"."""
+
+from collections.abc import Iterator
+
+from layerleap import StudyResult
+from layerleap.study import (
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Row,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    all_of,
+    at_every,
+    below,
+    between,
+    estimate,
+    percent,
+    share_of,
+)
+from layerleap_papers.jump_to_conclusions import curves
+from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap_papers.jump_to_conclusions.curves import (
+    METRICS,
+    PRECISIONS,
+    below_last,
+    both,
+    curve,
+    values,
+)
+
+EVERY_LAYER = "yes if the interval of the lead says so at every layer, partly if at most of them"
+
+
+def tables(context: ShortcutContext) -> Tables:
+    """Scores of every lens on every text, and the lead of mat over id on the main text."""
+    labels = ["-", *(label for label in context.banks if label != "tuned")]
+    rows = []
+    for text, reading in context.readings.items():
+        rows += curves.score_rows(reading.scores, text, labels)
+    return {"scores": rows, "lead": _lead(context)}
+
+
+def _lead(context: ShortcutContext) -> list[Row]:
+    """Mat minus id, paired by row."""
+    scores = context.readings[context.text].scores
+    mat, plain = (
+        {**{f"precision@{k}": scores.rank[fit] < k for k in (1, 5, 10)},
+         "surprisal": scores.surprisal[fit]}
+        for fit in (context.text, "-")
+    )  # fmt: skip
+    return [
+        {"layer": layer, "metric": metric, **row}
+        for metric in mat
+        for layer, row in enumerate(
+            curves.estimates(
+                scores.documents, (mat[metric].double() - plain[metric].double())[:, :-1]
+            )
+        )
+    ]
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """What the scores say."""
+    yield from _headlines(result)
+    last = result.model["n_layers"]
+    third, middle = max(1, last // 3), last // 2
+    for k in (1, 5, 10):
+        mat, plain = (own[:third] for own in both(result, f"precision@{k}"))
+        yield Finding(
+            f"Over the first third of the layers, Precision@{k} is between {percent(min(mat))} and "
+            f"{percent(max(mat))} with shortcuts, and between {percent(min(plain))} and "
+            f"{percent(max(plain))} with the logit lens.",
+            under="precision",
+        )
+    mat, plain = both(result, "surprisal")
+    lower = sum(a < b for a, b in zip(mat[:last], plain[:last], strict=True))
+    yield Finding(
+        f"The model is less surprised by the shortcut's token than by the logit lens's token at "
+        f"{lower} of {last} layers below the last. At layer {middle} the surprisal is "
+        f"{mat[middle]:.1f} against {plain[middle]:.1f} nats; at the last layer it is "
+        f"{mat[last]:.2f} nats.",
+        under="surprisal",
+    )
+    mat, plain = both(result, "kl")
+    yield Finding(
+        f"At layer {middle}, the KL divergence from the model is {mat[middle]:.1f} nats for the "
+        f"shortcut and {plain[middle]:.1f} nats for the logit lens.",
+        under="kl",
+    )
+
+
+def _headlines(result: StudyResult) -> Iterator[Finding]:
+    last, half = result.model["n_layers"], curves.half_layers(result)
+    mat, plain = both(result, "precision@1")
+    middle = last // 2
+    yield Finding(
+        f"After {middle} of {last} layers, a linear shortcut predicts the model's "
+        f"{curves.token_of(result)} in {percent(mat[middle])} of cases, the logit lens in "
+        f"{percent(plain[middle])} (held-out documents, {sample(result)}).",
+        headline=True,
+    )
+    lead = [a - b for a, b in zip(mat[:last], plain[:last], strict=True)]
+    widest = max(range(last), key=lead.__getitem__)
+    yield Finding(
+        f"The shortcut agrees with the model more often than the logit lens at "
+        f"{sum(value > 0 for value in lead)} of the {last} layers below the last. The lead is "
+        f"largest at layer {widest}: {100 * lead[widest]:.0f} points.",
+        headline=True,
+    )
+    yield Finding(
+        f"Shortcuts agree with the model at least half of the time from layer {half['mat']} on, "
+        f"the logit lens from layer {half['id']} on.",
+        headline=True,
+    )
+
+
+def sample(result: StudyResult) -> str:
+    """How much of the main text was read: "n = 3,000 texts of 27 documents"."""
+    text = result.settings["text"]
+    read = next(row for row in result.data if (row["role"], row["text"]) == ("read", text))
+    states = "" if read["rows"] == read["texts"] else f"{read['rows']:,} states of "
+    documents = "1 document" if read["documents"] == 1 else f"{read['documents']:,} documents"
+    return f"n = {states}{read['texts']:,} texts of {documents}"
+
+
+# --- claims ------------------------------------------------------------------------------------
+
+
+def _more_often(result: StudyResult) -> Verdict:
+    answers = {
+        k: [above(row) for row in result.rows("lead", metric=f"precision@{k}")] for k in (1, 5, 10)
+    }
+    counts = ", ".join(f"{given.count('yes')} (top {k})" for k, given in answers.items())
+    return Verdict(
+        at_every(a for given in answers.values() for a in given),
+        f"clearly above at this many of {result.model['n_layers']} layers: {counts}",
+        EVERY_LAYER,
+    )
+
+
+def _less_surprised(result: StudyResult) -> Verdict:
+    answers = [below(row) for row in result.rows("lead", metric="surprisal")]
+    seen = f"clearly lower at {answers.count('yes')} of {len(answers)} layers"
+    return Verdict(at_every(answers), seen, EVERY_LAYER)
+
+
+def _early_agreement(result: StudyResult) -> Verdict:
+    mat = below_last(result, curve(result, "mat", "precision@1"))
+    early = mat[: max(1, round(len(mat) / 3))]
+    answers = [between(row, 0.28, 0.45) for row in early]
+    return Verdict(
+        all_of(answers),
+        f"{percent(min(values(early)))} to {percent(max(values(early)))} over the first third of "
+        f"the layers; clearly in that range at {answers.count('yes')} of {len(early)}",
+        "yes if the intervals of all these layers are inside the range, partly if some are inside "
+        "and others outside",
+    )
+
+
+def _wide_lead(result: StudyResult) -> Verdict:
+    rows = result.rows("lead", metric="precision@1")
+    rows = rows[: max(1, round(0.9 * len(rows)))]
+    answers = [above(row, 0.2) for row in rows]
+    return Verdict(
+        at_every(answers),
+        f"{100 * min(values(rows)):.0f} to {100 * max(values(rows)):.0f} points; clearly above 20 "
+        f"at {answers.count('yes')} of {len(rows)} layers",
+        f"{EVERY_LAYER}; the paper's 44 of 48 layers are the first nine tenths of the depth",
+    )
+
+
+def _masked_lead(result: StudyResult) -> Verdict:
+    answers = [above(row, 0.1) for row in result.rows("lead", metric="precision@1")]
+    return Verdict(
+        share_of(answers, 0.5),
+        f"clearly at {answers.count('yes')} of {len(answers)} layers",
+        "yes if the interval of the lead is above 10 points at half of the layers or more",
+    )
+
+
+def _blind_early(result: StudyResult) -> Verdict:
+    rows = below_last(result, curve(result, "id", "precision@10"))
+    early = rows[: max(1, round(0.4 * len(rows)))]
+    return Verdict(
+        all_of(below(row, 0.05) for row in early),
+        f"at most {percent(max(values(early)))} (top 10) over the first two fifths of the layers",
+        "yes if the intervals of all these layers are below 5 %, partly if those of some",
+    )
+
+
+def _quarter(result: StudyResult) -> Verdict:
+    mat = below_last(result, curve(result, "mat", "precision@1"))
+    later = mat[round(len(mat) / 8) :]
+    return Verdict(
+        share_of((above(row, 0.25) for row in later), 1.0),
+        f"at least {percent(min(values(later)))} from layer {later[0]['layer']} of {len(mat)} on",
+        "yes if the intervals of all these layers are above 25 %; layer 3 of the paper's 24 is an "
+        "eighth of the depth",
+    )
+
+
+CLAIMS = (
+    Claim("Shortcuts agree with the model more often than the logit lens, at every layer.",
+          _more_often),
+    Claim("The model is less surprised by a shortcut's token than by the logit lens's, at every "
+          "layer.", _less_surprised),
+    Claim("In early layers, shortcuts predict 28 to 45 % of a next-token model's answers.",
+          _early_agreement, curves.is_next),
+    Claim("The lead over the logit lens is more than 20 points at all but the last layers.",
+          _wide_lead, curves.is_next),
+    Claim("The lead over the logit lens is more than ten points at most layers.", _masked_lead,
+          curves.is_masked),
+    Claim("In the early layers of a masked model, the logit lens predicts next to nothing.",
+          _blind_early, curves.is_masked),
+    Claim("From an eighth of the depth on, a shortcut predicts more than a quarter of a masked "
+          "model's answers.", _quarter, curves.is_masked),
+)  # fmt: skip
+
+
+# --- figures and tables ------------------------------------------------------------------------
+
+
+def _points(result: StudyResult, *metrics: str) -> Iterator[Row]:
+    for metric in metrics:
+        for row in curves.main_scores(result, metric):
+            yield curves.point(row, panel=metric.capitalize() if len(metrics) > 1 else "")
+
+
+FIGURES = (
+    Figure(
+        "precision", "Agreement with the model",
+        "How often the lens's top token is the model's top token (Precision@1), or among its best "
+        "five or ten. Higher is better.",
+        lambda r: _points(r, *PRECISIONS), y=Axis("share of states", "share"),
+    ),
+    Figure(
+        "surprisal", "Surprisal",
+        "How unlikely the full model finds the lens's top token, in nats. The dotted line is the "
+        "model's surprisal at its own top token; it is not 0.",
+        lambda r: _points(r, "surprisal"),
+        y=Axis("surprisal (nats)", low=0), marks=curves.floor, size=(5.2, 3.6), narrow=True,
+    ),
+    Figure(
+        "kl", "KL divergence",
+        "How far the lens's distribution is from the model's, in nats, on a log scale. Lower is "
+        "better. At the last layer it is 0, which a log scale cannot show.",
+        lambda r: _points(r, "kl"),
+        y=Axis("KL divergence (nats)", "log"), size=(5.2, 3.6), narrow=True,
+    ),
+)  # fmt: skip
+
+SHORT = {**{metric: metric.replace("precision", "P") for metric in METRICS}, "kl": "KL"}
+IN_PERCENT = ("{:.1f}", 100.0)
+
+
+def _score_rows(result: StudyResult) -> Iterator[Row]:
+    for metric in METRICS[1:]:
+        for row in curves.main_scores(result, metric):
+            yield {**row, "column": f"{SHORT[metric]} {row['map']}"}
+    for row in result.rows("r2", dst=result.model["n_layers"]):
+        yield {**row, "layer": row["src"], "value": row["r2"], "column": f"R\u00b2 {row['map']}"}
+
+
+TABLES = (
+    Table(
+        "agreement-table", "Agreement with the model (%) by layer",
+        lambda r: curves.main_scores(r, "precision@1"), (Column("layer"),), across="map",
+        cells=(estimate("value", "", "{:.1f}", 100),), terminal=True,
+    ),
+    Table(
+        "scores-table",
+        "More scores by layer: P@k in %, surprisal and KL in nats, R\u00b2 of predicting the last "
+        "layer; small print: 95 % intervals",
+        _score_rows, (Column("layer"),), across="column", cells=(estimate("value"),), dense=True,
+        forms={f"{SHORT[m]} {name}": IN_PERCENT for m in PRECISIONS for name in curves.MAPS},
+    ),
+)  # fmt: skip

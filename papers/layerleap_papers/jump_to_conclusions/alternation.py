@@ -1,0 +1,190 @@
+"""Section "alternation": blocks and jumps in turn, against a single jump at the end."""
+
+from collections.abc import Iterator
+
+import torch
+
+from layerleap import ShortcutBank, StudyResult
+from layerleap.act.edits import Schedule, ScheduleScores, best_schedules, round_robins, single_jump
+from layerleap.errors import BadText
+from layerleap.study import (
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    all_of,
+    below,
+    estimate,
+    percent,
+    share_of,
+    untested,
+)
+from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap_papers.jump_to_conclusions.curves import PRECISIONS, estimates, point
+
+NAMES = {"round robin": "round-robins", "best R2": "schedules with the best R2"}
+ALL_PAIRS = "schedules need maps between all pairs of layers (pairs 'all')"
+SOME = 0.1  # share of schedules that must be ahead; about 1 in 40 is by chance
+
+
+def run(context: ShortcutContext) -> Tables:
+    """Score schedules of every kind on the same texts."""
+    bank = context.bank
+    if bank.is_final_only:
+        context.note(f"{ALL_PAIRS[:1].upper()}{ALL_PAIRS[1:]}, so none were run.")
+        return {}
+    scores = ScheduleScores(context.model, bank, _schedules(bank))
+    context.run_again(context.settings.schedule_texts, "running schedules", scores.add)
+    if not scores.has_rows:
+        raise BadText("no held-out text was drawn to run schedules on; raise schedule_texts")
+    return {"schedules": scores.table(), **_compared(scores)}
+
+
+def _schedules(bank: ShortcutBank) -> dict[str, list[Schedule]]:
+    """Round-robins, and for each of their costs the best schedule and the single jump.
+
+    The best is chosen by R2 on the rows fitted on, so that held-out text does not choose it.
+    """
+    last, turns = bank.n_layers, round_robins(bank.n_layers)
+    budgets = sorted({schedule.blocks for schedule in turns}) or list(range(1, last))
+    r2 = {pair: fit.train_r2 for pair, fit in bank.fits.items()}
+    return {
+        "single jump": [single_jump(last, blocks) for blocks in budgets],
+        "round robin": turns,
+        "best R2": best_schedules(r2, last, budgets),
+    }
+
+
+def _compared(scores: ScheduleScores) -> Tables:
+    """The lead of each schedule over the single jump of as many blocks, paired by row."""
+    documents, agrees = scores.agreement()
+    kinds = [scores.kind[schedule] for schedule in scores.schedules]
+    single = {s.blocks: n for n, s in enumerate(scores.schedules) if kinds[n] == "single jump"}
+    leads, means, columns = [], [], {}
+    for number, schedule in enumerate(scores.schedules):
+        if kinds[number] != "single jump" and schedule.blocks in single:
+            other = agrees[:, single[schedule.blocks]]
+            columns[number] = agrees[:, number].double() - other.double()
+            (row,) = estimates(documents, columns[number][:, None])
+            about = {"schedule": str(schedule), "kind": kinds[number], "blocks": schedule.blocks}
+            leads.append({**about, **row})
+    half = scores.transformer.n_layers / 2
+    for kind in NAMES:
+        for part in ("few", "many"):
+            chosen = [
+                column
+                for n, column in columns.items()
+                if kinds[n] == kind and (scores.schedules[n].blocks <= half) == (part == "few")
+            ]
+            if chosen:
+                (row,) = estimates(documents, torch.stack(chosen, 1).mean(1, keepdim=True))
+                means.append({"kind": kind, "blocks": part, "schedules": len(chosen), **row})
+    return {"schedule_leads": leads, "schedule_means": means}
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """How many schedules are ahead of a single jump."""
+    rows = result.rows("schedules", metric="precision@1")
+    value = {(row["kind"], row["schedule"]): row["value"] for row in rows}
+    single = {row["blocks"]: row["value"] for row in rows if row["kind"] == "single jump"}
+    for kind, name in NAMES.items():
+        leads = result.rows("schedule_leads", kind=kind)
+        if leads:
+            best = max(leads, key=lambda row: row["value"])
+            yield Finding(
+                f"{sum(row['value'] > 0 for row in leads)} of {len(leads)} {name} keep more "
+                f"agreement than a single jump after as many blocks. The best, {best['schedule']}, "
+                f"keeps {percent(value[kind, best['schedule']])} with {best['blocks']} blocks; the "
+                f"single jump keeps {percent(single[best['blocks']])}.",
+                under="alternation",
+            )
+
+
+def _some_are_ahead(result: StudyResult) -> Verdict:
+    leads = result.rows("schedule_leads", kind="round robin")
+    if not leads:
+        has_any = result.rows("schedules")
+        return untested("this number of layers has no round-robin" if has_any else ALL_PAIRS)
+    answers = [above(row) for row in leads]
+    return Verdict(
+        share_of(answers, SOME),
+        f"{sum(row['value'] > 0 for row in leads)} of {len(leads)} round-robins are ahead, "
+        f"{answers.count('yes')} of them clearly",
+        "yes if the interval of the lead is above 0 for a tenth of them or more, which chance "
+        "alone would not give; paired by text",
+    )
+
+
+def _best_r2(result: StudyResult) -> Verdict:
+    few, many = (result.row("schedule_means", kind="best R2", blocks=p) for p in ("few", "many"))
+    if few is None or many is None:
+        reason = "schedules with few and with many blocks are needed to compare"
+        return untested(reason if result.rows("schedules") else ALL_PAIRS)
+    return Verdict(
+        all_of([above(few), below(many)]),
+        f"against single jumps {100 * few['value']:+.1f} points with up to half of the blocks, "
+        f"{100 * many['value']:+.1f} with more",
+        "yes if the interval of the mean lead is above 0 with few blocks and below 0 with many, "
+        "partly if it is above or below 0 in both",
+    )
+
+
+CLAIMS = (
+    Claim("Some schedules that alternate between blocks and jumps beat a single jump of the same "
+          "cost.", _some_are_ahead),
+    Claim("The schedule with the best product of R2 is good only where few blocks are run.",
+          _best_r2),
+)  # fmt: skip
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("schedules", metric="precision@1"):
+        yield point(row, x=row["blocks"], line=row["kind"])
+
+
+FIGURES = (
+    Figure(
+        "alternation", "Blocks and jumps in turn",
+        "Each dot is one schedule; those above each other run as many blocks. If dots lie above "
+        "the line of single jumps, alternating is worth it.",
+        _points, x=Axis("blocks that are run; the rest is jumped over", "layer"),
+        y=Axis("agreement", "share"), size=(7.6, 4.5),
+        lines={
+            "single jump": Line("single jump at the end", "blue", ""),
+            "round robin": Line("round robin: blocks and jumps in turn", "pink", "o", "points"),
+            "best R2": Line("jumps where R\u00b2 is highest", "olive", "D", band=0.16),
+        },
+    ),
+)  # fmt: skip
+
+
+def _table_rows(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("schedules"):
+        unit = " (%)" if row["metric"] in PRECISIONS else ""
+        yield {**row, "column": f"{row['metric']}{unit}"}
+
+
+TABLES = (
+    Table(
+        "schedules-table", "Schedules", _table_rows,
+        (Column("schedule"), Column("kind"), Column("blocks", "blocks run")), across="column",
+        cells=(estimate("value"),), forms={f"{m} (%)": ("{:.1f}", 100.0) for m in PRECISIONS},
+    ),
+)  # fmt: skip
+
+SECTION = Section(
+    "alternation", "Jumps between blocks", run,
+    lead="Instead of one jump at the end, jumps and blocks can alternate. A schedule is written as "
+    "it runs: 0-3~6-9 runs the blocks from layer 0 to layer 3, jumps to layer 6, and runs the "
+    "blocks up to layer 9.",
+    short="Alternation", help="blocks and jumps in turn", findings=findings, claims=CLAIMS,
+    figures=FIGURES, tables=TABLES, needs=("readings",), quick=False,
+)  # fmt: skip

@@ -1,0 +1,98 @@
+"""The top of the page: what the study is about, its few numbers, and the summary picture."""
+
+from collections.abc import Iterator
+
+from layerleap import StudyResult
+from layerleap.study import LENSES, Box, Picture, Tile, percent
+from layerleap_papers.jump_to_conclusions.curves import both, half_layers, token_of
+
+COMPARED = ("mat", "id")
+
+
+def about(result: StudyResult) -> Iterator[str]:
+    """What is measured, and how to read the figures."""
+    last = result.model["n_layers"]
+    yield (
+        f"A transformer works step by step: each of its {last} layers changes a vector, the "
+        f"hidden state, a little, and only the last state becomes the {token_of(result)}. This "
+        "study asks how much of the output is already there earlier. It takes the state after some "
+        "layer, carries it to the end without running the layers in between, and looks at what "
+        "the model would predict."
+    )
+    yield (
+        f"A layer is the number of blocks already applied: layer 0 is the input, and at layer "
+        f"{last} every lens agrees with the model by definition. Lenses are compared with the full "
+        "model's output, not with the truth. Maps are fitted and read on different documents."
+    )
+
+
+def boxes(result: StudyResult) -> Iterator[Box]:
+    """The lenses."""
+    yield Box(
+        "mat", "mat, the linear shortcut",
+        "One matrix per layer, fitted by least squares, predicts the last state from an early one. "
+        "The model's own output head then reads the prediction.",
+    )  # fmt: skip
+    yield Box(
+        "id", "id, the logit lens",
+        "The output head reads the early state as it is, as if it were the last one. Nothing is "
+        "fitted. It is the baseline that a shortcut has to beat.",
+    )  # fmt: skip
+    if result.rows("tuned"):
+        yield Box(
+            "tuned", "tuned, the tuned lens",
+            "The same kind of map, trained step by step until its output is close to the model's. "
+            "The closed form needs no training.",
+        )  # fmt: skip
+
+
+def tiles(result: StudyResult) -> Iterator[Tile]:
+    """Agreement and R2 half-way, and from where on half of the predictions agree."""
+    last = result.model["n_layers"]
+    middle = last // 2
+    shares = [own[middle] for own in both(result, "precision@1")]
+    yield Tile(
+        f"Agreement after {middle} of {last} layers",
+        tuple((name, percent(s, 1), s) for name, s in zip(COMPARED, shares, strict=True)),
+    )
+    half = {name: layer for name, layer in half_layers(result).items() if layer is not None}
+    if len(half) == len(COMPARED):
+        yield Tile(
+            "Agreement of at least half from",
+            tuple((name, f"layer {layer}", layer / last) for name, layer in half.items()),
+        )
+    r2 = {row["map"]: row["r2"] for row in result.rows("r2", src=middle, dst=last)}
+    if all(r2.get(name) is not None for name in COMPARED):
+        yield Tile(
+            f"R\u00b2 from layer {middle} to layer {last}",
+            tuple(
+                (name, f"{r2[name]:.2f}".replace("-", "\u2212"), min(max(r2[name], 0.0), 1.0))
+                for name in COMPARED
+            ),
+        )
+
+
+def _title(result: StudyResult) -> str:
+    name, last = result.model["name"], result.model["n_layers"]
+    name = name if len(name) <= 40 else f"{name[:39]}\u2026"
+    mat, plain = (own[last // 2] for own in both(result, "precision@1"))
+    return (
+        f"After {last // 2} of {last} layers, a linear shortcut predicts {name}'s "
+        f"{token_of(result)}\n{percent(mat)} of the time, the logit lens {percent(plain)} of the "
+        "time"
+    )
+
+
+def _arrow(result: StudyResult) -> tuple[float, float, float, str] | None:
+    """From where the logit lens reaches one half back to where shortcuts do."""
+    half, last = half_layers(result), result.model["n_layers"]
+    early, late = half["mat"], half["id"]
+    if early is None or late is None or late - early < max(2, last / 10):
+        return None  # never reached, or too short to draw
+    return late, early, 0.5, f"half, {late - early} layers earlier"
+
+
+PICTURE = Picture(
+    _title, ("precision", "r2"), panels=("Precision@1", LENSES["mat"].label), lines=COMPARED,
+    arrow=_arrow,
+)  # fmt: skip

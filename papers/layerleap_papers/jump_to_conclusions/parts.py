@@ -1,0 +1,261 @@
+"""Section "parts": which part of a block can be replaced by a matrix?
+
+Maps of attention, feed-forward networks and norms are fitted in the same pass as the shortcuts.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from layerleap import StudyResult
+from layerleap.act.edits import PartScores
+from layerleap.errors import BadText, ModelRefused
+from layerleap.study import (
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    all_of,
+    below,
+    estimate,
+    percent,
+    share_of,
+    untested,
+)
+from layerleap_papers.jump_to_conclusions import curves
+from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap_papers.jump_to_conclusions.curves import below_last, both, estimates, values
+
+NAMES = {"attn": "attention", "ffn": "the FFN", "norms": "the norms"}
+BIASED_STARTS = 4  # layers from which parts with an intercept are tried: enough to compare
+
+
+def run(context: ShortcutContext) -> Tables:
+    """Replace one kind of part from every layer on; with an intercept, from a few layers on."""
+    kinds, reason = context.kinds
+    if not kinds:
+        raise ModelRefused(reason)
+    if reason:
+        context.note(f"Not all kinds of parts could be replaced: {reason}.")
+    fitted, last = context.fitted[context.text], context.model.n_layers
+    assert fitted.biased is not None
+    starts = sorted({round(n * last / BIASED_STARTS) for n in range(BIASED_STARTS)})
+    plain = PartScores(context.model, fitted.bank)
+    biased = PartScores(context.model, fitted.biased, starts=starts)
+    rows = context.run_again(context.settings.part_texts, "replacing parts", plain.add, biased.add)
+    if not plain.has_rows:
+        raise BadText("no held-out text was drawn to replace parts in; raise part_texts")
+    documents, agrees = plain.agreement()
+    jump = context.readings[context.text].scores.rank[context.text][rows] == 0
+    return {
+        "parts": [
+            row
+            for bias, scores in ((False, plain), (True, biased))
+            for row in scores.table(bias=bias)
+        ],
+        "part_leads": _leads(documents, agrees, jump),
+        "part_steps": _steps(documents, agrees),
+        "part_fits": [fit.to_dict() for fit in fitted.bank.part_fits.values()],
+    }
+
+
+def _leads(documents: Tensor, agrees: dict[str, Tensor], jump: Tensor) -> list[Row]:
+    """Differences of mean agreement over start layers, paired by row.
+
+    Attention against the other kinds over all start layers, and every kind against jumping over
+    the blocks, from a third of the depth on.
+    """
+    last, rows = jump.shape[1] - 1, []
+    sides = [("attn", kind, 0) for kind in agrees if "attn" in agrees and kind != "attn"]
+    sides += [(kind, "jump", min(-(-last // 3), last - 1)) for kind in agrees]
+    columns = {name: own.double() for name, own in {**agrees, "jump": jump}.items()}
+    for part, against, start in sides:
+        lead = (columns[part] - columns[against])[:, start:last].mean(1, keepdim=True)
+        (row,) = estimates(documents, lead)
+        rows.append({"part": part, "against": against, "start": start, **row})
+    return rows
+
+
+def _steps(documents: Tensor, agrees: dict[str, Tensor]) -> list[Row]:
+    """How much agreement rises from one start layer to the next, paired by row."""
+    return [
+        {"map": kind, "layer": layer, **row}
+        for kind, own in agrees.items()
+        for layer, row in enumerate(estimates(documents, torch.diff(own.double()[:, :-1], dim=1)))
+    ]
+
+
+def _agreement(result: StudyResult, kind: str, start: int = 0, *, bias: bool = False) -> list[Row]:
+    """Agreement with one kind of part replaced, by start layer."""
+    rows = result.rows("parts", map=kind, metric="precision@1", bias=bias)
+    return [row for row in below_last(result, rows) if row["layer"] >= start]
+
+
+def _means(result: StudyResult, start: int = 0) -> dict[str, float]:
+    """Mean agreement over start layers, by kind of part."""
+    shares = {kind: values(_agreement(result, kind, start)) for kind in NAMES}
+    return {kind: sum(own) / len(own) for kind, own in shares.items() if own}
+
+
+def _in_words(means: dict[str, float]) -> str:
+    return ", ".join(f"{kind} {percent(mean)}" for kind, mean in means.items())
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """What is left of agreement."""
+    means, (first, *_) = _means(result), result.rows("parts", metric="precision@1")
+    order = sorted(means, key=means.__getitem__, reverse=True)
+    listed = ", ".join(f"{NAMES[kind]} {percent(means[kind])}" for kind in order)
+    yield Finding(
+        f"Remaining agreement, averaged over the layers from which on a part is replaced: {listed} "
+        f"(n = {first['rows']:,} states of {first['documents']:,} documents)."
+    )
+    for kind in order:
+        answered = result.rows("parts", map=kind, metric="answered", bias=False)
+        worst = min(answered, key=lambda row: row["value"], default=None)
+        if worst is not None and worst["value"] < 1:
+            yield Finding(
+                f"With {NAMES[kind]} replaced from layer {worst['layer']} on, the model's output "
+                f"is NaN or infinite in {percent(1 - worst['value'])} of states. Such states count "
+                "as wrong, and surprisal has no mean there."
+            )
+    for kind in NAMES:
+        plain = {row["layer"]: row["value"] for row in _agreement(result, kind)}
+        biased = _agreement(result, kind, bias=True)
+        if biased:
+            changes = [row["value"] - plain[row["layer"]] for row in biased]
+            yield Finding(
+                f"Fitting the maps of {NAMES[kind]} with an intercept changes the remaining "
+                f"agreement by {100 * sum(changes) / len(changes):+.1f} points on average over "
+                f"{len(changes)} start layers."
+            )
+
+
+def _attention(result: StudyResult) -> Verdict:
+    rows = [row for row in result.rows("part_leads", part="attn") if row["against"] != "jump"]
+    if not rows:
+        return untested("attention and another kind of part could not both be replaced")
+    return Verdict(
+        share_of((above(row) for row in rows), 1.0),
+        f"mean remaining agreement: {_in_words(_means(result))}",
+        "yes if the intervals of attention's lead over the other kinds are above 0; averaged over "
+        "all start layers",
+    )
+
+
+def _parts_beat_jumps(result: StudyResult) -> Verdict:
+    rows = result.rows("part_leads", against="jump")
+    start = rows[0]["start"]
+    jump = both(result, "precision@1")[0][start:-1]
+    return Verdict(
+        all_of(above(row) for row in rows),
+        f"from layer {start} on: {_in_words(_means(result, start))}; whole blocks jumped over "
+        f"{percent(sum(jump) / len(jump))}",
+        "yes if the intervals of the differences are above 0 for all kinds, partly if for some; "
+        "paired by text, averaged over start layers",
+    )
+
+
+def _norms(result: StudyResult) -> Verdict:
+    curve_of, steps = _agreement(result, "norms"), result.rows("part_steps", map="norms")
+    if not curve_of:
+        return untested("the norms of this model could not be replaced")
+    last = result.model["n_layers"]
+    early = curve_of[: max(1, last // 5)]
+    first_half = [above(row, 0.1) for row in steps if row["layer"] < last / 2]
+    ruined = all_of(below(row, 0.1) for row in early)
+    sharp = share_of(first_half, 1 / len(first_half)) if first_half else "no"
+    steepest = max(steps, key=lambda row: row["value"], default=None)
+    rise = (
+        "" if steepest is None else f"; steepest rise after layer {steepest['layer']}, by "
+        f"{100 * steepest['value']:.0f} points"
+    )  # fmt: skip
+    return Verdict(
+        all_of([ruined, sharp]),
+        f"at most {percent(max(values(early)))} over the first fifth of start layers{rise}",
+        "yes if the intervals of the first fifth are below 10 %, and that of one step in the first "
+        "half is above 10 points",
+    )
+
+
+CLAIMS = (
+    Claim("Of the parts of a block, attention is the cheapest to replace by a linear map.",
+          _attention),
+    Claim("From about a third of the depth on, replacing any one kind of part costs less than "
+          "jumping over the blocks.", _parts_beat_jumps),
+    Claim("Replaced norms ruin the output in the first layers, and recover sharply.", _norms),
+)  # fmt: skip
+
+LINES = {
+    "attn": Line("attention replaced", "green"), "ffn": Line("feed-forward replaced", "pink"),
+    "norms": Line("norms replaced", "olive"),
+}  # fmt: skip
+LINES |= {
+    f"{kind} +b": Line("same, intercept", line.colour, "", "dashed", 0, 1.0)
+    for kind, line in LINES.items()
+}
+
+
+def _points(result: StudyResult, metric: str) -> Iterator[Row]:
+    rows = result.rows("parts", metric=metric)
+    for row in rows:
+        yield curves.point(row, line=f"{row['map']} +b" if row["bias"] else row["map"])
+    for row in curves.main_scores(result, metric) if rows else ():
+        if row["map"] != "tuned":
+            yield curves.point(row)
+
+
+X = Axis("layer from which on parts are replaced", "layer")
+FIGURES = (
+    Figure(
+        "parts", "Parts of a block replaced: agreement",
+        "Further right, fewer blocks are changed. Replaced parts still run the rest of their "
+        "block; mat and id skip all blocks. Thick lines are maps without an intercept, as in the "
+        "paper, thin dashed lines the same maps fitted with one.",
+        lambda r: _points(r, "precision@1"), x=X, y=Axis("agreement", "share"), lines=LINES,
+        size=(5.2, 4.3), narrow=True,
+    ),
+    Figure(
+        "parts_surprisal", "Parts of a block replaced: surprisal",
+        "The same runs, measured by how unlikely the full model finds the top token.",
+        lambda r: _points(r, "surprisal"), x=X, y=Axis("surprisal (nats)", low=0), lines=LINES,
+        marks=curves.floor, size=(5.2, 4.3), narrow=True,
+    ),
+)  # fmt: skip
+
+
+def _table_rows(result: StudyResult) -> Iterator[Row]:
+    for metric, name in {"precision@1": "P@1", "surprisal": "nats"}.items():
+        for bias in (False, True):
+            for row in result.rows("parts", metric=metric, bias=bias):
+                yield {**row, "column": f"{name} {row['map']}{' +b' if bias else ''}"}
+
+
+TABLES = (
+    Table(
+        "parts-table",
+        "Parts replaced, by start layer: Precision@1 in %, surprisal in nats; +b: fitted with an "
+        "intercept",
+        _table_rows, (Column("layer", "from layer"),), across="column", cells=(estimate("value"),),
+        forms={f"P@1 {line}": ("{:.1f}", 100.0) for line in LINES},
+        dense=True,
+    ),
+)  # fmt: skip
+
+SECTION = Section(
+    "parts", "Which part of a block can be linear?", run,
+    lead="A block has parts: attention, a feed-forward network and norms. Here, one kind of part "
+    "is replaced by a matrix in every block after the start layer; everything else runs as it is.",
+    short="Parts", help="parts of blocks replaced by matrices; with --quick only if named",
+    findings=findings, claims=CLAIMS, figures=FIGURES, tables=TABLES, needs=("readings",),
+    quick=False,
+)  # fmt: skip

@@ -1,0 +1,173 @@
+"""Section "sizes": the same curves for several models, by relative depth."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy
+
+from layerleap import StudyResult, load
+from layerleap.errors import BadSettings
+from layerleap.lens import finite
+from layerleap.study import (
+    LENSES,
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    between,
+    difference,
+    estimate,
+    opposite,
+    percent,
+    share_of,
+    short,
+)
+from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap_papers.jump_to_conclusions.curves import is_masked, is_next, point, score_rows
+
+CLOSE = 0.1  # curves that are less apart count as the same
+
+
+def run(context: ShortcutContext) -> Tables:
+    """Fit and read every model in the same way, maps to the last layer alone.
+
+    A text that suits only the first model is replaced by what suits the others.
+    """
+    s = context.settings
+    if not s.beside:
+        raise BadSettings("no models to compare with; name some in the setting 'beside'")
+    rows = _curves(context, context.tables["scores"])
+    text = None if s.text == replace(s, text=None).main_text(context.model) else s.text
+    for model in s.beside:
+        if isinstance(model, str):  # one after the other: they are not held in memory together
+            model = load(model, dtype=context.model.identity.dtype)
+        name = model.identity.name
+        if name in {row["model"] for row in rows}:
+            raise BadSettings(f"model {name} is given twice; name other models to compare with")
+        folder = context.file("beside", name, model.identity.fingerprint)
+        folder.mkdir(exist_ok=True)
+        own = replace(s, text=text, other=None, pairs="final", beside=()).resolved(model)
+        other = ShortcutContext(model, own, folder, context.progress)
+        scores = other.readings[other.text].scores
+        rows += _curves(other, score_rows(scores, other.text, ["-", other.text]))
+        context.note(*(f"{name}: {note}" for note in other.notes))
+    return {"sizes": rows}
+
+
+def _curves(context: ShortcutContext, scores: Sequence[Row]) -> list[Row]:
+    """Curves of one model on its main text, with its size."""
+    model, text = context.model, context.text
+    about = {
+        "model": model.identity.name, "n_layers": model.n_layers, "d_model": model.d_model,
+        "parameters": model.identity.parameters, "read": text,
+    }  # fmt: skip
+    return [
+        {**about, **{key: value for key, value in row.items() if key != "fit"}}
+        for row in scores
+        if row["read"] == text and row["fit"] in ("-", text)
+    ]
+
+
+def _by_model(result: StudyResult) -> dict[str, list[Row]]:
+    """Agreement through mat, by model."""
+    by: dict[str, list[Row]] = {}
+    for row in result.rows("sizes", metric="precision@1", map="mat"):
+        by.setdefault(row["model"], []).append(row)
+    return by
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """Agreement of each model half-way."""
+    parts = []
+    for model, rows in _by_model(result).items():
+        middle = min(rows, key=lambda row: abs(row["layer"] / row["n_layers"] - 0.5))
+        parts.append(f"{model} {percent(middle['value'])}")
+    text = f"Agreement through shortcuts at half of the depth: {', '.join(parts)}."
+    yield Finding(text, under="sizes")
+
+
+def _at(rows: Sequence[Row], depth: float) -> Row:
+    """Value and interval at a relative depth, interpolated between layers."""
+    layers = [row["layer"] / row["n_layers"] for row in rows]
+    at = {}
+    for key in ("value", "low", "high"):
+        known = numpy.array([row[key] for row in rows], dtype=float)  # nan for None
+        at[key] = finite(float(numpy.interp(depth, layers, known)))
+    return at
+
+
+def _verdict(result: StudyResult) -> Verdict:
+    """Whether all curves are close to each other, and how far they are apart."""
+    models = _by_model(result).values()
+    gaps = [
+        difference(_at(first, tenth / 10), _at(second, tenth / 10))
+        for first, second in combinations(models, 2)
+        for tenth in range(10)
+    ]
+    same = share_of((between(gap, -CLOSE, CLOSE) for gap in gaps), 1.0)
+    apart = max((abs(gap["value"] or 0.0) for gap in gaps), default=0.0)
+    return Verdict(
+        opposite(same) if is_masked(result) else same,
+        f"the curves of {len(models)} models are up to {100 * apart:.0f} points apart",
+        "the same: the interval of every difference between two models, at every tenth of the "
+        "depth, is below 10 points; whether the models are one family is for the reader to say",
+    )
+
+
+CLAIMS = (
+    Claim("Next-token models of different size have the same curve over relative depth.", _verdict,
+          is_next),
+    Claim("Masked models of different size have different curves over relative depth.", _verdict,
+          is_masked),
+)  # fmt: skip
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("sizes", metric="precision@1"):
+        millions = f", {row['parameters'] / 1e6:,.0f} M parameters" if row["parameters"] else ""
+        line = f"{short(row['model'])}, {row['n_layers']} layers{millions}"
+        depth = row["layer"] / row["n_layers"]
+        yield point(row, x=depth, line=line, panel=LENSES[row["map"]].label)
+
+
+FIGURES = (
+    Figure(
+        "sizes", "Agreement by relative depth",
+        "One colour per model. If the curves lie together, models of different depth can be read "
+        "equally well after the same share of their layers.",
+        _points, x=Axis("share of the model's layers already run", "share"),
+        y=Axis("agreement", "share"), size=(4.8, 4.2),
+    ),
+)  # fmt: skip
+
+
+def _table_rows(result: StudyResult) -> Iterator[Row]:
+    for name in ("mat", "id"):
+        for quarter in (1, 2, 3):
+            for row in result.rows("sizes", metric="precision@1", map=name):
+                if row["layer"] == round(row["n_layers"] * quarter / 4):
+                    yield {**row, "column": f"P@1 {name} at {25 * quarter} %"}
+
+
+TABLES = (
+    Table(
+        "sizes-table", "Agreement (%) by relative depth", _table_rows,
+        (Column("model"), Column("parameters", form="{:,.0f}"), Column("n_layers", "layers"),
+         Column("d_model", "width")),
+        across="column", cells=(estimate("value", "", "{:.1f}", 100),),
+    ),
+)  # fmt: skip
+
+SECTION = Section(
+    "sizes", "Models of several sizes", run,
+    lead="The same reading of several models, laid over each other by relative depth.",
+    short="Sizes", help="other models, named by --beside", findings=findings, claims=CLAIMS,
+    figures=FIGURES, tables=TABLES, needs=("readings",), when=lambda s: bool(s.beside),
+)  # fmt: skip

@@ -1,0 +1,133 @@
+"""Transfer: how well shortcuts fitted on one text read another."""
+
+from collections.abc import Iterator
+
+from layerleap import StudyResult
+from layerleap.study import (
+    LENSES,
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Row,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    all_of,
+    below,
+    estimate,
+    short,
+    untested,
+)
+from layerleap_papers.jump_to_conclusions.context import ShortcutContext
+from layerleap_papers.jump_to_conclusions.curves import estimates, is_masked, point
+
+COLOURS = ("blue", "green", "pink", "olive")  # of fits, in their order
+
+
+def tables(context: ShortcutContext) -> Tables:
+    """What agreement changes, on average over layers, if maps come from the other text."""
+    other = context.settings.other
+    if other is None:
+        return {}
+    rows = []
+    for read, away in ((context.text, other), (other, context.text)):
+        scores = context.readings[read].scores
+        home, guest = (context.equal_fits[text] for text in (read, away))
+        agrees = [(scores.rank[fit][:, :-1] == 0).double() for fit in (home, guest)]
+        change = (agrees[1] - agrees[0]).mean(1, keepdim=True)
+        (row,) = estimates(scores.documents, change)
+        rows.append({
+            "read": read, "fitted_on": away, "fit": guest, "own_fit": home, **row,
+            "fit_rows": context.counts("fit", guest)["rows"],
+            "own_rows": context.counts("fit", home)["rows"],
+        })  # fmt: skip
+    return {"transfer": rows}
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """Fits of equal size are compared: more text gives better maps, wherever it comes from."""
+    for row in result.rows("transfer"):
+        change = 100 * row["value"]
+        verb = "loses" if change < 0 else "gains"
+        yield Finding(
+            f"Reading {row['read']} with shortcuts fitted on {row['fitted_on']} {verb} "
+            f"{abs(change):.1f} points of agreement on average over layers, compared with "
+            f"shortcuts fitted on {row['read']} ({row['fit_rows']:,} rows of {row['fitted_on']}, "
+            f"{row['own_rows']:,} of {row['read']}).",
+            under="transfer",
+        )
+
+
+def _transfers(result: StudyResult) -> Verdict:
+    rows = result.rows("transfer")
+    if not rows:
+        return untested("only one text was given")
+    worst = min(rows, key=lambda row: row["value"])
+    if is_masked(result):
+        answer = all_of(above(row, -0.02) for row in rows)
+        why = "yes if the intervals of both losses are below 2 points"
+    else:
+        answer = all_of([*(above(row, -0.1) for row in rows), below(worst, -0.01)])
+        why = (
+            "yes if the intervals of both losses are below 10 points and that of the larger one "
+            "is above 1 point, partly if it is smaller"
+        )
+    changes = ", ".join(f"{100 * row['value']:+.1f} points reading {row['read']}" for row in rows)
+    return Verdict(answer, changes, f"{why}; fits of equal size")
+
+
+CLAIMS = (
+    Claim("Shortcuts fitted on one text work for another; masked models lose next to nothing, "
+          "next-token models some points of agreement.", _transfers),
+)  # fmt: skip
+
+
+def _curves(result: StudyResult) -> Iterator[tuple[str, Row]]:
+    """Every agreement curve, under its label, if a second text was read."""
+    if not result.settings["other"]:
+        return
+    rows = result.rows("scores", metric="precision@1")
+    for read in dict.fromkeys(row["read"] for row in rows):
+        # A text's own fit comes first: the others are compared with it.
+        own = [row for row in rows if row["read"] == read]
+        for row in sorted(own, key=lambda row: (row["fit"] == "-", row["fit"] != read)):
+            yield read, row
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    every = list(_curves(result))
+    fits = [fit for fit in dict.fromkeys(row["fit"] for _, row in every) if fit != "-"]
+    for read, row in every:
+        is_id = row["fit"] == "-"
+        line = "id" if is_id else f"mat fitted on {short(row['fit'], 36)}"
+        colour = LENSES["id"].colour if is_id else COLOURS[fits.index(row["fit"]) % len(COLOURS)]
+        yield point(row, panel=f"read on {short(read)}", line=line, colour=colour)
+
+
+FIGURES = (
+    Figure(
+        "transfer", "Other texts",
+        "Agreement on each text, with maps fitted on that text and on the other one; if one text "
+        "is much larger, also with maps fitted on as few rows of it. If the curves lie together, "
+        "the maps describe the model and not the text.",
+        _points, y=Axis("agreement", "share"), size=(4.6, 3.6),
+    ),
+)  # fmt: skip
+
+
+def _table_rows(result: StudyResult) -> Iterator[Row]:
+    for read, row in _curves(result):
+        fit = "" if row["fit"] == "-" else f" fitted on {row['fit']}"
+        yield {**row, "column": f"{row['map']}{fit}, read on {read}"}
+
+
+TABLES = (
+    Table(
+        "transfer-table", "Agreement (Precision@1, %) by layer, across texts", _table_rows,
+        (Column("layer"),), across="column", cells=(estimate("value", "", "{:.1f}", 100),),
+        dense=True,
+    ),
+)  # fmt: skip

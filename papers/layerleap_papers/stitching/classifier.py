@@ -1,0 +1,326 @@
+"""A classifier without training: the last blocks of a fine-tuned classifier on another model.
+
+In: a language model, a classifier fine-tuned from another one, and labelled held-out texts. Out:
+the accuracy at every layer of the seam and with every kernel; and whether the classifier's
+parameters, translated into the basis of the first model, say the same as the splice.
+
+No label is used by any kernel. The fitted kernel has seen other reviews, without their labels. The
+layer of each kernel is chosen on one half of the texts, and its accuracy is that on the other half.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from layerleap import StudyResult, Transformer
+from layerleap.act.stitch import Stitched, translate
+from layerleap.errors import BadSettings, BadText, ModelRefused
+from layerleap.lens import DIFFERENCE, SHARE, Bounds, mean_interval
+from layerleap.models import padded, record
+from layerleap.study import (
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Mark,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    estimate,
+    percent,
+    untested,
+)
+from layerleap.zoo import is_held_out
+from layerleap_papers.stitching.context import KERNELS, Kernels, StitchingContext
+from layerleap_papers.stitching.pairs import LINES
+
+TEXTS_PER_BATCH = 8
+TRANSLATED_TEXTS = 16  # on which the translated parameters run beside the splice
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Which texts each stitched classifier got right: (text, column), 1 or 0."""
+
+    columns: list[tuple[str, int]]  # kernel and layer of the first model
+    right: Tensor
+    alone: Tensor  # (text, 2): the classifier itself, and always the commonest class
+
+
+def tables(context: StitchingContext) -> Tables:
+    """Accuracy by kernel and layer, of both halves, and the check of the translation."""
+    classifier = context.classifier
+    layer = classifier.n_layers - context.settings.kept_blocks
+    pairs = [(i, layer) for i in context.grid(context.model)]
+    batches, total = context.review_batches()
+    kernels, _ = context.kernels(classifier, pairs, batches, total)
+    texts, labels = _held_out(context)
+    verdicts = classify(context, kernels, texts, labels)
+    rows, chosen = _accuracies(verdicts)
+    own, common = _estimates(verdicts.alone)
+    return {
+        "accuracy": rows,
+        "chosen": chosen,
+        "classifier": [{
+            "name": classifier.identity.name, "layer": layer,
+            "kept_blocks": context.settings.kept_blocks, "n_layers": classifier.n_layers,
+            **own, "chance": common["value"],
+        }],
+        "translation": _translations(context, layer, kernels, texts),
+    }  # fmt: skip
+
+
+def _held_out(context: StitchingContext) -> tuple[list[str], Tensor]:
+    """Labelled texts that neither the bundled classifier nor a kernel has seen, in random order."""
+    s = context.settings
+    found = [one for one in context.reviews() if is_held_out(one[0])]
+    if len(found) < 2:
+        raise BadText(f"{s.reviews} has {len(found)} held-out texts; expected at least two")
+    random.Random(s.seed).shuffle(found)
+    texts, labels = zip(*found[: s.n_reviews], strict=True)
+    return list(texts), torch.tensor(labels)
+
+
+def _inputs(context: StitchingContext, texts: list[str]) -> dict[str, Tensor]:
+    tokenizer = context.model.need_tokenizer()
+    limit = context.settings.max_tokens
+    return padded(context.model, tokenizer(texts, truncation=True, max_length=limit)["input_ids"])
+
+
+def classify(
+    context: StitchingContext, kernels: Kernels, texts: list[str], labels: Tensor
+) -> Verdicts:
+    """Every text through every stitched classifier, and through the classifier itself."""
+    a, c, started = context.model, context.classifier, time.monotonic()
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    right = torch.zeros(len(texts), len(kernels), dtype=torch.float64)
+    own = torch.zeros(len(texts), dtype=torch.float64)
+    tokens = 0
+    for start in range(0, len(order), TEXTS_PER_BATCH):
+        rows = order[start : start + TEXTS_PER_BATCH]
+        inputs, truth = _inputs(context, [texts[row] for row in rows]), labels[rows]
+        tokens += int(inputs["attention_mask"].sum())
+        states = a.capture(inputs, layers={pair[0] for _, pair in kernels}).states
+        recording = record(c, inputs, logits=True)
+        assert recording.logits is not None
+        own[rows] = (recording.logits.argmax(-1).cpu() == truth).double()
+        for column, ((_, (i, j)), carry) in enumerate(kernels.items()):
+            h = recording.run(carry(states[i]).to(c.device(j), c.model.dtype), j)
+            logits = _logits(c, h, inputs["attention_mask"])
+            right[rows, column] = (logits.argmax(-1).cpu() == truth).double()
+        context.progress("classifying reviews", start + len(rows), len(texts))
+    counts = {"texts": len(texts), "documents": len(texts), "rows": len(texts), "tokens": tokens}
+    context.read("classify", context.settings.reviews, counts, started)
+    commonest = (labels == labels.mode().values).double()
+    return Verdicts(
+        [(kernel, pair[0]) for kernel, pair in kernels], right, torch.stack([own, commonest], 1)
+    )
+
+
+@torch.no_grad()
+def _logits(model: Transformer, h: Tensor, mask: Tensor) -> Tensor:
+    return model.logits(model.rows(h, model.pooled(mask)))
+
+
+def _estimates(values: Tensor, bounds: Bounds = SHARE) -> list[Row]:
+    """Column means; every text is a document."""
+    found = mean_interval(values, torch.arange(len(values)), bounds)
+    return [one.to_dict() for one in found]
+
+
+def _accuracies(verdicts: Verdicts) -> tuple[list[Row], list[Row]]:
+    """Accuracy by kernel and layer; and by kernel at the layer that the first half chose."""
+    places = [{"kernel": kernel, "layer": layer} for kernel, layer in verdicts.columns]
+    whole = [{**p, **e} for p, e in zip(places, _estimates(verdicts.right), strict=True)]
+    first, second = verdicts.right[::2], verdicts.right[1::2]
+    estimates = _estimates(second)
+    # Text by text: the commonest class is right on some of the same texts.
+    leads = _estimates(second - verdicts.alone[1::2, 1:2], DIFFERENCE)
+    chosen = []
+    for kernel in dict.fromkeys(kernel for kernel, _ in verdicts.columns):
+        own = [n for n, column in enumerate(verdicts.columns) if column[0] == kernel]
+        best = max(own, key=lambda number: float(first[:, number].mean()))
+        lead = {f"lead_{key}": leads[best][key] for key in ("value", "low", "high")}
+        chosen.append({**places[best], **estimates[best], **lead})
+    return whole, chosen
+
+
+def _translations(
+    context: StitchingContext, layer: int, kernels: Kernels, texts: list[str]
+) -> list[Row]:
+    """Logits of the translated parameters beside those of the splice."""
+    a, c = context.model, context.classifier
+    some = sorted({i for _, (i, _) in kernels})
+    rows: list[Row] = []
+    for at in sorted({some[0], some[len(some) // 2], some[-1]}):
+        stitched = Stitched(a, at, c, layer, "embedding", kernels["embedding", (at, layer)])
+        inputs = _inputs(context, texts[:TRANSLATED_TEXTS])
+        try:
+            translated = translate(stitched)(inputs).cpu().double()
+        except (BadSettings, ModelRefused) as error:
+            context.leave_out("Translated parameters", error)
+            return rows
+        spliced = stitched(inputs).cpu().double()
+        gap = float((translated - spliced).abs().max())
+        same = float((translated.argmax(-1) == spliced.argmax(-1)).double().mean())
+        size = float(spliced.abs().max())
+        rows.append({"layer": at, "texts": len(spliced), "gap": gap, "size": size, "same": same})
+    return rows
+
+
+def findings(result: StudyResult) -> Iterator[Finding]:
+    """Whether it works, and what the translation says."""
+    about = result.tables["classifier"][0]
+    a = result.tables["models"][0]["a"]
+    yield Finding(
+        f"{about['name']} itself is right on {percent(about['value'], 1)} of "
+        f"{about['rows']:,} held-out reviews; always naming the commonest verdict is right on "
+        f"{percent(about['chance'], 1)}.",
+        under="accuracy",
+    )
+    for row in result.rows("chosen"):
+        verb = {"yes": "better than chance", "no": "no better than chance"}.get(
+            above(_lead(row)), "not clearly better than chance"
+        )
+        yield Finding(
+            f"{_blocks(about['kept_blocks'])} after layer {row['layer']} of {a}, "
+            f"{LINES[row['kernel']].label}: {percent(row['value'], 1)}{_ends(row)}, {verb}. The "
+            "layer was chosen on the other half of the reviews.",
+            under="accuracy", headline=row["kernel"] == "embedding",
+        )  # fmt: skip
+    if rows := result.rows("translation"):
+        worst = max(rows, key=lambda row: row["gap"])
+        agree = "agree" if _is_rounding(worst) else "do NOT agree"
+        yield Finding(
+            f"Translated parameters and the splice {agree}: their logits differ by up to "
+            f"{worst['gap']:.1e} (the largest logit is {worst['size']:.1f}), and the verdict is "
+            f"the same on {percent(min(row['same'] for row in rows))} of the texts that were run "
+            "both ways.",
+            under="accuracy",
+        )
+
+
+def _is_rounding(row: Row) -> bool:
+    """Whether rounding in float32 explains the gap: kernel and inverse are multiplied in."""
+    return bool(row["gap"] <= 1e-3 * row["size"])
+
+
+def _blocks(n: int) -> str:
+    return {0: "Its head", 1: "Its last block"}.get(n, f"Its last {n} blocks")
+
+
+def _lead(row: Row) -> Row:
+    return {key: row[f"lead_{key}"] for key in ("value", "low", "high")}
+
+
+def _ends(row: Row) -> str:
+    known = row["low"] is not None
+    return f" ({percent(row['low'], 1)} to {percent(row['high'], 1)})" if known else ""
+
+
+def _works(result: StudyResult) -> Verdict:
+    row = result.row("chosen", kernel="embedding")
+    if row is None:
+        return untested("no classifier was stitched")
+    return Verdict(
+        above(row, 0.7), f"{percent(row['value'], 1)}{_ends(row)} after layer {row['layer']}",
+        "yes if the interval is above 70 %, at a layer chosen on other reviews",
+    )  # fmt: skip
+
+
+def _above_chance(result: StudyResult) -> Verdict:
+    row = result.row("chosen", kernel="embedding")
+    if row is None:
+        return untested("no classifier was stitched")
+    return Verdict(
+        above(_lead(row)), f"{100 * row['lead_value']:+.1f} points after layer {row['layer']}",
+        "yes if the interval of the difference is above 0, at a layer chosen on other reviews",
+    )  # fmt: skip
+
+
+def _translates(result: StudyResult) -> Verdict:
+    rows = result.rows("translation")
+    if not rows:
+        return untested("its parameters could not be translated")
+    gap = max(row["gap"] / row["size"] for row in rows)
+    return Verdict(
+        "yes" if all(map(_is_rounding, rows)) else "no",
+        f"logits differ by up to {gap:.1e} of the largest",
+        "yes if they differ by at most a thousandth of the largest logit",
+    )
+
+
+CLAIMS = (
+    Claim("A classifier's last blocks work on another model without training (more than 70 % "
+          "right); in the paper, 3 of 11 runs did.", _works),
+    Claim("They are right more often than always naming the commonest class.", _above_chance),
+    Claim("Translating its parameters and splicing the models are the same.", _translates),
+)  # fmt: skip
+
+
+def _curves(result: StudyResult) -> Iterator[Row]:
+    for kernel in KERNELS:
+        for row in result.rows("accuracy", kernel=kernel):
+            yield {**row, "x": row["layer"], "y": row["value"], "line": kernel}
+
+
+def _marks(result: StudyResult) -> Iterator[Mark]:
+    about = result.tables["classifier"][0]
+    yield Mark("y", about["value"], f"{about['name']} itself, {percent(about['value'])}")
+    yield Mark("y", about["chance"], f"commonest verdict, {percent(about['chance'])}")
+
+
+FIGURES = (
+    Figure(
+        "accuracy", "Accuracy over the layer of the seam",
+        "The share of held-out reviews that the stitched classifier gets right, by the layer at "
+        "which the first model ends. The classifier always goes on at the same layer.",
+        _curves, x=Axis("layer of the first model", "layer"), y=Axis("accuracy", "share"),
+        lines=LINES,
+        marks=_marks, size=(7.2, 4.0), unit="reviews",
+        sample="bands: 95 %, over reviews",
+    ),
+)  # fmt: skip
+
+TABLES = (
+    Table(
+        "chosen-table", "Accuracy at the layer chosen on the other half of the reviews",
+        lambda result: result.rows("chosen"),
+        (
+            Column("kernel"), Column("layer", "after layer"),
+            estimate("value", "accuracy (%)", "{:.1f}", 100),
+            Column("lead_value", "above chance (points)", "{:+.1f}", 100, low="lead_low",
+                   high="lead_high"),
+            Column("rows", "reviews", "{:,.0f}"),
+        ),
+        terminal=True,
+    ),
+    Table(
+        "translation-table", "Translated parameters beside the splice (embedding kernel)",
+        lambda result: result.rows("translation"),
+        (
+            Column("layer", "after layer"), Column("texts"),
+            Column("gap", "largest difference of logits", "{:.1e}"),
+            Column("size", "largest logit", "{:.2f}"),
+            Column("same", "same verdict (%)", "{:.0f}", 100),
+        ),
+    ),
+)  # fmt: skip
+
+SECTION = Section(
+    key="classifier", title="A classifier without training", run=tables, short="Classifier",
+    help="a fine-tuned classifier on the other model",
+    lead="The last blocks and the head of a fine-tuned classifier go on where the first model "
+    "ends. Nothing is trained: the kernel comes from the two vocabularies. The same is done with "
+    "its parameters translated into the basis of the first model, which must say the same.",
+    findings=findings, claims=CLAIMS, figures=FIGURES, tables=TABLES,
+    when=lambda settings: settings.classifier is not None,
+)  # fmt: skip

@@ -1,0 +1,234 @@
+"""How many neurons do FFNs need, and which ones? Loss, KL and agreement by rule and share kept.
+
+In: held-out rows. Out: a table over shares for each rule, paired differences between rules, and the
+section of the study that shows it.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+from layerleap import StudyResult
+from layerleap.act.edits import By, TopKNeurons
+from layerleap.errors import ModelRefused
+from layerleap.models.weights import FeedForward, feed_forwards, ffn_keys
+from layerleap.progress import Progress
+from layerleap.study import (
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    all_of,
+    below,
+    estimate,
+    percent,
+    untested,
+)
+from layerleap_papers.topk_attention.context import SparsityContext
+from layerleap_papers.topk_attention.curves import (
+    EIGHTH,
+    SAME_LOSS,
+    SAME_TOP,
+    nats,
+    nearest,
+    points,
+    shares,
+)
+from layerleap_papers.topk_attention.passes import MEASURES, Measured, Rows
+
+RULES: dict[By, str] = {
+    "size": "by size: |coefficient| times the value's norm",
+    "magnitude": "by magnitude: |coefficient|",
+    "signed": "by the coefficient itself",
+    "pre-activation": "by the pre-activation (the paper's rule)",
+}
+COLUMNS = {"size": "by size", "magnitude": "by magnitude", "signed": "by coefficient",
+           "pre-activation": "by pre-activation"}  # fmt: skip
+LINES = {
+    "size": Line(RULES["size"], "blue"),
+    "magnitude": Line(RULES["magnitude"], "green", marker="D"),
+    "signed": Line(RULES["signed"], "amber", marker="s", style="dashed"),
+    "pre-activation": Line(RULES["pre-activation"], "orange", marker="^", style="dashed"),
+}
+
+
+def sweep(
+    rows: Rows, ffns: dict[int, FeedForward], kept: tuple[float, ...], progress: Progress
+) -> tuple[list[Row], list[Row]]:
+    """Every rule at every share: means, and paired differences of each rule from "size"."""
+    model = rows.model
+    rules = [rule for rule in RULES if rule != "pre-activation" or has_keys(rows, ffns)]
+    table, paired = list[Row](), list[Row]()
+    for number, share in enumerate(kept):
+        k = {block: max(1, math.ceil(share * ffn.n_neurons)) for block, ffn in ffns.items()}
+        found: dict[By, Measured] = {}
+        for place, rule in enumerate(rules):
+            done = number * len(rules) + place
+            progress(f"FFNs of {model.identity.name}", done, len(kept) * len(rules), "runs")
+            found[rule] = rows.measure(TopKNeurons(k, rule))
+            about = {"share": share, "neurons": min(k.values()), "rule": rule}
+            table += rows.table(found[rule], **about)
+        for other, measured in found.items():
+            if other != "size":
+                gaps = rows.estimates(measured.columns() - found["size"].columns())
+                paired += [
+                    {"share": share, "rule": other, "measure": name, **row}
+                    for name, row in zip(MEASURES, gaps, strict=True)
+                    if row["value"] is not None
+                ]
+    return table, paired
+
+
+def has_keys(rows: Rows, ffns: dict[int, FeedForward]) -> bool:
+    """True if the pre-activations of every block are known."""
+    try:
+        return all(ffn_keys(rows.model, block) for block in ffns)
+    except ModelRefused:
+        return False
+
+
+def kind_of(rows: Rows, ffns: dict[int, FeedForward]) -> str:
+    """The kind of FFN in words: gated or plain, and its activation."""
+    if not has_keys(rows, ffns):
+        return "unknown"
+    keys = [ffn_keys(rows.model, block) for block in ffns]
+    kinds = {f"{'gated' if len(one.rows) == 2 else 'plain'}, {one.activation}" for one in keys}
+    return " or ".join(sorted(kinds))
+
+
+def _run(context: SparsityContext) -> Tables:
+    ffns = context.ffns
+    if not ffns:
+        first = next(iter(feed_forwards(context.model).values()))
+        raise ModelRefused(str(first))
+    if not has_keys(context.rows, ffns):
+        context.note("The paper's rule is left out: the keys of some FFN are not known.")
+    table, paired = sweep(context.rows, ffns, context.settings.shares, context.progress)
+    kind = {"kind": kind_of(context.rows, ffns), "blocks": len(ffns)}
+    return {"ffn": table, "ffn_paired": paired, "ffn_kind": [kind]}
+
+
+# --- claims and findings -----------------------------------------------------------------------
+
+
+FAR = "no share of the neurons that was tried is near the one that the claim is about"
+
+
+def _enough(result: StudyResult) -> Verdict:
+    share = nearest(result, "ffn", "share", EIGHTH)
+    if share is None:
+        return untested(FAR)
+    loss, same = (
+        result.row("ffn", share=share, rule="size", measure=measure)
+        for measure in ("loss", "agreement")
+    )
+    if loss is None:
+        return untested("the right outputs of this text are not known, so there is no loss")
+    # A loss alone may stay the same, or fall by chance, while outputs change.
+    return Verdict(
+        all_of([below(loss, SAME_LOSS), above(same, SAME_TOP)]),
+        f"with {percent(share, 1)} of the neurons, by size, the loss changes by {nats(loss)} and "
+        f"the top output is the same in {shares(same)} of rows",
+        f"yes if the interval of the loss is below {SAME_LOSS} nats and that of agreement above "
+        f"{percent(SAME_TOP)}",
+    )
+
+
+def papers_rule(result: StudyResult, table: str, share: float, **where: str) -> Verdict:
+    """Does the paper's rule do as well as selecting by size?"""
+    own = nearest(result, table, "share", share, **where)
+    if own is None and result.rows(table, **where):
+        return untested(FAR)
+    row = result.row(table, share=own, rule="pre-activation", measure="kl", **where)
+    if row is None or own is None:
+        return untested("the pre-activations of this model's FFNs are not known")
+    return Verdict(
+        below(row, SAME_LOSS),
+        f"with {percent(own, 1)} of the neurons its KL minus that by size is {nats(row)}",
+        f"yes if the interval is below {SAME_LOSS} nats",
+    )
+
+
+HALF = 0.5
+CLAIMS = (
+    Claim("An eighth of the neurons of each position is enough, with no training.", _enough),
+    Claim("The paper's rule, the largest signed pre-activations, keeps what matters: half of the "
+          "neurons chosen so are as good as half chosen by size.",
+          partial(papers_rule, table="ffn_paired", share=HALF)),
+)  # fmt: skip
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    kind = result.row("ffn_kind")
+    assert kind is not None
+    yield Finding(f"The FFNs of this model are {kind['kind']}.", under="ffn")
+    wanted = result.settings["kl"]
+    by_size = result.rows("ffn", rule="size", measure="kl")
+    enough = [row for row in by_size if below(row, wanted) == "yes"]
+    if enough:
+        first = min(enough, key=lambda row: row["share"])
+        yield Finding(
+            f"With {percent(first['share'], 1)} of their neurons, chosen by size at each position, "
+            f"FFNs are within {wanted:g} nats of the whole model: KL {nats(first)}.",
+            under="ffn", headline=True,
+        )  # fmt: skip
+    else:
+        yield Finding(
+            f"No share of neurons that was tried, chosen by size, is clearly within {wanted:g} "
+            "nats of the whole model.", under="ffn", headline=True,
+        )  # fmt: skip
+    half = nearest(result, "ffn", "share", HALF)
+    for rule in ("signed", "pre-activation"):
+        row = result.row("ffn_paired", rule=rule, share=half, measure="kl")
+        agreement = result.row("ffn", rule=rule, share=half, measure="agreement")
+        if row is not None and half is not None:
+            verb = "costs" if above(row) == "yes" else "changes KL by"
+            more = " more than choosing by size" if verb == "costs" else " against size"
+            yield Finding(
+                f"Keeping {percent(half, 0)} of the neurons {RULES[rule]} {verb} {nats(row)}{more}"
+                f"; the top output is the same in {shares(agreement)} of rows.",
+                under="ffn", headline=rule == "pre-activation",
+            )  # fmt: skip
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    yield from points(({**row, "line": row["rule"]} for row in result.rows("ffn")), "share")
+
+
+def _table_rows(result: StudyResult, measure: str) -> Iterator[Row]:
+    for row in result.rows("ffn", measure=measure):
+        yield {**row, "column": COLUMNS[row["rule"]]}
+
+
+SECTION = Section(
+    "ffn", "How many neurons do FFNs need, and which?", _run,
+    "At each position every FFN keeps a share of its neurons and sets the coefficients of the "
+    "others to 0. Four rules choose them. The paper chose the largest signed pre-activations, for "
+    "ReLU FFNs, whose coefficients are never negative. In a gated FFN, large coefficients have "
+    "both signs.",
+    short="FFN", help="the same for neurons, by four rules", findings=_findings, claims=CLAIMS,
+    figures=(
+        Figure(
+            "ffn", "FFNs with a share of their neurons",
+            "One line per rule that chooses neurons. Of KL and loss, lower is better.", _points,
+            x=Axis("share of neurons kept", "log"), y=Axis(""), share_y=False, unit="rows",
+            size=(3.7, 3.3), lines=LINES,
+        ),
+    ),
+    tables=(
+        Table(
+            "ffn-table", "KL to the whole model in nats, by the rule that chooses neurons",
+            partial(_table_rows, measure="kl"),
+            (Column("share", "neurons kept", "{:.1f} %", 100), Column("neurons", "k, at least")),
+            across="column", cells=(estimate("value", "", "{:.3f}"),), terminal=True,
+        ),
+    ),
+)  # fmt: skip

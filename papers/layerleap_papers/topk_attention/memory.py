@@ -1,0 +1,263 @@
+"""What training keeps in memory for attention and for FFNs, by implementation and length.
+
+In: the shape of one layer. Out: bytes that the backward pass needs kept, counted exactly, how they
+grow with length, and the section of the study that shows it.
+
+Inputs and output are not counted: the layers around hold those with every implementation. What is
+alive only while a chunk is computed is not counted either; `make bench` measures peaks.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from layerleap import StudyResult
+from layerleap.act.topk import Visible, topk_attend
+from layerleap.extras import learn_library
+from layerleap.study import (
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Line,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    at_every,
+    below,
+    between,
+    estimate,
+    untested,
+)
+from layerleap_papers.topk_attention.context import SparsityContext
+from layerleap_papers.topk_attention.curves import interval
+from layerleap_papers.topk_attention.relu_ffn import D_MODEL, FFN_NAMES, FFNS, NEURONS
+
+HEADS, WIDTH = 12, 64  # the layer that the paper measured
+K, CHUNK = 64, 256
+MIB = 2**20
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Plain causal attention, as transformers' eager implementation computes it."""
+    scores = query @ key.mT * WIDTH**-0.5
+    n = scores.shape[-1]
+    mask = torch.full((n, n), torch.finfo(scores.dtype).min).triu(1)
+    return (scores + mask).softmax(-1) @ value
+
+
+def _chunked(query: Tensor, key: Tensor, value: Tensor, *, k: int | None, again: bool) -> Tensor:
+    visible = Visible(is_causal=True)
+    return topk_attend(query, key, value, visible, k, chunk=CHUNK, recompute=again)
+
+
+IMPLEMENTATIONS: dict[str, Attend] = {
+    "eager": eager,
+    "sdpa": partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True),
+    "chunked": partial(_chunked, k=None, again=False),
+    "top-k": partial(_chunked, k=K, again=False),
+    "top-k, recomputed": partial(_chunked, k=K, again=True),
+}
+NAMES = {
+    "eager": "eager: whole score matrix", "sdpa": "sdpa: PyTorch's fused kernel",
+    "chunked": "exact, in chunks", "top-k": f"top-{K}, selection kept",
+    "top-k, recomputed": f"top-{K}, selected again",
+}  # fmt: skip
+
+
+def kept_bytes(attend: Attend, *shapes: tuple[int, ...]) -> int:
+    """Bytes that are kept for the backward pass, without those of inputs and output.
+
+    Args:
+        attend: what is computed.
+        shapes: of its three inputs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    own = {value.untyped_storage().data_ptr() for value in inputs}
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []  # so that no address is used twice
+
+    def pack(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(value.detach())
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        output = attend(*inputs)
+    kept.pop(output.untyped_storage().data_ptr(), None)
+    return sum(kept.values())
+
+
+def growth(lengths: list[int], sizes: list[int]) -> Row | None:
+    """The exponent p of size ~ length^p, by least squares, with its 95 % interval."""
+    if min(sizes) == 0 or len(lengths) < 3:
+        return None
+    x, y = ([math.log(value) for value in values] for values in (lengths, sizes))
+    stats = learn_library("scipy.stats")
+    fit = stats.linregress(x, y)
+    margin = float(stats.t.ppf(0.975, len(x) - 2) * fit.stderr)
+    return {"value": float(fit.slope), "low": float(fit.slope) - margin,
+            "high": float(fit.slope) + margin}  # fmt: skip
+
+
+def _run(context: SparsityContext) -> Tables:
+    lengths = sorted(set(context.settings.lengths))
+    rows: list[Row] = []
+    ffns: list[Row] = []
+    for number, length in enumerate(lengths):
+        context.progress("memory of training", number, len(lengths), "lengths")
+        for name, attend in IMPLEMENTATIONS.items():
+            kept = kept_bytes(attend, *[(1, HEADS, length, WIDTH)] * 3)
+            rows.append({"name": name, "length": length, "bytes": kept})
+        for name, ffn in FFNS.items():
+            kept = kept_bytes(ffn, (length, D_MODEL), (NEURONS, D_MODEL), (NEURONS, D_MODEL))
+            ffns.append({"name": name, "length": length, "bytes": kept})
+    grows = []
+    for name in IMPLEMENTATIONS:
+        sizes = [row["bytes"] for row in rows if row["name"] == name]
+        if (found := growth(lengths, sizes)) is not None:
+            grows.append({"name": name, **found, "lengths": len(lengths)})
+    return {"memory": rows, "memory_growth": grows, "memory_ffn": ffns}
+
+
+# --- claims and findings -----------------------------------------------------------------------
+
+
+def _linear(result: StudyResult) -> Verdict:
+    row = result.row("memory_growth", name="top-k")
+    if row is None:
+        return untested("nothing was measured")
+    whole = result.row("memory_growth", name="eager")
+    return Verdict(
+        between(row, 0.9, 1.1),
+        f"what is kept grows with length to the power {interval(row)}; of eager attention "
+        f"{interval(whole)}",
+        "yes if the interval of the exponent is within 0.9 to 1.1",
+    )
+
+
+def _leaner(result: StudyResult, table: str, name: str, other: str) -> Verdict:
+    names = {"memory": NAMES, "memory_ffn": FFN_NAMES}[table]
+    pairs = [
+        (row["length"], row["bytes"], peer["bytes"])
+        for row in result.rows(table, name=name)
+        if (peer := result.row(table, name=other, length=row["length"])) is not None
+    ]
+    if not pairs:
+        return untested("nothing was measured")
+    # Counted, not sampled: both ends of the interval are the number itself.
+    gaps = [{"low": theirs - ours, "high": theirs - ours} for _, ours, theirs in pairs]
+    length, ours, theirs = pairs[-1]
+    return Verdict(
+        at_every(above(gap) for gap in gaps),
+        f"at {length:,} positions: {names[name]} {ours / MIB:.2f} MiB, {names[other]} "
+        f"{theirs / MIB:.2f} MiB",
+        "yes if it keeps less at every length; bytes are counted, so there is no interval",
+    )
+
+
+CLAIMS = (
+    Claim("What top-k attention keeps for the backward pass is linear in the length.", _linear),
+    Claim("Training with top-k attention keeps less than with plain attention.",
+          partial(_leaner, table="memory", name="top-k", other="eager")),
+    Claim("It keeps less than today's fused kernels (sdpa), too.",
+          partial(_leaner, table="memory", name="top-k", other="sdpa")),
+    Claim("Training a ReLU FFN keeps less if each token keeps an eighth of its neurons.",
+          partial(_leaner, table="memory_ffn", name="top-k", other="whole")),
+    Claim("(ours) So does the edit TopKNeurons, which works on any FFN.",
+          partial(_leaner, table="memory_ffn", name="masked", other="whole")),
+)  # fmt: skip
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    rows = {row["name"]: row for row in result.rows("memory")}  # the longest comes last
+    if not rows:
+        return
+    length = rows["eager"]["length"]
+    listed = ", ".join(f"{NAMES[name]} {row['bytes'] / MIB:.2f} MiB" for name, row in rows.items())
+    yield Finding(
+        f"One layer of {HEADS} heads of {WIDTH} keeps for its backward pass at {length:,} "
+        f"positions, beside inputs and output: {listed}.", under="memory", headline=True,
+    )  # fmt: skip
+    ffns = {row["name"]: row for row in result.rows("memory_ffn")}
+    listed = ", ".join(f"{FFN_NAMES[n]} {row['bytes'] / MIB:.2f} MiB" for n, row in ffns.items())
+    yield Finding(
+        f"A ReLU FFN of {NEURONS:,} neurons keeps at {length:,} positions, beside inputs and "
+        f"output: {listed}.", under="memory",
+    )  # fmt: skip
+    grows = {row["name"]: row for row in result.rows("memory_growth")}
+    sdpa = grows.get("sdpa")
+    if sdpa is not None and below(sdpa, 1.2) == "yes":
+        yield Finding(
+            "PyTorch's fused kernel already needs linear memory "
+            f"(exponent {interval(sdpa)}) and computes exact attention, so memory alone is no "
+            "reason for top-k attention where that kernel can be used. Top-k still helps where it "
+            "cannot (weights have to be looked at, capped or biased), as a measure of how sparse "
+            "attention is, and where few values are read from a long cache.",
+            under="memory", headline=True,
+        )  # fmt: skip
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("memory"):
+        if row["bytes"]:
+            yield {"x": row["length"], "y": row["bytes"] / MIB, "line": row["name"]}
+
+
+def _table_rows(result: StudyResult, table: str, names: dict[str, str]) -> Iterator[Row]:
+    for row in result.rows(table):
+        yield {**row, "column": names[row["name"]], "mib": row["bytes"] / MIB}
+
+
+SECTION = Section(
+    "memory", "How much does training keep in memory?", _run,
+    f"One causal attention layer of {HEADS} heads of {WIDTH}, batch of one, whatever the model: "
+    "the bytes that autograd keeps for the backward pass beside inputs and output, counted. "
+    f"Top-k attention has k = {K}. So, too, of one ReLU FFN of {NEURONS:,} neurons, of which an "
+    "eighth is kept.",
+    short="Memory", help="bytes kept by eager, chunked, sdpa and top-k attention, and by FFNs",
+    findings=_findings, claims=CLAIMS,
+    figures=(
+        Figure(
+            "memory", "Kept by attention for the backward pass",
+            "On both axes, each step is a factor.", _points, x=Axis("positions", "log"),
+            y=Axis("MiB", "log"), size=(5.6, 3.6),
+            sample="bytes are counted, not sampled",
+            lines={
+                "eager": Line(NAMES["eager"], "orange", marker="s"),
+                "sdpa": Line(NAMES["sdpa"], "green", marker="D"),
+                "chunked": Line(NAMES["chunked"], "grey"),
+                "top-k": Line(NAMES["top-k"], "blue"),
+                "top-k, recomputed": Line(NAMES["top-k, recomputed"], "amber", style="dashed"),
+            },
+        ),
+    ),
+    tables=(
+        Table(
+            "memory-table", "Kept by attention for the backward pass, in MiB",
+            partial(_table_rows, table="memory", names=NAMES),
+            (Column("length", "positions"),), across="column", cells=(Column("mib", "", "{:.2f}"),),
+        ),
+        Table(
+            "ffn-memory-table", "Kept by a ReLU FFN for the backward pass, in MiB",
+            partial(_table_rows, table="memory_ffn", names=FFN_NAMES),
+            (Column("length", "positions"),), across="column", cells=(Column("mib", "", "{:.2f}"),),
+        ),
+        Table(
+            "growth-table", "Exponent of growth with length",
+            lambda r: [{**row, "name": NAMES[row["name"]]} for row in r.rows("memory_growth")],
+            (Column("name", ""), estimate("value", "exponent")),
+        ),
+    ),
+)  # fmt: skip

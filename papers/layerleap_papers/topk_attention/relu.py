@@ -1,0 +1,181 @@
+"""ReLU against gated FFNs: two small models, trained on the same text in the same way.
+
+In: the bundled `small-lm-relu` (GPT-NeoX: LayerNorm, biases) and `small-lm` (Llama: RMSNorm, none),
+about equally large, one seed each, so that a difference may have other reasons; and the study's
+text. Out: the sweep over shares and rules for both, and the section that shows it.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from layerleap import StudyResult, load
+from layerleap.errors import BadSettings
+from layerleap.lens import SHARE
+from layerleap.models.weights import FeedForward, feed_forwards
+from layerleap.stream import modality, reads_pairs
+from layerleap.study import (
+    Axis,
+    Claim,
+    Column,
+    Figure,
+    Finding,
+    Row,
+    Section,
+    Table,
+    Tables,
+    Verdict,
+    above,
+    difference,
+    estimate,
+    percent,
+    untested,
+)
+from layerleap_papers.topk_attention.context import SparsityContext
+from layerleap_papers.topk_attention.curves import EIGHTH, PANELS, nats, nearest, shares
+from layerleap_papers.topk_attention.ffn import COLUMNS, HALF, LINES, papers_rule, sweep
+from layerleap_papers.topk_attention.passes import Rows
+
+RELU, GATED = "ReLU", "gated"
+TWINS = {RELU: "small-lm-relu", GATED: "small-lm"}
+
+
+def _run(context: SparsityContext) -> Tables:
+    is_text = modality(context.model) == "text" and not reads_pairs(context.model)
+    if not is_text or context.text == "generated":
+        raise BadSettings(
+            f"the two small language models read English, and {context.model.identity.name} is "
+            "read on something else; run this section with an English model"
+        )
+    tables: Tables = {"relu": [], "relu_paired": [], "relu_active": []}
+    for kind, name in TWINS.items():
+        context.progress(f"loading {name}", 0, None, "models")
+        rows = context.rows_of(load(name))
+        known = feed_forwards(rows.model)
+        ffns = {block: ffn for block, ffn in known.items() if isinstance(ffn, FeedForward)}
+        table, paired = sweep(rows, ffns, context.settings.shares, context.progress)
+        tables["relu"] += [{"ffn": kind, **row} for row in table]
+        tables["relu_paired"] += [{"ffn": kind, **row} for row in paired]
+        active = rows.estimates(_active(rows, ffns)[:, None], [SHARE])[0]
+        tables["relu_active"].append({"ffn": kind, "model": name, **active})
+    return tables
+
+
+@torch.no_grad()
+def _active(rows: Rows, ffns: dict[int, FeedForward]) -> Tensor:
+    """The share of neurons whose coefficient is not 0, as a mean over blocks: (row,)."""
+    found = []
+    for batch in rows.batches:
+        sites = [(block, ffn.site) for block, ffn in ffns.items()]
+        captured = rows.model.capture(batch.inputs, layers=(), sites=sites, keep=batch.keep)
+        parts = [(value != 0).double().mean(-1).cpu() for value in captured.sites.values()]
+        found.append(torch.stack(parts).mean(0))
+    return torch.cat(found)
+
+
+# --- claims and findings -----------------------------------------------------------------------
+
+
+def _open_share(result: StudyResult, kind: str) -> float | None:
+    """The largest share, up to half, at which rules can differ: fewer neurons than are active."""
+    active = result.row("relu_active", ffn=kind)
+    known = {row["share"] for row in result.rows("relu_paired", ffn=kind)}
+    below = [share for share in known if active is None or share < active["value"]]
+    return max((share for share in below if share <= HALF), default=None)
+
+
+def _rule(result: StudyResult, kind: str) -> Verdict:
+    share = _open_share(result, kind)
+    if share is None:
+        return untested("no share that was tried is smaller than that of the active neurons")
+    return papers_rule(result, "relu_paired", share, ffn=kind)
+
+
+def _sparser(result: StudyResult) -> Verdict:
+    share = nearest(result, "relu", "share", EIGHTH)
+    both = {
+        kind: result.row("relu", ffn=kind, share=share, rule="size", measure="kl") for kind in TWINS
+    }
+    relu, gated = both[RELU], both[GATED]
+    if relu is None or gated is None or share is None:
+        return untested("nothing was measured")
+    gap = difference(gated, relu)
+    return Verdict(
+        above(gap),
+        f"with {percent(share, 1)} of the neurons, KL is {nats(relu)} with ReLU and {nats(gated)} "
+        "with gates",
+        "yes if the interval of the difference is above 0",
+    )
+
+
+CLAIMS = (
+    Claim("With ReLU, the paper's rule is right: neurons chosen by pre-activation, fewer than are "
+          "active, are as good as those chosen by size (small-lm-relu).",
+          partial(_rule, kind=RELU)),
+    Claim("With gates, the paper's rule is right as well (small-lm).",
+          partial(_rule, kind=GATED)),
+    Claim("(ours) small-lm-relu needs a smaller share of its neurons than small-lm: an eighth of "
+          "them costs less.", _sparser),
+)  # fmt: skip
+
+
+def _findings(result: StudyResult) -> Iterator[Finding]:
+    for row in result.rows("relu_active"):
+        yield Finding(
+            f"{row['model']}: {shares(row)} of the coefficients of a position are not 0.",
+            under="relu",
+        )
+    for kind, name in TWINS.items():
+        share = _open_share(result, kind)
+        by_rule, by_size = (
+            result.row("relu", ffn=kind, share=share, rule=rule, measure="kl")
+            for rule in ("pre-activation", "size")
+        )
+        if share is not None and by_rule is not None and by_size is not None:
+            yield Finding(
+                f"{name}, with {percent(share, 1)} of the neurons, fewer than are active: KL "
+                f"{nats(by_rule)} if the paper's rule chooses them, {nats(by_size)} by size.",
+                under="relu", headline=True,
+            )  # fmt: skip
+    verdict = _sparser(result)
+    if verdict.agrees != "not tested":
+        yield Finding(f"ReLU against gates: {verdict.seen}.", under="relu", headline=True)
+
+
+def _points(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("relu", measure="kl"):
+        yield {**row, "x": row["share"], "y": row["value"], "line": row["rule"],
+               "panel": f"{row['ffn']} ({TWINS[row['ffn']]})"}  # fmt: skip
+
+
+def _table_rows(result: StudyResult) -> Iterator[Row]:
+    for row in result.rows("relu", measure="kl"):
+        yield {**row, "column": COLUMNS[row["rule"]]}
+
+
+SECTION = Section(
+    "relu", "Is the paper's rule right for ReLU and wrong for gates?", _run,
+    "No large ReLU model can be bundled, so two small language models are trained on this machine "
+    "on first use, on the same text and in the same way: one with plain ReLU FFNs, one with gated "
+    "FFNs. Both are read on the same held-out texts. They are weak models; only the difference "
+    "between their FFNs is of interest.",
+    short="ReLU", help="the rules on a small ReLU model and its gated twin", quick=False,
+    findings=_findings, claims=CLAIMS,
+    figures=(
+        Figure(
+            "relu", "KL by share of neurons and rule", "With ReLU all rules coincide as soon as "
+            "all positive coefficients are kept.", _points,
+            x=Axis("share of neurons kept", "log"), y=Axis(PANELS["kl"]), unit="rows",
+            size=(4.4, 3.4), lines=LINES,
+        ),
+    ),
+    tables=(
+        Table(
+            "relu-table", "KL to the whole model in nats", _table_rows,
+            (Column("ffn", "FFN"), Column("share", "neurons kept", "{:.1f} %", 100)),
+            across="column", cells=(estimate("value", "", "{:.3f}"),),
+        ),
+    ),
+)  # fmt: skip

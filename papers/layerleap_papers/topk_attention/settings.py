@@ -1,0 +1,123 @@
+"""Settings of the study of sparsity, and the sizes that suit a model.
+
+In: plain values. Out: `SparsitySettings`, checked.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
+
+from layerleap import Transformer
+from layerleap.errors import BadSettings
+from layerleap.stream import DENSEST_MASKS, reads_pairs
+from layerleap.study import TextSettings, option
+
+T = TypeVar("T")
+CLAIMED = (0.125, 0.5)  # shares of neurons that claims are about; a quick run keeps these
+SHORTEST = 128  # a length at which memory is measured: twice k, so that keys are selected
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas."""
+    return tuple(int(part) for part in _parts(text, int, "whole numbers"))
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """Numbers separated by commas."""
+    return tuple(float(part) for part in _parts(text, float, "numbers"))
+
+
+def _parts(text: str, kind: type, words: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        [kind(part) for part in parts]
+    except ValueError as error:
+        raise BadSettings(f"{text!r} cannot be read; expected {words} with commas") from error
+    return parts
+
+
+@dataclass(frozen=True)
+class SparsitySettings(TextSettings):
+    """What the study of sparsity does, and with how much data."""
+
+    n_fit: int | None = option(
+        6, "Texts that budgets are chosen on; results come from others.", flags=("--fit-texts",)
+    )
+    n_read: int | None = option(16, "Held-out texts to read.", flags=("--read-texts",))
+    unit: str = option("document", "What one text is: sentence, paragraph or document.")
+    max_tokens: int = option(384, "Longer texts are cut here.")
+    positions: str | None = option(
+        None,
+        f"'one' random position per text, 'all', or 'every:N'. By default every:4, "
+        f"every:{DENSEST_MASKS} of a masked model, or all of an encoder-decoder.",
+    )
+    keys: tuple[int, ...] = option(
+        (2, 4, 8, 16, 32, 64, 128), "How many keys attention keeps, one run each.",
+        flags=("--keys",), parse=numbers,
+    )  # fmt: skip
+    shares: tuple[float, ...] = option(
+        (0.015625, 0.03125, 0.0625, 0.125, 0.25, 0.5, 0.75),
+        "Shares of neurons that FFNs keep, one run each.", flags=("--shares",), parse=shares,
+    )  # fmt: skip
+    kl: float = option(
+        0.05, "KL in nats that a budget may cost: the upper end of its interval.", flags=("--kl",)
+    )
+    budget_tokens: int = option(256, "Texts that budgets are chosen and verified on are cut here.")
+    window: int = option(8, "Positions back that count as near when heads are described.")
+    seeds: int = option(4, "Runs from scratch of each kind of attention.")
+    tune_seeds: int = option(3, "Fine-tuning runs of each kind, minutes each.")
+    steps: int = option(1200, "Steps of training from scratch on ListOps.")
+    review_steps: int = option(1000, "Steps of training from scratch on reviews.")
+    tune_steps: int = option(200, "Steps of fine-tuning.")
+    tested: int = option(1000, "Held-out items that trained models are tested on.")
+    lengths: tuple[int, ...] = option(
+        (256, 512, 1024, 2048), "Lengths at which memory is measured.", parse=numbers
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = {"budget_tokens": 2, "seeds": 2, "tune_seeds": 2, "tested": 2}
+        least |= dict.fromkeys(("window", "steps", "review_steps", "tune_steps"), 1)
+        for name, lowest in least.items():
+            if (value := getattr(self, name)) < lowest:
+                raise BadSettings(f"{name} is {value}; expected {lowest} or more")
+        if not 0 < self.kl < math.inf:
+            raise BadSettings(f"kl is {self.kl}; expected a positive number of nats")
+        if not self.keys or min(self.keys) < 1:
+            raise BadSettings(f"keys are {list(self.keys)}; expected numbers from 1 on")
+        if not self.shares or not all(0 < share <= 1 for share in self.shares):
+            raise BadSettings(f"shares are {list(self.shares)}; expected numbers above 0, up to 1")
+        if len(set(self.lengths)) < 3 or min(self.lengths) < SHORTEST:
+            raise BadSettings(
+                f"lengths are {list(self.lengths)}; expected three or more, each at least "
+                f"{SHORTEST}, to fit how memory grows"
+            )
+
+    def quickened(self) -> "SparsitySettings":
+        """Few short texts, few k."""
+        assert self.n_fit is not None
+        assert self.n_read is not None
+        return replace(
+            self, n_fit=min(self.n_fit, 2), n_read=min(self.n_read, 6),
+            max_tokens=min(self.max_tokens, 128), budget_tokens=min(self.budget_tokens, 48),
+            keys=_spread(tuple(sorted(self.keys))[1:-1] or self.keys, 3),
+            shares=tuple(sorted({min(self.shares, key=lambda s: abs(s - w)) for w in CLAIMED})),
+            lengths=tuple(sorted(self.lengths)[:3]),
+        )  # fmt: skip
+
+    def resolved(self, model: Transformer) -> Self:
+        """Text and positions that suit the model; k in order, each once."""
+        positions = f"every:{DENSEST_MASKS if model.kind == 'masked-token' else 4}"
+        if reads_pairs(model):
+            positions = "all"  # what a decoder writes is short
+        return replace(
+            self, text=self.main_text(model), positions=self.positions or positions,
+            keys=tuple(sorted(set(self.keys))), shares=tuple(sorted(set(self.shares))),
+        )  # fmt: skip
+
+
+def _spread(values: tuple[T, ...], n: int) -> tuple[T, ...]:
+    """At most n of the values, evenly spread, both ends among them."""
+    if len(values) <= n:
+        return values
+    return tuple(values[round(i * (len(values) - 1) / (n - 1))] for i in range(n))

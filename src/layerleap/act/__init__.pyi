@@ -1,0 +1,1 @@
+from . import edits as edits, exits as exits, learning as learning

@@ -1,0 +1,1 @@
+from .decoding_stats import DecodingStats as DecodingStats

@@ -1,0 +1,148 @@
+"""What a model does at the token that predicts the answer.
+
+In: a wrapped model, and prompts whose last tokens are the query. Out: an `Observation` of each.
+
+The observed position is the last token of the prompt: the model's output there is its answer. So a
+prompt ends where the answer would begin, and never contains one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from layerleap.act.learning.lessons import require_fitting, require_learner
+from layerleap.arguments import checked
+from layerleap.brief import Brief
+from layerleap.errors import BadSettings, NotFinite
+from layerleap.models.hooks.scores import scores_recorded
+from layerleap.models.prefix import Prefix, shared_prefix
+from layerleap.models.transformer import Transformer
+
+CACHED = 4  # tokens of a cache take less memory than tokens that run
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids; the last `n_query` of them are the query, the others its context."""
+
+    ids: tuple[int, ...]
+    n_query: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", tuple(int(token) for token in self.ids))
+        if not 1 <= self.n_query <= len(self.ids):
+            raise BadSettings(
+                f"n_query is {self.n_query}; expected 1 to {len(self.ids)}, the tokens of the "
+                "prompt"
+            )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Observation(Brief):
+    """One prompt, at its last token; everything is on the CPU."""
+
+    states: Tensor  # (n_layers + 1, d_model): h[0] .. h[n_layers]
+    attention: Tensor  # (n_layers, d_model): what attention of each block gives, after W_O
+    scores: tuple[Tensor, ...]  # by block, (head, n_query): before the softmax; () if not recorded
+    top: int  # the token with the highest probability
+    labels: Tensor | None  # (label,) log-probabilities of the labels, if some were given
+
+    @property
+    def prediction(self) -> int:
+        """The best label by number, or the best token if there are no labels."""
+        return self.top if self.labels is None else int(self.labels.argmax())
+
+
+@checked
+@torch.no_grad()
+def observe(
+    transformer: Transformer,
+    prompts: Sequence[Prompt],
+    *,
+    labels: Sequence[int] | None = None,
+    scores: bool = True,
+    tokens_per_batch: int = 2048,
+) -> list[Observation]:
+    """Run the prompts, with the edits in force, and keep what happens at their last tokens.
+
+    Args:
+        labels: token ids to choose an answer from; the whole vocabulary when None.
+        scores: also record attention scores.
+        tokens_per_batch: tokens of one pass; results do not depend on it beyond rounding.
+    """
+    require_learner(transformer)
+    require_fitting(transformer, [len(prompt.ids) for prompt in prompts], "prompt")
+    found: dict[int, Observation] = {}
+    prefix = shared_prefix(transformer, [p.ids for p in prompts], [p.n_query for p in prompts])
+    for rows in _batches(prompts, tokens_per_batch, prefix.length):
+        own = _observe(transformer, [prompts[row] for row in rows], prefix, labels, scores)
+        found |= zip(rows, own, strict=True)
+    return [found[row] for row in range(len(prompts))]
+
+
+def _batches(prompts: Sequence[Prompt], tokens: int, shared: int) -> Iterator[list[int]]:
+    """Numbers of prompts of the same length, at most `tokens` tokens at a time; never padded.
+
+    The first `shared` tokens do not run again, but every prompt has its copy of their cache.
+    """
+    by_length: dict[int, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        by_length.setdefault(len(prompt.ids), []).append(row)
+    for length, rows in by_length.items():
+        size = max(1, min(tokens // (length - shared), CACHED * tokens // length))
+        yield from (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def _observe(
+    transformer: Transformer, prompts: list[Prompt], prefix: Prefix,
+    labels: Sequence[int] | None, scores: bool,
+) -> list[Observation]:  # fmt: skip
+    inputs = prefix.inputs([prompt.ids[prefix.length :] for prompt in prompts])
+    keep = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+    ends = [len(prompt.ids) - prefix.length for prompt in prompts]
+    keep[range(len(ends)), [end - 1 for end in ends]] = True
+    blocks = range(1, transformer.n_layers + 1)
+    for block in blocks:
+        transformer.known_anatomy(block, "the output of its attention cannot be observed")
+    wanted = [
+        (end - 1, range(len(prompt.ids) - prompt.n_query, len(prompt.ids)))
+        for end, prompt in zip(ends, prompts, strict=True)
+    ]
+    with scores_recorded(transformer, wanted if scores else []) as recorder:
+        captured = transformer.capture(
+            inputs, sites=[(block, "attn.out") for block in blocks], keep=keep
+        )
+    for layer, h in captured.states.items():
+        if not h.isfinite().all():
+            raise NotFinite(
+                f"the states at layer {layer} are NaN or infinite, so there is nothing to observe; "
+                "if a delta is applied, learn it with a lower learning rate"
+            )
+    recorded = [recorder.of_block(block) for block in blocks] if scores else []
+    tops, chosen = _answers(transformer, captured.states[transformer.n_layers], labels)
+    return [
+        Observation(
+            torch.stack([h[row].cpu() for _, h in sorted(captured.states.items())]),
+            torch.stack([captured.sites[block, "attn.out"][row].cpu() for block in blocks]),
+            tuple(own[row].cpu() for own in recorded),
+            tops[row],
+            None if chosen is None else chosen[row],
+        )
+        for row in range(len(prompts))
+    ]
+
+
+def _answers(
+    transformer: Transformer, h: Tensor, labels: Sequence[int] | None
+) -> tuple[list[int], Tensor | None]:
+    """The best token of each row, and the log-probabilities of the labels: (row, label)."""
+    tops: list[int] = []
+    chosen: list[Tensor] = []
+    for rows in h.split(64):
+        logits = transformer.logits(rows).double()
+        tops += logits.argmax(-1).tolist()
+        if labels is not None:
+            chosen.append(logits.log_softmax(-1)[:, list(labels)].cpu())
+    return tops, torch.cat(chosen) if chosen else None

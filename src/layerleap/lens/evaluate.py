@@ -1,0 +1,325 @@
+"""Evaluate banks on text they were not fitted on: how well do they predict the model's output?
+
+In: a wrapped model, one or several of its banks, and a text.
+Out: an `Evaluation`: Precision@k, surprisal, KL and R2 of each layer's map to the last layer, next
+to the logit lens, with 95 % intervals over documents.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from layerleap.arguments import checked
+from layerleap.errors import BadSettings, BadText, check_choice
+from layerleap.lens.lens import Lens
+from layerleap.lens.map_errors import MapErrors
+from layerleap.lens.scores import score
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import find_bank
+from layerleap.models.identity import caveats
+from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress, reporting
+from layerleap.stream.batches import batches_of
+from layerleap.stream.examples import Batch, Census, Sampling
+from layerleap.stream.source import default_text, n_to_generate, resolve_text
+from layerleap.stream.split import Side
+
+METRICS = ("precision@1", "precision@5", "precision@10", "surprisal", "kl", "r2")
+SHOWN = ("precision@1", "kl", "r2")  # columns of the printed table
+CELL = 21  # characters of a cell, so that the printed table fits 80 columns
+SIDES = {"held-out": "held-out ", "fit": "fitting ", "both": ""}  # as an adjective
+
+Bank = ShortcutBank | str | Path  # a bank, its folder or hub name, or "default"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of banks and of the logit lens on one text.
+
+    `scores` has one row per map, layer and metric: map ("id" is the logit lens), layer, metric,
+    value, low and high (a 95 % interval over documents), rows and documents. At the last layer all
+    maps read the model itself: precision and R2 are 1, KL is 0, surprisal is -ln p_max.
+    """
+
+    model: dict[str, Any]  # identity, as in the bank
+    text: str
+    side: Side  # which documents of the text were read
+    fitted_on: bool  # True if a bank was fitted on some of these documents
+    left_out: int  # documents that were left out because a bank was fitted on them
+    unknown: tuple[str, ...]  # banks that do not say which documents they were fitted on
+    n_layers: int
+    n_rows: int
+    n_documents: int
+    scores: list[dict[str, Any]] = field(repr=False)
+
+    @property
+    def maps(self) -> list[str]:
+        """The names of the maps, "id" first."""
+        return list(dict.fromkeys(row["map"] for row in self.scores))
+
+    def at(self, layer: int) -> list[dict[str, Any]]:
+        """The rows of one layer; negative numbers count from the last."""
+        if not -self.n_layers - 1 <= layer <= self.n_layers:
+            raise BadSettings(f"layer {layer} does not exist; expected 0 to {self.n_layers}")
+        layer %= self.n_layers + 1
+        return [row for row in self.scores if row["layer"] == layer]
+
+    def by_layer(self) -> list[dict[str, Any]]:
+        """One row per layer below the last: the first bank beside the logit lens, for a card."""
+        name = self.maps[1]
+        table = []
+        for layer in range(self.n_layers):
+            row: dict[str, Any] = {"layer": layer, "rows": self.n_rows}
+            for metric in ("precision@1", "kl", "r2"):
+                for one in self.at(layer):
+                    if one["metric"] == metric and one["map"] in ("id", name):
+                        row[metric if one["map"] == name else f"{metric} of id"] = one["value"]
+            table.append(row)
+        return table
+
+    def notes(self) -> list[str]:
+        """What limits these scores, a sentence each."""
+        notes = caveats(self.model)
+        if self.fitted_on:
+            notes.append("A bank was fitted on some of these documents: its scores are too good.")
+        if self.left_out:
+            notes.append(f"{self.left_out} documents that a bank was fitted on were left out.")
+        if self.unknown:
+            notes.append(
+                f"{' and '.join(self.unknown)}: which documents it was fitted on is not known. If "
+                "it was fitted on some of these, its scores are too good."
+            )
+        return notes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "unknown": list(self.unknown)}
+
+    def to_pandas(self) -> Any:
+        """One line per map, layer and metric."""
+        import pandas
+
+        return pandas.DataFrame(self.scores)
+
+    def report(self, folder: str | Path) -> Path:
+        """Write a page, its figure (SVG) and the numbers (CSV, JSON); returns the page's path."""
+        from layerleap.show.html.evaluation import write_evaluation
+
+        return write_evaluation(self, Path(folder))
+
+    def __repr__(self) -> str:
+        size = f"{self.n_rows} rows, {self.n_documents} documents"
+        maps = " and ".join(self.maps)
+        return f"Evaluation({maps} of {self.model['name']} on {self.text}: {size})"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def headline(self) -> str:
+        """What was evaluated, and on how much."""
+        is_unseen = self.side == "both" and not (self.fitted_on or self.unknown)
+        kind = "unseen " if is_unseen else SIDES[self.side]
+        return (
+            f"{self.model['name']} on {self.text}: {self.n_rows} rows from {self.n_documents} "
+            f"{kind}documents, 95 % intervals over documents"
+        )
+
+    def _lines(self) -> Iterator[str]:
+        yield self.headline()
+        yield from self.notes()
+        width = max(3, *map(len, self.maps))
+        heads = "".join(f"{metric:<{CELL}}" for metric in SHOWN).rstrip()
+        yield f"layer {'map':<{width}} {heads}"
+        for layer in range(self.n_layers + 1):
+            cells = {(row["map"], row["metric"]): _cell(row) for row in self.at(layer)}
+            for name in self.maps:
+                columns = "".join(f"{cells[name, metric]:<{CELL}}" for metric in SHOWN)
+                yield f"{layer:>5} {name:<{width}} {columns}".rstrip()
+        yield "All metrics, with more digits: to_pandas()"
+
+    def _repr_html_(self) -> str:
+        from layerleap.show.html.evaluation import evaluation_html
+
+        return evaluation_html(self)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    numbers = (row[key] for key in ("value", "low", "high"))
+    return "{} [{},{}]".format(*map(_short, numbers))
+
+
+def _short(number: float | None) -> str:
+    """A number in at most five characters: two decimals, or fewer where there is no room."""
+    if number is None:
+        return "-"
+    return f"{number:.2f}" if abs(number) < 10 else f"{number:.0f}"
+
+
+@checked
+def evaluate(
+    transformer: Transformer,
+    bank: Bank | Sequence[Bank] | Mapping[str, Bank] = "default",
+    text: Any = None,
+    sampling: Sampling | None = None,
+    *,
+    side: Side | None = None,
+    other_model: bool = False,
+    keep_fitted: bool | None = None,
+    starts: str | None = None,
+    n_texts: int | None = None,
+    tokens_per_batch: int = 1024,
+    progress: Progress | bool = True,
+) -> Evaluation:
+    """The scores of banks on a text, next to the logit lens, from one pass.
+
+        print(ll.evaluate(model, bank, "news"))
+        ll.evaluate(model, {"mine": bank, "default": "default"}, "news").report("scores")
+
+    Documents that a bank was fitted on are recognised and left out, even in another text.
+
+    Args:
+        bank: a bank of the model with a map from every layer to the last; or its folder or hub
+            name; or "default", the bank in the cache. A list or a dictionary by name compares
+            several banks on the same rows.
+        text: anything `batches_of` reads, "generated", or None for the model's default text.
+        sampling: how to cut texts, choose positions and hold out documents; by default as the
+            (first) bank was fitted, with one position per text: more of them are hardly
+            independent, and each is read at every layer.
+        side: "held-out" documents, "fit" for those the bank may be fitted on, or "both". By
+            default both, because documents that were fitted on are left out; but the held-out ones
+            if a bank does not know its documents.
+        other_model: allow banks of another model of the same class and width, with a warning.
+        keep_fitted: also read documents that a bank was fitted on; only for side "fit" by default.
+        starts: a text of real sequences from which a masked model draws its texts.
+        n_texts: stop after this many texts; all by default.
+        progress: a function to call, True for bars on a terminal or in a notebook, or False.
+    """
+    transformer.refresh(thorough=True)
+    with reporting(progress) as report:
+        banks = _named_banks(transformer, bank, report, other_model=other_model)
+        to_last = {name: _to_last(one) for name, one in banks.items()}
+        first = next(iter(banks.values()))
+        sampling = sampling or replace(sampling_of(first), positions="one")
+        unknown = tuple(label for label, one in banks.items() if one.documents is None)
+        side = side or ("held-out" if unknown and sampling.held_out else "both")
+        name, source, sampling = _source(transformer, text, sampling, side, starts, n_texts, report)
+        keep = side == "fit" if keep_fitted is None else keep_fitted
+        fitted = frozenset[int]().union(*(one.documents or () for one in banks.values()))
+        census = Census(leave_out=frozenset() if keep else fitted)
+        batches = batches_of(
+            transformer, source, sampling, side=side, n_texts=n_texts, census=census,
+            tokens_per_batch=tokens_per_batch,
+        )  # fmt: skip
+        errors = {name: MapErrors(one) for name, one in to_last.items()}
+
+        def on_states(states: Mapping[int, Tensor], batch: Batch) -> None:
+            for one in errors.values():
+                one.add(states, batch)
+
+        lenses = {"id": Lens(transformer)}
+        lenses |= {label: Lens(transformer, one) for label, one in banks.items()}
+        try:
+            scores = score(
+                transformer, lenses, batches, on_states=on_states, progress=report, total=n_texts,
+                phase="evaluating",
+            )  # fmt: skip
+        except BadText as error:
+            if not census.left_out:
+                raise
+            raise _too_little(name, 0, 0, census.left_out) from error
+    n_rows, n_documents = len(scores.documents), len(scores.documents.unique())
+    if n_documents < 2:
+        raise _too_little(name, n_rows, n_documents, census.left_out)
+    return Evaluation(
+        first.model, name, side, bool(census.used & fitted), census.left_out,
+        unknown, first.n_layers, n_rows, n_documents, [*scores.table(), *_r2_rows(errors)],
+    )  # fmt: skip
+
+
+def _named_banks(
+    transformer: Transformer,
+    bank: Bank | Sequence[Bank] | Mapping[str, Bank],
+    progress: Progress,
+    *,
+    other_model: bool = False,
+) -> dict[str, ShortcutBank]:
+    """The banks by the name they have in tables."""
+    if isinstance(bank, Mapping):
+        given: list[tuple[str | None, Bank]] = list(bank.items())
+    else:
+        many = [bank] if isinstance(bank, ShortcutBank | str | Path) else list(bank)
+        given = [(None, one) for one in many]
+    banks: dict[str, ShortcutBank] = {}
+    for label, one in given:
+        found = find_bank(transformer, one, other_model=other_model, progress=progress)
+        if found is None:
+            raise BadSettings("there is no bank to evaluate; expected a bank, its folder or name")
+        if label is None:
+            is_named = isinstance(one, str | Path) and len(given) > 1
+            label = Path(str(one)).name if is_named else Lens(transformer, found).name
+        taken = [label, *(f"{label} {number}" for number in range(2, len(given) + 2))]
+        banks[next(name for name in taken if name not in {"id", *banks})] = found
+    if not banks:
+        raise BadSettings("there is no bank to evaluate; expected at least one")
+    return banks
+
+
+def _to_last(bank: ShortcutBank) -> ShortcutBank:
+    """Only the maps to the last layer, of which none may be missing."""
+    last = bank.n_layers
+    maps = [bank.maps[pair] for pair in sorted(bank.maps) if pair[1] == last]
+    if len(maps) < last:
+        missing = sorted(set(range(last)) - {m.src for m in maps})
+        raise BadSettings(f"this bank has no map to the last layer from layers {missing}")
+    return bank.changed(maps=maps, parts={}, fits=[])
+
+
+def sampling_of(bank: ShortcutBank) -> Sampling:
+    """The sampling the bank was fitted with; the defaults if it does not say."""
+    known = {f.name: bank.settings[f.name] for f in fields(Sampling) if f.name in bank.settings}
+    return Sampling(**known)
+
+
+def _source(
+    transformer: Transformer, text: Any, sampling: Sampling, side: Side, starts: str | None,
+    n_texts: int | None, progress: Progress,
+) -> tuple[str, Any, Sampling]:  # fmt: skip
+    """The name of the text, the text itself, and how to sample it."""
+    shares = {"held-out": sampling.held_out, "fit": 1 - sampling.held_out, "both": 1.0}
+    check_choice(side, Side, "side")
+    if not shares[side]:
+        raise BadSettings(
+            "no document is held out: the sampling has held_out 0; read all documents of a text "
+            "the bank was not fitted on (side='both'), or pass a sampling with held_out above 0"
+        )
+    if text is None:
+        text = default_text(transformer) if starts is None else "generated"
+    n_generated = None if n_texts is None else n_to_generate(n_texts, shares[side])
+    source, sampling = resolve_text(transformer, text, sampling, progress, starts, n_generated)
+    name = str(text) if isinstance(text, str | Path) else "given texts"
+    return name, source, sampling
+
+
+def _too_little(text: str, rows: int, documents: int, left_out: int) -> BadText:
+    fitted = f" ({left_out} more were left out: a bank was fitted on them)" if left_out else ""
+    return BadText(
+        f"{text} gives {rows} rows of {documents} document{fitted}; an interval needs at least 2 "
+        "documents: give more or other text, or raise held_out"
+    )
+
+
+def _r2_rows(errors: Mapping[str, MapErrors]) -> Iterator[dict[str, Any]]:
+    """R2 in the form of the other metrics; the last layer predicts itself."""
+    tables = {label: one.table() for label, one in errors.items()}
+    kinds = [("id", "id", next(iter(tables.values()))), *(("mat", *one) for one in tables.items())]
+    for kind, label, table in kinds:
+        ends = {row["src"]: row for row in table if row["map"] == kind}
+        last = {"src": len(ends), "r2": 1.0, "low": 1.0, "high": 1.0}
+        for layer, row in [*sorted(ends.items()), (len(ends), {**ends[0], **last})]:
+            yield {
+                "map": label, "layer": layer, "metric": "r2", "value": row["r2"],
+                **{key: row[key] for key in ("low", "high", "rows", "documents")},
+            }  # fmt: skip

@@ -1,0 +1,369 @@
+"""Lens: a map to the last layer, then the model's own tail: what each layer would predict.
+
+In: a wrapped model, and a bank of shortcuts or none (the logit lens).
+Out: logits for states of any layer, and `Readings` of texts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor
+
+from layerleap.arguments import checked
+from layerleap.errors import BadSettings, BadText, NotFinite
+from layerleap.lens.metrics import Comparison
+from layerleap.lens.readings import Readings, Track
+from layerleap.lens.sweep import Sweep
+from layerleap.maps.bank import ShortcutBank
+from layerleap.maps.fit import find_bank
+from layerleap.maps.linear import IdentityMap, LinearMap
+from layerleap.models.hooks.foreign import foreign_code
+from layerleap.models.identity import caveats
+from layerleap.models.inputs import without_padding
+from layerleap.models.prompts import (
+    OnePrompt,
+    Prompts,
+    as_pair,
+    encode,
+    encode_pair,
+    numbered,
+    several,
+)
+from layerleap.models.transformer import Transformer
+from layerleap.progress import Progress
+from layerleap.several import Several
+from layerleap.stream.examples import (
+    Example,
+    collate,
+    iter_batches,
+    longest_input,
+    reads_pairs,
+    require_text,
+)
+
+if TYPE_CHECKING:
+    from layerleap.lens.strip import Strip
+
+Batched = Prompts | Mapping[str, Any]  # several prompts, or a tokenizer's batch
+PASS_TOKENS = 4096  # padded tokens of several texts that share a pass
+ENTRIES = 2**23  # logits held at a time: 32 MB in float32
+
+
+class Lens:
+    """Reads states of a model through a bank, or directly if there is none (the logit lens)."""
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        bank: ShortcutBank | None = None,
+        *,
+        other_model: bool = False,
+    ) -> None:
+        """Read through a bank of this model; or, with `other_model`, of one like it."""
+        if not isinstance(transformer, Transformer):
+            raise BadSettings(
+                f"a lens needs a wrapped model, not a {type(transformer).__name__}; wrap it with "
+                "layerleap.load(model)"
+            )
+        if bank is not None and other_model:
+            bank = bank.lent_to(transformer)
+        if bank is not None:
+            bank.check_model(transformer)
+        # Each map is on the device of its layer, so reading never moves a matrix.
+        self.transformer, self.bank = transformer, bank.to(transformer.device) if bank else None
+
+    @property
+    def name(self) -> str:
+        """`id` without a bank, `mat` with one, `tuned` if its maps were trained."""
+        if self.bank is None:
+            return "id"
+        return "tuned" if self.bank.settings.get("lens") == "tuned" else "mat"
+
+    def check_model(self) -> None:
+        """Raise `WrongModel` if the weights were changed since the lens was made."""
+        if self.bank is None:
+            self.transformer.refresh()
+        else:
+            self.bank.check_model(self.transformer)
+
+    def caveats(self) -> list[str]:
+        """What limits every result read through this lens, a sentence each."""
+        return caveats(
+            self.transformer.identity.to_dict() if self.bank is None else self.bank.model
+        )
+
+    def map(self, layer: int) -> LinearMap | IdentityMap:
+        """The map from `layer` to the last layer."""
+        last = self.transformer.n_layers
+        return IdentityMap(layer, last) if self.bank is None else self.bank[layer, last]
+
+    @torch.no_grad()  # not inference mode: a probe may be trained on the result
+    def logits(self, h: Tensor, layer: int) -> Tensor:
+        """The logits that rows of h[layer] predict: (row, d_model) -> (row, d_vocab)."""
+        if h.shape[-1] != self.transformer.d_model:
+            raise BadSettings(
+                f"got states of {tuple(h.shape)}; expected (row, {self.transformer.d_model})"
+            )
+        return self.transformer.logits(self.map(layer)(h))
+
+    @overload
+    def read(
+        self, text: OnePrompt, *, positions: Sequence[int] | None = None, top_k: int = 5
+    ) -> Readings: ...
+
+    @overload
+    def read(
+        self, text: Batched, *, positions: Sequence[int] | None = None, top_k: int = 5
+    ) -> Several[Readings]: ...
+
+    def read(
+        self, text: Any, *, positions: Sequence[int] | None = None, top_k: int = 5
+    ) -> Readings | Several[Readings]:
+        """Every layer's reading of a prompt, through this lens and through the logit lens.
+
+        Args:
+            text: a text, chat messages or token ids. For masked models it should contain the mask
+                token. Several of them, or a tokenizer's batch, give as many readings. For an
+                encoder-decoder, a tuple (source, target): the target is read.
+            positions: which tokens to read; negative ones count from the end. By default all, or
+                only the masked ones if there are any.
+        """
+        texts = several(self.transformer, text)
+        if texts is None:
+            return self.read_batch([text], positions=positions, top_k=top_k)[0]
+        return Several(self.read_batch(texts, positions=positions, top_k=top_k))
+
+    def read_batch(
+        self,
+        texts: Sequence[Any],
+        *,
+        positions: Sequence[int] | None = None,
+        top_k: int = 5,
+    ) -> list[Readings]:
+        """Readings of several texts in shared passes; each is the same as if read alone."""
+        if self.transformer.kind.endswith("-class"):  # often fewer classes than the default
+            top_k = min(top_k, self.transformer.d_vocab)
+        if not 1 <= top_k <= self.transformer.d_vocab:
+            raise BadSettings(
+                f"top_k {top_k} is out of range; expected 1 to {self.transformer.d_vocab}"
+            )
+        self.check_model()
+        model, identity = self.transformer.model, self.transformer.identity
+        # Hooks may see the padding, and loose laws let rows depend on each other.
+        if len(texts) > 1 and (foreign_code(model) or identity.loosened):
+            return [self.read_batch([one], positions=positions, top_k=top_k)[0] for one in texts]
+        encoded, chosen, examples = self._examples(texts, positions)
+        last, name = self.transformer.n_layers, self.transformer.output_name
+        readings = {}
+        for batch in iter_batches(self.transformer, examples, tokens_per_batch=PASS_TOKENS):
+            states = self.transformer.capture(batch.inputs, keep=batch.keep).states
+            tracks = {key: track(lens, states, top_k) for key, lens in self._lenses().items()}
+            for number in batch.documents.unique().tolist():
+                rows = batch.documents == number
+                own = {key: value.rows(rows) for key, value in tracks.items()}
+                tokens = self._tokens(encoded[number])
+                readings[number] = Readings(tokens, chosen[number], last, own, name, self.caveats())
+        return [readings[number] for number in range(len(texts))]
+
+    def saturation(
+        self, text: OnePrompt, *, positions: Sequence[int] | None = None, k: int = 5
+    ) -> "Strip":
+        """The saturation layer of each of the top k tokens at every position.
+
+        Args:
+            text: a text, chat messages or token ids. For masked models it should contain the mask
+                token.
+            positions: which tokens to read, as in `read`.
+        """
+        from layerleap.lens.saturation import saturate  # imported here: both import this module
+        from layerleap.lens.strip import Strip
+
+        if self.transformer.kind.endswith("-class"):
+            k = min(k, self.transformer.d_vocab)
+        self.check_model()
+        encoded, chosen, examples = self._examples([text], positions)
+        batch = collate(self.transformer, examples)
+        tracks = saturate(self.transformer, self._lenses(), [batch], k=k)
+        tokens, last = self._tokens(encoded[0]), self.transformer.n_layers
+        name = self.transformer.output_name
+        return Strip(tokens, chosen[0], last, k, tracks, name, self.caveats())
+
+    def _lenses(self) -> dict[str, "Lens"]:
+        """The logit lens, and this lens if it has a bank."""
+        return {"id": Lens(self.transformer)} | ({self.name: self} if self.bank is not None else {})
+
+    def _examples(
+        self, texts: Sequence[Any], positions: Sequence[int] | None
+    ) -> tuple[list[list[int]], list[list[int]], list[Example]]:
+        """The token ids of each text, the positions to read in each, and both as examples."""
+        self._require_texts()
+        if not texts:
+            raise BadText("no text to read; expected at least one")
+        encoded: list[list[int]] = []
+        chosen: list[list[int]] = []
+        examples = []
+        for n, text in enumerate(texts):
+            with numbered(n + 1, len(texts)):
+                source, ids = self._encode(text)
+                encoded.append(ids)
+                chosen.append(self._positions(ids, positions))
+            examples.append(Example(n, tuple(ids), tuple(chosen[n]), source=tuple(source)))
+        return encoded, chosen, examples
+
+    def last_position(self, text: OnePrompt) -> int:
+        """The last position that `read` reads by default: the last token, or the last mask."""
+        self._require_texts()
+        return self._positions(self._encode(text)[1], None)[-1]
+
+    def encode(self, text: OnePrompt) -> list[int]:
+        """The token ids of one prompt that this model can read."""
+        self._require_texts()
+        return self._encode(text)[1]
+
+    def positions(self, ids: list[int]) -> list[int]:
+        """The positions that `read` reads by default: all, the masked ones, or the pooled one."""
+        return self._positions(ids, None)
+
+    def _require_texts(self) -> None:
+        if not reads_pairs(self.transformer):
+            require_text(self.transformer)
+
+    def _encode(self, text: Any) -> tuple[list[int], list[int]]:
+        """Token ids of the encoder, if there is one, and of the text that is read."""
+        if reads_pairs(self.transformer):
+            source, ids = encode_pair(self.transformer, *as_pair(self.transformer, text))
+        else:
+            source, ids = [], without_padding(self.transformer, encode(self.transformer, text))
+        if (n := max(len(source), len(ids))) > (limit := longest_input(self.transformer)):
+            raise BadText(f"the text has {n} tokens; this model reads at most {limit}")
+        return source, ids
+
+    def _positions(self, ids: list[int], positions: Sequence[int] | None) -> list[int]:
+        if self.transformer.pooling is not None:
+            own: list[int] = (
+                self.transformer.pooled(torch.ones(1, len(ids)))[0].nonzero()[:, 0].tolist()
+            )
+            if positions is not None and sorted({p % len(ids) for p in positions}) != own:
+                raise BadSettings(
+                    f"{self.transformer.identity.name} classifies whole texts: omit positions"
+                )
+            return own
+        if positions is None:
+            mask = getattr(self.transformer.tokenizer, "mask_token_id", None)
+            is_masked = self.transformer.kind == "masked-token" and mask is not None
+            masked = [p for p, token in enumerate(ids) if is_masked and token == mask]
+            return masked or list(range(len(ids)))
+        if not positions:
+            raise BadSettings("no position to read; name at least one, or omit positions for all")
+        for position in positions:
+            if not -len(ids) <= position < len(ids):
+                raise BadSettings(
+                    f"position {position} does not exist: the text has {len(ids)} tokens"
+                )
+        return sorted({position % len(ids) for position in positions})
+
+    def _tokens(self, ids: list[int]) -> list[str]:
+        tokenizer: Any = self.transformer.tokenizer
+        return [str(token) if tokenizer is None else tokenizer.decode([token]) for token in ids]
+
+
+@torch.no_grad()
+def track(lens: Lens, states: dict[int, Tensor], top_k: int) -> Track:
+    """The readings of every layer at the given rows, reduced to the entries of a `Track`.
+
+    All layers of a few rows go through the head in one product: it is by far the largest matrix,
+    and it is read from memory once per product. The last layer comes first, because the others
+    are compared with it.
+    """
+    transformer, last = lens.transformer, lens.transformer.n_layers
+    parts = []
+    for rows in chunks(len(states[last]), (last + 1) * transformer.d_vocab):
+        mapped = [lens.map(layer)(states[layer][rows]) for layer in (last, *range(last))]
+        stacked = torch.cat([state.to(mapped[0].device) for state in mapped])
+        sweep = Sweep(len(mapped[0]), top_k)
+        for part in chunks(len(stacked), transformer.d_vocab):
+            sweep.add(transformer.logits(stacked[part]).float())
+        parts.append(vars(sweep.track()).values())
+    found = Track(*(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
+    for layer in range(last + 1):
+        require_finite(found.layer(layer), f"lens {lens.name!r}", layer)
+    return found
+
+
+@overload
+def read(
+    transformer: Transformer,
+    text: OnePrompt,
+    *,
+    bank: ShortcutBank | str | Path | None = "default",
+    other_model: bool = False,
+    positions: Sequence[int] | None = None,
+    top_k: int = 5,
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress | bool = True,
+) -> Readings: ...
+
+
+@overload
+def read(
+    transformer: Transformer,
+    text: Batched,
+    *,
+    bank: ShortcutBank | str | Path | None = "default",
+    other_model: bool = False,
+    positions: Sequence[int] | None = None,
+    top_k: int = 5,
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress | bool = True,
+) -> Several[Readings]: ...
+
+
+@checked
+def read(
+    transformer: Transformer,
+    text: Any,
+    *,
+    bank: ShortcutBank | str | Path | None = "default",
+    other_model: bool = False,
+    positions: Sequence[int] | None = None,
+    top_k: int = 5,
+    tell: Callable[[str], None] = lambda _: None,
+    progress: Progress | bool = True,
+) -> Readings | Several[Readings]:
+    """What every layer would say at every position of a text: logit lens and shortcuts.
+
+        readings = ll.read(model, "The capital of France is")
+        readings.to_pandas()
+        ll.read(model, ["One prompt", "Another one"])[1]
+        ll.read(model, [{"role": "user", "content": "Name a colour."}])  # a chat
+
+    Args:
+        text: what to read: a text (for a masked model, with its mask token), chat messages or
+            token ids. Several of them, or a tokenizer's batch, give as many readings.
+        bank: shortcuts of the model, or their folder or hub name. "default" is the bank in the
+            cache, fitted on first use; None reads through the logit lens alone.
+        other_model: allow a bank of another model of the same class and width, with a warning.
+        positions: which tokens to read, negative from the end; all of them when None.
+        tell: called with a message before something slow starts.
+    """
+    found = find_bank(transformer, bank, other_model=other_model, tell=tell, progress=progress)
+    return Lens(transformer, found).read(text, positions=positions, top_k=top_k)
+
+
+def require_finite(compared: Comparison | Track, reader: str, layer: int) -> None:
+    """Raise `NotFinite` if some logits were not finite, which shows in KL and surprisal."""
+    bad = ~(compared.kl.isfinite() & compared.surprisal.isfinite())
+    if bad.any():
+        raise NotFinite(
+            f"NaN or infinite logits of {reader} at layer {layer} in {int(bad.sum())} of "
+            f"{len(bad)} rows; use a wider dtype, or fit the map on more rows"
+        )
+
+
+def chunks(n_rows: int, d_vocab: int) -> Iterator[slice]:
+    """Slices of rows whose logits fit the budget; results do not depend on the size."""
+    size = max(1, ENTRIES // d_vocab)
+    for start in range(0, n_rows, size):
+        yield slice(start, min(start + size, n_rows))

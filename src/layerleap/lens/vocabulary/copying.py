@@ -1,0 +1,475 @@
+"""What every head does to a token it attends to: copies it, suppresses it, or maps it to another.
+
+In: a `Space`. Out: `HeadTable`: for each head three kinds of scores, each with its evidence.
+
+    copies        share of tokens whose own score is among the k highest of their row of W_VO
+    suppresses    share of tokens whose own score is among the k lowest
+    maps          share of known pairs (cat -> cats) whose second word is among the k highest of the
+                  first one's row; the control is the same for the second words of all other pairs
+
+A row of W_VO holds the logits that attending to one token writes, so all of this comes from the
+weights alone, with no text. Rows are made a few at a time and only ranks are kept.
+
+A share has Wilson's 95 % interval. Tokens are a sample of the vocabulary; by chance a share would
+be k / d_vocab. A head that copies everything also "maps" words whose embeddings are alike, such as
+one with and without a capital letter: compare its scores.
+"""
+
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from layerleap.errors import BadSettings, ModelRefused
+from layerleap.lens.intervals import wilson
+from layerleap.lens.top import top_k
+from layerleap.lens.vocabulary.pairs import chosen_tokens
+from layerleap.lens.vocabulary.space import Space
+from layerleap.lens.vocabulary.tokens import TokenLabel, token_label
+from layerleap.models.hooks.capture import check_block
+from layerleap.models.weights import Heads, all_heads
+from layerleap.progress import Progress, silent
+
+Role = Literal["copies", "suppresses", "maps"]
+PIECE = 2**24  # entries of W_VO held at a time: 64 MB of float32
+FEWEST = 5  # pairs that a relation needs
+BLOCK = 128  # columns per maximum
+EXAMPLES = 5  # tokens or pairs shown as evidence
+LISTED = 0.1  # a head has a role if the low end of its share is above this
+
+
+@dataclass(frozen=True)
+class Share:
+    """Successes among cases, with Wilson's 95 % interval."""
+
+    hits: int
+    n: int
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        """The share."""
+        return self.hits / self.n
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"value": self.value, **asdict(self)}
+
+
+@cache
+def share(hits: int, n: int) -> Share:
+    """A share and its interval; cached, because the same few occur in many heads."""
+    low, high = wilson(hits, n)
+    return Share(hits, n, float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """How well a head maps the pairs of one relation."""
+
+    relation: str
+    share: Share
+    control: float  # share of the second words of other pairs among the same k highest
+    similar: float  # share of pairs whose embeddings are so alike that the identity would do
+    examples: tuple[tuple[TokenLabel, TokenLabel], ...]
+
+    @property
+    def is_clear(self) -> bool:
+        """The interval lies above the control, the identity, and what counts as a role."""
+        return self.share.low > max(self.control, self.similar, LISTED)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "relation": self.relation, **self.share.to_dict(), "control": self.control,
+            "similar": self.similar,
+            "examples": [[first.label, second.label] for first, second in self.examples],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """One head: its shares, and tokens or pairs that show them."""
+
+    block: int
+    head: int
+    copies: Share
+    suppresses: Share
+    copied: tuple[TokenLabel, ...]  # a few of them, whole words first
+    suppressed: tuple[TokenLabel, ...]
+    maps: tuple[Mapped, ...]  # by relation
+
+    @property
+    def name(self) -> str:
+        """Such as L12.H3."""
+        return f"L{self.block}.H{self.head}"
+
+    @property
+    def clear_maps(self) -> list[Mapped]:
+        """The relations that the head clearly maps, those that stand out most first."""
+        clear = [one for one in self.maps if one.is_clear]
+        return sorted(clear, key=lambda one: one.control - one.share.value)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """What the head clearly does: the low end of a share is above a tenth.
+
+        A mapping must also lie above its control, and above what similar embeddings explain.
+        """
+        found: list[Role] = []
+        if self.copies.low > LISTED:
+            found.append("copies")
+        if self.suppresses.low > LISTED:
+            found.append("suppresses")
+        if self.clear_maps:
+            found.append("maps")
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "name": self.name, "block": self.block, "head": self.head, "roles": list(self.roles),
+            "copies": self.copies.to_dict(), "suppresses": self.suppresses.to_dict(),
+            "copied": [token.label for token in self.copied],
+            "suppressed": [token.label for token in self.suppressed],
+            "maps": [one.to_dict() for one in self.maps],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class HeadTable:
+    """Every head of a model with what it does to tokens it attends to."""
+
+    heads: tuple[HeadScores, ...]  # by block and head
+    k: int
+    n_sample: int  # tokens that shares of copying and suppressing are taken over
+    n_tokens: int  # tokens that a score is ranked among
+    restricted: bool
+    centred: bool
+    relations: dict[str, int]  # pairs of each, with single tokens
+    left_out: dict[str, str]  # relations that could not be tested, and why
+    missing: dict[int, str]  # blocks whose heads are not known, and why
+    about: dict[str, Any]
+    words: str
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __iter__(self) -> Iterator[HeadScores]:
+        return iter(self.heads)
+
+    def __repr__(self) -> str:
+        roles: list[str] = [role for head in self.heads for role in head.roles]
+        verbs = {"copies": "copy", "suppresses": "suppress", "maps": "map"}
+        counts = ", ".join(f"{roles.count(role)} {verb}" for role, verb in verbs.items())
+        return f"HeadTable({self.about['model']}: {len(self)} heads; {counts})"
+
+    def having(self, role: Role) -> list[HeadScores]:
+        """The heads with a role, the highest share first."""
+        own = [head for head in self.heads if role in head.roles]
+        return sorted(own, key=lambda head: -_strength(head, role))
+
+    def mapping(self, relation: str) -> list[tuple[HeadScores, Mapped]]:
+        """The heads that clearly map the pairs of a relation, the highest share first."""
+        own = [(head, one) for head in self.heads for one in head.clear_maps]
+        found = [(head, one) for head, one in own if one.relation == relation]
+        return sorted(found, key=lambda pair: pair[1].control - pair[1].share.value)
+
+    def legend(self) -> str:
+        """How the shares were made, in one line."""
+        some = f"{self.n_tokens:,} chosen" if self.restricted else f"all {self.n_tokens:,}"
+        source = "centred" if self.centred else "raw"
+        return (
+            f"shares of {self.n_sample:,} tokens whose own score is among the {self.k} highest "
+            f"(copies) or lowest (suppresses) of {some} tokens under W_VO; {source} embeddings, "
+            f"{self.words}"
+        )
+
+    def notes(self) -> list[str]:
+        """What is missing, and why."""
+        blocks = [f"block {block} left out: {reason}" for block, reason in self.missing.items()]
+        if not self.relations:
+            why = next(iter(self.left_out.values()))
+            return [*blocks, f"no mappings tested: {why}"]
+        return blocks + [f"{name} not tested: {why}" for name, why in self.left_out.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        kept = ("k", "n_sample", "n_tokens", "restricted", "centred", "relations", "left_out")
+        return {
+            **{key: getattr(self, key) for key in kept}, **self.about,
+            "missing": {str(block): reason for block, reason in self.missing.items()},
+            "heads": [head.to_dict() for head in self.heads],
+        }  # fmt: skip
+
+    def to_pandas(self) -> Any:
+        """A data frame with one line per head; mappings have a column of shares each."""
+        import pandas
+
+        return pandas.DataFrame(
+            [
+                {
+                    "head": head.name, "block": head.block, "copies": head.copies.value,
+                    "suppresses": head.suppresses.value, "roles": " ".join(head.roles),
+                    **{one.relation: one.share.value for one in head.maps},
+                }
+                for head in self.heads
+            ]
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        from layerleap.show.html.weights import heads_html
+
+        return heads_html(self)
+
+
+def _strength(head: HeadScores, role: Role) -> float:
+    if role == "maps":
+        return head.clear_maps[0].share.value - head.clear_maps[0].control
+    return float(getattr(head, role).value)
+
+
+class Relation(NamedTuple):
+    """Pairs of tokens: ids of the first and second words."""
+
+    name: str
+    firsts: Tensor
+    seconds: Tensor
+
+    @property
+    def wrong(self) -> Tensor:
+        """(first, second): True where no pair joins these words; two countries share London."""
+        same = (part[:, None] == part for part in (self.firsts, self.seconds))
+        first, second = (one.double() for one in same)
+        return first @ second == 0
+
+
+def head_table(
+    space: Space,
+    *,
+    k: int,
+    sample: int,
+    tokens: Sequence[int] | None,
+    blocks: Sequence[int] | None,
+    centred: bool,
+    seed: int,
+    progress: Progress = silent,
+) -> HeadTable:
+    """The scores of all heads; see `Weights.heads`."""
+    if k < 1 or sample < 1:
+        raise BadSettings(f"k={k}, sample={sample}; expected 1 or more")
+    chosen = chosen_tokens(space, tokens)
+    ids = torch.arange(min(len(space.source), len(space.target))) if chosen is None else chosen
+    if k * 2 > len(ids):
+        raise BadSettings(
+            f"k is {k}, but there are only {len(ids)} tokens; expected at most half of them"
+        )
+    known, missing = _known_heads(space, blocks)
+    drawn = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))[:sample]
+    relations, left_out = known_relations(space, ids)
+    scorer = _Scorer(space, ids, drawn.sort().values, relations, k, centred)
+    total, rows = sum(heads.n_heads for heads in known), []
+    for heads in known:
+        for head in range(heads.n_heads):
+            rows.append(scorer.score(heads, head))
+            progress("heads", len(rows), total, unit="heads")
+    return HeadTable(
+        tuple(rows), k, n_sample=len(drawn), n_tokens=len(ids), restricted=chosen is not None,
+        centred=centred, relations={one.name: len(one.firsts) for one in relations},
+        left_out=left_out, missing=missing, about=space.about(), words=space.words(),
+    )  # fmt: skip
+
+
+def _known_heads(space: Space, blocks: Sequence[int] | None) -> tuple[list[Heads], dict[int, str]]:
+    """The heads of each block, and why the heads of others are not known."""
+    if blocks is not None and not blocks:
+        raise BadSettings("blocks is empty; expected at least one block, or None for all")
+    for block in blocks or ():
+        check_block(space.transformer, block)
+    found = all_heads(space.transformer)
+    chosen = {block: found[block] for block in blocks or found}
+    known = [heads for heads in chosen.values() if not isinstance(heads, str)]
+    missing = {block: heads for block, heads in chosen.items() if isinstance(heads, str)}
+    if not known:
+        raise ModelRefused(next(iter(missing.values())))
+    return known, missing
+
+
+def known_relations(space: Space, ids: Tensor) -> tuple[list[Relation], dict[str, str]]:
+    """The relations with enough pairs of single tokens among `ids`, and why others have not."""
+    tokenizer, found, left_out = space.transformer.tokenizer, [], {}
+    allowed = set(ids.tolist())
+    for name, pairs in word_pairs().items():
+        if tokenizer is None:
+            left_out[name] = "the model has no tokenizer"
+            continue
+        tokens = {pair for words in pairs if (pair := _single_tokens(tokenizer, words))}
+        own = sorted(pair for pair in tokens if allowed.issuperset(pair))
+        if len(own) < FEWEST:
+            left_out[name] = (
+                f"only {len(own)} of {len(pairs)} pairs of words are single tokens of the model; "
+                f"expected {FEWEST} or more"
+            )
+            continue
+        firsts, seconds = torch.tensor(own).T.contiguous()
+        found.append(Relation(name, firsts, seconds))
+    return found, left_out
+
+
+@cache
+def word_pairs() -> dict[str, list[tuple[str, str]]]:
+    """The pairs of words in the repository, by relation."""
+    text = files("layerleap.lens.vocabulary").joinpath("relations.toml").read_text("utf8")
+    return {
+        name: [(first, second) for first, second in map(str.split, entry["pairs"].split(","))]
+        for name, entry in tomllib.loads(text).items()
+    }
+
+
+def _single_tokens(tokenizer: Any, words: tuple[str, str]) -> tuple[int, int] | None:
+    """The tokens of two words, if each is a single one; as inside a text, else as at its start."""
+    for space in (" ", ""):
+        ids = [tokenizer(space + word, add_special_tokens=False)["input_ids"] for word in words]
+        if all(len(own) == 1 for own in ids):
+            first, second = ids[0][0], ids[1][0]
+            unknown = tokenizer.unk_token_id
+            if first != second and unknown not in (first, second):
+                return first, second
+    return None
+
+
+class _Scorer:
+    """Ranks in the rows of W_VO that belong to sampled tokens and to first words of pairs."""
+
+    def __init__(
+        self, space: Space, ids: Tensor, drawn: Tensor, relations: list[Relation], k: int,
+        centred: bool,
+    ) -> None:  # fmt: skip
+        self.space, self.ids, self.drawn, self.k, self.centred = space, ids, drawn, k, centred
+        self.relations = relations
+        self.sources = torch.cat([ids[drawn], *(one.firsts for one in relations)])
+        self.places = [torch.searchsorted(ids, one.seconds) for one in relations]
+        self.columns = None if len(ids) == len(space.target) else ids
+        size = min(len(self.sources), max(1, PIECE // len(ids)))
+        self.buffer = torch.empty(size, len(ids), dtype=space.dtype, device=space.device)
+        self.similar = self._similar()
+
+    @torch.no_grad()
+    def score(self, heads: Heads, head: int) -> HeadScores:
+        """All shares of one head."""
+        space, transformer = self.space, self.space.transformer
+        value = heads.value(transformer, head, fold=space.folds)
+        output = heads.output(transformer, head, fold=space.folds)
+        rows = space.read(value.T, self.sources, centred=self.centred)
+        columns = space.written(output, self.columns)
+        n = len(self.drawn)
+        high, low = self._own_ranks(rows[:n], columns)
+        copies, suppresses = high < self.k, low < self.k
+        maps, start = [], n
+        for number, places in enumerate(self.places):
+            part = rows[start : start + len(places)]
+            maps.append(self._mapped(number, part, columns))
+            start += len(places)
+        return HeadScores(
+            heads.block, head, share(int(copies.sum()), n), share(int(suppresses.sum()), n),
+            self._examples(copies), self._examples(suppresses), tuple(maps),
+        )  # fmt: skip
+
+    def _own_ranks(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each sampled token: how many tokens come before it, from above and from below."""
+        pieces = self.drawn.split(len(self.buffer))
+        parts = [
+            own_ranks(scores, places.to(scores.device), self.k)
+            for scores, places in zip(self._scores(rows, columns), pieces, strict=True)
+        ]
+        high, low = (torch.cat(some) for some in zip(*parts, strict=True))
+        return high, low
+
+    def _scores(self, rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
+        """Scores of all tokens, a few rows at a time; the next ones overwrite them."""
+        for part in rows.split(len(self.buffer)):
+            yield torch.mm(part, columns.T, out=self.buffer[: len(part)])
+
+    def _hits(self, places: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Whether each second word is among the k highest of each first one: (first, second)."""
+        return torch.cat([self._among(scores, places) for scores in self._scores(rows, columns)])
+
+    def _among(self, scores: Tensor, places: Tensor) -> Tensor:
+        best = top_k(scores, self.k)[1].cpu()
+        return (best[:, None, :] == places[None, :, None]).any(-1)
+
+    @torch.no_grad()
+    def _similar(self) -> list[float]:
+        """By relation, the share of pairs that a W_VO equal to the identity would map."""
+        space, shares = self.space, []
+        basis = torch.eye(space.source.shape[1], dtype=space.dtype)
+        for relation, places in zip(self.relations, self.places, strict=True):
+            embeddings = space.read(basis, relation.firsts, centred=self.centred)
+            hits = self._among(space.written(embeddings, self.columns).T, places)
+            shares.append(float(hits.diagonal().double().mean()))
+        return shares
+
+    def _mapped(self, number: int, rows: Tensor, columns: Tensor) -> Mapped:
+        relation, places = self.relations[number], self.places[number]
+        hits = self._hits(places, rows, columns)
+        right, n = hits.diagonal(), len(places)
+        examples = tuple(
+            (self._label(relation.firsts[i]), self._label(relation.seconds[i]))
+            for i in right.nonzero()[:EXAMPLES, 0]
+        )
+        control = float(hits[relation.wrong].double().mean())
+        found = share(int(right.sum()), n)
+        return Mapped(relation.name, found, control, self.similar[number], examples)
+
+    def _examples(self, chosen: Tensor) -> tuple[TokenLabel, ...]:
+        """A few tokens: words before parts of words, then by id, which puts frequent ones first."""
+        labels = [self._label(self.ids[place]) for place in self.drawn[chosen]]
+        return tuple(sorted(labels, key=lambda one: not _is_word(one))[:EXAMPLES])
+
+    def _label(self, id_: Tensor) -> TokenLabel:
+        return token_label(self.space.transformer, int(id_))
+
+
+def _is_word(token: TokenLabel) -> bool:
+    return len(token.text) > 4 and token.text[0] == " " and token.text[1:].isalpha()
+
+
+def own_ranks(scores: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Ranks of one column of each row, from above and from below.
+
+    Ranks from `k` on are given as `k`; ties are ordered by column.
+
+    Args:
+        scores: (row, column).
+        places: the column of each row.
+        k: how far ranks are counted.
+    """
+    own = scores.gather(1, places[:, None])
+    high = _ranks(scores, own, places, k, torch.amax, torch.gt)
+    return high, _ranks(scores, own, places, k, torch.amin, torch.lt)
+
+
+def _ranks(
+    scores: Tensor,
+    own: Tensor,
+    places: Tensor,
+    k: int,
+    extreme: Callable[..., Tensor],
+    is_ahead: Callable[..., Tensor],
+) -> Tensor:
+    """One end. Where k blocks of columns have one that is ahead, no column needs to be counted."""
+    whole = scores.shape[1] // BLOCK * BLOCK
+    blocks = scores[:, :whole].unflatten(1, (-1, BLOCK)) if whole else scores[:, :, None]
+    ahead = torch.count_nonzero(is_ahead(extreme(blocks, -1), own), dim=1)
+    ranks = torch.full((len(scores),), k)
+    for row in (ahead < k).nonzero()[:, 0].tolist():
+        rank = torch.count_nonzero(is_ahead(scores[row], own[row]))
+        rank += torch.count_nonzero(scores[row, : places[row]] == own[row])
+        ranks[row] = rank.clamp(max=k)
+    return ranks

@@ -1,0 +1,548 @@
+"""Neurons at work: the strongest sub-updates of every FFN at one position, read as tokens.
+
+In: a wrapped model and a text. Out: `DominantNeurons`: for each block what a lens reads before the
+block, after attention and after the FFN, and the neurons that add most to the residual stream.
+
+An FFN adds  sum_i m_i v_i + bias  (arXiv 2204.12130): m_i is the coefficient of neuron i at this
+position, v_i its value vector. A sub-update m_i v_i is as strong as |m_i| ||v_i||. Its share is
+<m_i v_i, o> / ||o||^2 of what the FFN adds in total, o; the shares of all neurons and the bias add
+up to 1. Where a norm follows the FFN, vectors are those that leave this norm.
+
+A vector is read by the output matrix alone, without the final norm: the tokens it promotes most,
+and those it suppresses most. A negative coefficient swaps the two.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from layerleap.arguments import checked
+from layerleap.errors import BadSettings, ModelRefused
+from layerleap.lens.lens import Lens
+from layerleap.lens.top import top_k
+from layerleap.lens.vocabulary.ends import Ends, both_ends
+from layerleap.lens.vocabulary.tokens import TokenLabel, output_label, token_label
+from layerleap.maps.bank import ShortcutBank
+from layerleap.models.hooks.capture import Capture, check_block
+from layerleap.models.hooks.recording import Recording
+from layerleap.models.inputs import padded
+from layerleap.models.prompts import OnePrompt, Prompts, numbered, several
+from layerleap.models.transformer import Transformer
+from layerleap.models.weights import FeedForward, feed_forward, feed_forwards, unembedding
+from layerleap.several import Several
+
+Where = Literal["before", "attention", "ffn"]
+ENDS = 5  # tokens shown of each end of a vector
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A token and its score: a logit that a vector adds."""
+
+    token: TokenLabel
+    score: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One of the top tokens of a state."""
+
+    token: TokenLabel
+    prob: float
+    rank: int  # 0 is the top
+    climbed: int | None  # ranks gained since the stage before; None at the first stage
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a lens reads at one point of a block.
+
+    "before" is h[block - 1] and "ffn" is h[block], each read through the map of its layer. The
+    state after attention lies between layers; it is read through the map of h[block], so that the
+    last two stages differ by what the FFN adds.
+    """
+
+    where: Where
+    layer: int  # whose map read it
+    top: tuple[Predicted, ...]
+    watched: Predicted | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SubUpdate:
+    """What one neuron adds to the residual stream."""
+
+    block: int
+    neuron: int
+    coefficient: float
+    norm: float  # of the value vector
+    strength: float  # |coefficient| * norm
+    share: float  # of what the FFN adds
+    promotes: tuple[Scored, ...] = ()  # by the value vector itself; see `coefficient` for the sign
+    suppresses: tuple[Scored, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in edits, such as L12.N34."""
+        return f"L{self.block}.N{self.neuron}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"name": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class BlockReading:
+    """One block at one position."""
+
+    block: int
+    style: str | None  # "sequential", "parallel", "post-norm"; None if the parts are not known
+    stages: tuple[Stage, ...]
+    updates: tuple[SubUpdate, ...] = ()  # strongest first
+    total_norm: float | None = None  # of what the FFN adds
+    bias_share: float = 0.0
+    missing: dict[str, str] = field(default_factory=dict)  # what cannot be shown, and why
+
+    @property
+    def shown_share(self) -> float:
+        """The share of the FFN's output that the listed sub-updates explain."""
+        return sum(update.share for update in self.updates)
+
+    @property
+    def rest_share(self) -> float:
+        """The share of all other neurons."""
+        return 1.0 - self.shown_share - self.bias_share
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "block": self.block, "style": self.style, "total_norm": self.total_norm,
+            "stages": [stage.to_dict() for stage in self.stages],
+            "updates": [update.to_dict() for update in self.updates],
+            "shown_share": self.shown_share, "bias_share": self.bias_share,
+            "rest_share": self.rest_share, "missing": self.missing,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DominantNeurons:
+    """The strongest sub-updates of every block at one position of a text."""
+
+    tokens: tuple[TokenLabel, ...]
+    position: int
+    lens: str
+    blocks: tuple[BlockReading, ...]
+    notes: tuple[str, ...] = ()  # what limits it, a sentence each
+
+    def __iter__(self) -> Iterator[BlockReading]:
+        return iter(self.blocks)
+
+    def __repr__(self) -> str:
+        token = self.tokens[self.position].label
+        return (
+            f"DominantNeurons(position {self.position} ({token}), {len(self.blocks)} blocks, lens "
+            f"{self.lens})"
+        )
+
+    def __str__(self) -> str:
+        """The strongest neurons, a line each; `to_pandas` has all of them and more columns."""
+        lines = [repr(self), f"{'neuron':<12}{'coefficient':>12}{'share':>7}  adds to"]
+        for update in self.strongest():
+            ends = update.promotes if update.coefficient >= 0 else update.suppresses
+            words = shorten(
+                "  ".join(scored.token.label for scored in ends), 46, placeholder=" ..."
+            )
+            lines.append(
+                f"{update.name:<12}{update.coefficient:>12.2f}{update.share:>7.0%}  {words}"
+            )
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def strongest(self, count: int = 12) -> list[SubUpdate]:
+        """The strongest sub-updates of all blocks, strongest first."""
+        updates = [update for block in self.blocks for update in block.updates]
+        return sorted(updates, key=lambda update: -update.strength)[:count]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "tokens": [token.to_dict() for token in self.tokens], "position": self.position,
+            "lens": self.lens, "blocks": [block.to_dict() for block in self.blocks],
+            **({"notes": list(self.notes)} if self.notes else {}),
+        }  # fmt: skip
+
+    def to_pandas(self) -> Any:
+        """A data frame with one line per sub-update."""
+        import pandas
+
+        return pandas.DataFrame(
+            [
+                {
+                    "block": update.block, "neuron": update.neuron,
+                    "coefficient": update.coefficient, "strength": update.strength,
+                    "share": update.share,
+                    "promotes": " ".join(s.token.label for s in update.promotes),
+                    "suppresses": " ".join(s.token.label for s in update.suppresses),
+                }
+                for block in self.blocks
+                for update in block.updates
+            ]
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        from layerleap.show.html.neurons import neurons_html
+
+        return neurons_html(self)
+
+
+class Neurons:
+    """The neurons of a model's FFNs, and what they do on a text."""
+
+    def __init__(self, transformer: Transformer, bank: ShortcutBank | None = None) -> None:
+        transformer.refresh()
+        self.transformer, self.lens = transformer, Lens(transformer, bank)
+
+    def __repr__(self) -> str:
+        return f"Neurons({self.transformer.identity.name}, lens {self.lens.name})"
+
+    def feed_forward(self, block: int) -> FeedForward:
+        """The verified neurons of a block (1 to n_layers)."""
+        return feed_forward(self.transformer, block)
+
+    def values(self, block: int) -> Tensor:
+        """The value vectors of a block: (n_neurons, d_model), a view of the weights."""
+        return self.feed_forward(block).values(self.transformer)
+
+    @checked
+    def coefficients(self, text: Any, block: int) -> Tensor:
+        """The coefficients of a block's neurons at every position: (batch, pos, n_neurons)."""
+        site = self.feed_forward(block).site
+        return self.transformer.capture(text, layers=(), sites=[(block, site)]).sites[block, site]
+
+    @checked
+    def read(self, block: int, neuron: int, *, top: int = 50) -> SubUpdate:
+        """One value vector: the tokens it promotes and suppresses most, as a unit sub-update."""
+        ffn = self.feed_forward(block)
+        check_neuron(ffn, neuron)
+        vector = ffn.written(self.transformer, [neuron]).float()
+        ends = vector_ends(self.transformer, vector, top)[0]
+        norm = float(vector.norm())
+        return SubUpdate(block, neuron, 1.0, norm, norm, 0.0, *ends)
+
+    @overload
+    def dominant(
+        self,
+        text: OnePrompt,
+        position: int | None = None,
+        *,
+        top: int = 10,
+        blocks: Sequence[int] | None = None,
+        watch: int | None = None,
+        tokens: int = 10,
+    ) -> DominantNeurons: ...
+
+    @overload
+    def dominant(
+        self,
+        text: Prompts,
+        position: int | None = None,
+        *,
+        top: int = 10,
+        blocks: Sequence[int] | None = None,
+        watch: int | None = None,
+        tokens: int = 10,
+    ) -> Several[DominantNeurons]: ...
+
+    @checked
+    def dominant(
+        self,
+        text: Any,
+        position: int | None = None,
+        *,
+        top: int = 10,
+        blocks: Sequence[int] | None = None,
+        watch: int | None = None,
+        tokens: int = 10,
+    ) -> DominantNeurons | Several[DominantNeurons]:
+        """The strongest sub-updates of each block at one position, and what the layers read there.
+
+        Args:
+            text: a text, chat messages or token ids; or several of them, for as many results.
+            position: of the token; negative ones count from the end. By default the last one that
+                a lens reads: the last token, the last mask, or where a classifier reads.
+            top: how many sub-updates per block.
+            blocks: 1 to n_layers; all when None.
+            watch: an output token to follow through all stages.
+            tokens: how many predicted tokens per stage.
+        """
+        self.lens.check_model()
+        prompts = several(self.transformer, text)
+        given = [text] if prompts is None else prompts
+        places = []
+        for number, prompt in enumerate(given, 1):
+            with numbered(number, len(given)):
+                places.append(self._place(prompt, position))
+        found = Several(
+            self.at(ids, place, top=top, blocks=blocks, watch=watch, tokens=tokens)
+            for ids, place in places
+        )
+        return found[0] if prompts is None else found
+
+    def _place(self, prompt: Any, position: int | None) -> tuple[list[int], int]:
+        """The token ids of a prompt, and the position to look at, counted from 0."""
+        ids = self.lens.encode(prompt)
+        place = self.lens.positions(ids)[-1] if position is None else position
+        if not -len(ids) <= place < len(ids):
+            raise BadSettings(f"position {place} does not exist: the text has {len(ids)} tokens")
+        return ids, place % len(ids)
+
+    @torch.no_grad()
+    def at(
+        self,
+        ids: Sequence[int],
+        position: int,
+        *,
+        top: int = 10,
+        blocks: Sequence[int] | None = None,
+        watch: int | None = None,
+        tokens: int = 10,
+    ) -> DominantNeurons:
+        """`dominant` for token ids and a position counted from 0; edits in force apply."""
+        transformer = self.transformer
+        chosen = range(1, transformer.n_layers + 1) if blocks is None else blocks
+        for block in chosen:
+            check_block(transformer, block)
+        self._check(top, watch, tokens)
+        if blocks is None:
+            feed_forwards(transformer)  # all in one pass
+        places = {block: _Places.of(transformer, block) for block in chosen}
+        keep = torch.zeros(1, len(ids), dtype=torch.bool)
+        keep[0, position] = True
+        captured = transformer.capture(
+            padded(transformer, [ids]), keep=keep,
+            layers={layer for block in chosen for layer in (block - 1, block)},
+            sites=[(b, site) for b, place in places.items() for site in place.sites],
+        )  # fmt: skip
+        readings = [
+            self._block(place, captured, top=top, watch=watch, tokens=tokens)
+            for place in places.values()
+        ]
+        labels = tuple(token_label(transformer, token) for token in ids)
+        notes = tuple(self.lens.caveats())
+        return DominantNeurons(labels, position, self.lens.name, tuple(readings), notes)
+
+    def recorded(
+        self,
+        recording: Recording,
+        block: int,
+        position: int,
+        *,
+        h: Tensor | None = None,
+        top: int = 10,
+        watch: int | None = None,
+        tokens: int = 10,
+    ) -> BlockReading:
+        """One block of a recorded text; only this block runs, on `h` or on its recorded input."""
+        check_block(self.transformer, block)
+        self._check(top, watch, tokens)
+        place = _Places.of(self.transformer, block)
+        keep = torch.zeros(recording.states[0].shape[:2], dtype=torch.bool)
+        keep[0, position] = True
+        captured = recording.inside(block, place.sites, keep, h)
+        with torch.no_grad():
+            return self._block(place, captured, top=top, watch=watch, tokens=tokens)
+
+    def _check(self, top: int, watch: int | None, tokens: int) -> None:
+        if top < 0 or tokens < 1:
+            raise BadSettings(f"top={top}, tokens={tokens}; expected at least 0 and 1")
+        if watch is not None and not 0 <= watch < self.transformer.d_vocab:
+            raise BadSettings(
+                f"output {watch} does not exist; expected 0 to {self.transformer.d_vocab - 1}"
+            )
+
+    def _block(
+        self, place: "_Places", captured: Capture, *, top: int, watch: int | None, tokens: int
+    ) -> BlockReading:
+        block = place.block
+        states: list[tuple[Where, int, Tensor]] = [
+            ("before", block - 1, captured.states[block - 1])
+        ]
+        if place.middle is not None:
+            states.append(("attention", block, captured.sites[block, place.middle]))
+        states.append(("ffn", block, captured.states[block]))
+        stages = self._stages(states, tokens, watch)
+        if place.ffn is None:
+            return BlockReading(block, place.style, stages, missing=place.missing)
+        updates, total, bias = self._updates(place, captured, top)
+        missing = dict(place.missing)
+        try:
+            chosen = [update[0] for update in updates]
+            vectors = place.ffn.written(self.transformer, chosen).float()
+            ends = vector_ends(self.transformer, vectors, ENDS)
+        except ModelRefused as error:
+            ends, missing["vectors"] = [((), ())] * len(updates), str(error)
+        found = tuple(
+            SubUpdate(block, *update, *both) for update, both in zip(updates, ends, strict=True)
+        )
+        return BlockReading(block, place.style, stages, found, total, bias, missing)
+
+    def _stages(
+        self, states: Sequence[tuple[Where, int, Tensor]], tokens: int, watch: int | None
+    ) -> tuple[Stage, ...]:
+        stages, before = [], None
+        for where, layer, state in states:
+            logits = self.lens.logits(state, layer)[0].float()
+            ids = top_k(logits[None], min(tokens, len(logits)))[1][0].tolist()
+            top = tuple(self._predicted(logits, before, index) for index in ids)
+            watched = None if watch is None else self._predicted(logits, before, watch)
+            stages.append(Stage(where, layer, top, watched))
+            before = logits
+        return tuple(stages)
+
+    def _predicted(self, logits: Tensor, before: Tensor | None, index: int) -> Predicted:
+        rank = _rank(logits, index)
+        climbed = None if before is None else _rank(before, index) - rank
+        prob = float((logits[index] - logits.logsumexp(-1)).exp())
+        return Predicted(output_label(self.transformer, index), prob, rank, climbed)
+
+    def _updates(
+        self, place: "_Places", captured: Capture, top: int
+    ) -> tuple[list[tuple[int, float, float, float, float]], float, float]:
+        """(neuron, coefficient, norm, strength, share) of the strongest, total norm, bias share."""
+        ffn, transformer = place.ffn, self.transformer
+        assert ffn is not None
+        narrow = captured.sites[place.block, ffn.site][0]
+        # At least float32: sums and squares of float16 overflow.
+        wide = torch.promote_types(narrow.dtype, torch.float32)
+        coefficients, values = narrow.to(wide), ffn.values(transformer).to(wide)
+        bias = ffn.bias(transformer)
+        bias = None if bias is None else bias.to(wide)
+        exact = coefficients @ values + (0 if bias is None else bias)
+        output = exact.to(narrow.dtype)  # what a norm after the FFN takes
+        norms = values.norm(dim=1) * abs(ffn.scale)
+        if ffn.after is not None:
+            norms = ffn.into_stream(transformer, output[None], values[None])[0].norm(dim=1)
+        strengths = coefficients.float().abs() * norms
+        strongest = strengths.topk(min(top, ffn.n_neurons)).indices
+        parts = coefficients[strongest, None] * values[strongest]
+        shift = torch.zeros_like(exact) if bias is None else bias
+        carried = ffn.into_stream(
+            transformer, output[None], torch.stack([*parts, shift, exact])[None]
+        )
+        extra = ffn.into_stream_bias(transformer, output[None])
+        added = (carried[0, -1] + extra).double()
+        shares = (carried[0, :-1].double() @ added) / added.square().sum().clamp_min(1e-300)
+        updates = [
+            (int(n), float(coefficients[n]), float(norms[n]), float(strengths[n]), float(share))
+            for n, share in zip(strongest, shares, strict=False)
+        ]
+        bias_share = shares[-1] + (extra.double() @ added) / added.square().sum().clamp_min(1e-300)
+        return updates, float(added.norm()), float(bias_share)
+
+
+@checked
+def neurons(
+    transformer: Transformer,
+    *,
+    bank: ShortcutBank | str | Path | None = None,
+    other_model: bool = False,
+) -> Neurons:
+    """The neurons of a model's FFNs: what they add at a position, and the tokens they promote.
+
+        ll.neurons(model).dominant("The capital of France is", position=-1, top=10)
+
+    Args:
+        bank: shortcuts to read states through, or their folder or hub name; "default" is the bank
+            in the cache. None is the logit lens.
+        other_model: allow a bank of another model of the same class and width, with a warning.
+    """
+    from layerleap.maps.fit import find_bank
+
+    return Neurons(transformer, find_bank(transformer, bank, other_model=other_model))
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the stages and neurons of a block are captured."""
+
+    block: int
+    style: str | None
+    middle: str | None  # the site of the state between attention and FFN
+    ffn: FeedForward | None
+    missing: dict[str, str]
+
+    @classmethod
+    def of(cls, transformer: Transformer, block: int) -> "_Places":
+        anatomy, missing = transformer.anatomy[block - 1], {}
+        middle = style = None
+        if isinstance(anatomy, str):
+            missing["attention"] = f"the parts of the block are not known: {anatomy}"
+        else:
+            style = anatomy.style
+            if style == "parallel":
+                missing["attention"] = (
+                    "attention and FFN of this model start from the same state, so there is no "
+                    "state between them"
+                )
+            else:
+                is_normed = style != "post-norm" and "ffn_norm.in" in anatomy.sites
+                middle = "ffn_norm.in" if is_normed else "ffn.in"
+        ffn = None
+        try:
+            ffn = feed_forward(transformer, block)
+        except ModelRefused as error:
+            missing["neurons"] = str(error)
+        return cls(block, style, middle, ffn, missing)
+
+    @property
+    def sites(self) -> list[Any]:
+        sites: list[Any] = [] if self.middle is None else [self.middle]
+        return sites if self.ffn is None else [*sites, self.ffn.site]
+
+
+def check_neuron(ffn: FeedForward, neuron: int) -> None:
+    """Refuse a neuron that the block does not have."""
+    if not 0 <= neuron < ffn.n_neurons:
+        raise BadSettings(
+            f"neuron {neuron} does not exist: block {ffn.block} has neurons 0 to "
+            f"{ffn.n_neurons - 1}"
+        )
+
+
+def vector_ends(
+    transformer: Transformer, vectors: Tensor, top: int, matrix: Tensor | None = None
+) -> list[tuple[tuple[Scored, ...], tuple[Scored, ...]]]:
+    """For each vector, the tokens it promotes most and those it suppresses most.
+
+    Read through the output matrix, or any other of (d_vocab, d_model).
+    """
+    matrix = unembedding(transformer) if matrix is None else matrix
+    high, low = both_ends(vectors.float(), matrix, top)
+
+    def scored(end: Ends, row: int) -> tuple[Scored, ...]:
+        pairs = zip(end.ids[row].tolist(), end.scores[row].tolist(), strict=True)
+        return tuple(Scored(output_label(transformer, index), score) for index, score in pairs)
+
+    return [(scored(high, row), scored(low, row)) for row in range(len(vectors))]
+
+
+def _rank(logits: Tensor, index: int) -> int:
+    """How many outputs come before this one; ties are ordered by id."""
+    ties = (logits[:index] == logits[index]).sum()
+    return int((logits > logits[index]).sum() + ties)
